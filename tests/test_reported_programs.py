@@ -489,14 +489,20 @@ def test_multiprocessing_sees_a_worker_as_one_of_torch(workers: int | None) -> N
 
 
 ENDINGS = """
-import atexit, sys, torch
+import atexit, os, sys, torch
 from multiprocessing import util
 import penstock as ps
 
+TRAINER = os.getpid()
+
 class Opens:
+    late = False
     def __len__(self):
         return 64
     def __getitem__(self, index):
+        if self.late and os.getpid() != TRAINER:
+            self.late = False
+            begin(0)
         return index
 
 def begin(number):
@@ -509,10 +515,15 @@ def tell(what):
 if __name__ == "__main__":
     atexit.register(print, "trainer", flush=True)
     method = sys.argv[1]
-    if method != "default":
+    if method == "spawn":
         torch.multiprocessing.set_start_method(method)
     ps.set_enable_autotune(True)
-    loader = ps.DataLoader(Opens(), 8, num_workers=1, worker_init_fn=begin)
+    data = Opens()
+    if method == "host":
+        data.late = True
+        loader = ps.Pipeline.from_dataset(data).batch(8).options(host="process")
+    else:
+        loader = ps.DataLoader(data, 8, num_workers=1, worker_init_fn=begin)
     assert len(list(loader)) == 8
 """
 
@@ -521,7 +532,9 @@ SPAWN = pytest.mark.slow
 """It starts several interpreters."""
 
 
-@pytest.mark.parametrize("method", ["default", pytest.param("spawn", marks=SPAWN)])
+@pytest.mark.parametrize(
+    "method", ["default", "host", pytest.param("spawn", marks=SPAWN)]
+)
 def test_what_a_dataset_starts_in_a_worker_ends_with_it(
     method: str, tmp_path: Path
 ) -> None:

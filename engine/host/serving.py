@@ -4,13 +4,14 @@
     questions   (number, question) ─▶         ◀─ (number, answer)
 
 The main thread takes batches from the engine and hands them over while there is room.
-A second thread answers questions, which must not wait for a batch without room; it ends
-the process when the trainer is gone. `round` counts the trainer's calls of
+A second thread answers questions, which must not wait for a batch without room; it
+closes the engine when the trainer is gone. `round` counts the trainer's calls of
 `begin`, and so tells messages sent before a call from those that answer it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -31,6 +32,7 @@ from ..plan import Cursor
 from ..program.seeding import mixed, seed_global_generators
 from ..recipe import Recipe
 from ..workers.process.child import leave
+from ..workers.process.daemonic import daemonic
 from ..workers.process.handover import Packed, Packer, Returned, travel
 from ..workers.process.pipe import Pipe
 from ..workers.process.slabs import SlabPool
@@ -130,18 +132,18 @@ def serve(
     slabs = SlabPool(KEEP)
     trainer = TrainerMeter()
     recipe = replace(recipe, buffers=replace(recipe.buffers.elsewhere, lend=slabs.lend))
-    try:
-        host = TrainerHost(recipe, byte_budget, cursor, trainer, slabs)
-    except Exception as error:  # noqa: BLE001 the trainer raises it
-        batches.send(travel(error))
-        return
-    answering = threading.Thread(target=answer, args=(host, questions))
-    answering.start()
-    try:
-        batches.send(host.read())
-        Pump(host, batches, slabs, trainer, log).run()
-    except EOFError:
-        answering.join()  # it ends the process
+    with daemonic():
+        try:
+            host = TrainerHost(recipe, byte_budget, cursor, trainer, slabs)
+        except Exception as error:  # noqa: BLE001 the trainer raises it
+            batches.send(travel(error))
+            return
+        answering = threading.Thread(target=answer, args=(host, questions))
+        answering.start()
+        with contextlib.suppress(EOFError):
+            batches.send(host.read())
+            Pump(host, batches, slabs, trainer, log).run()
+        answering.join()  # it closes the engine
 
 
 def take_over_log() -> SimpleQueue[logging.LogRecord]:
@@ -155,22 +157,19 @@ def take_over_log() -> SimpleQueue[logging.LogRecord]:
 
 
 def answer(host: TrainerHost, questions: Pipe) -> None:
-    """Answer questions; end the process when no more can come."""
-    status = 1
+    """Answer questions; close the engine, and soon end all, when no more can come."""
     try:
         while True:
             number, question = questions.receive()
             questions.send((number, question(host)))
     except EOFError:
-        status = 0
-        end = threading.Timer(CLOSE_S, leave, (status,))
+        end = threading.Timer(CLOSE_S, leave, (0,))
         end.daemon = True
         end.start()
         host.close()
     except BaseException:  # noqa: BLE001 nobody above could report it
         traceback.print_exc()
-    finally:
-        leave(status)
+        leave(1)
 
 
 class Pump:

@@ -1,6 +1,6 @@
-"""A worker process in the eyes of multiprocessing and atexit: one of torch's workers.
+"""A process that loads, in the eyes of multiprocessing and atexit: a worker of torch's.
 
-We fork without multiprocessing, so it would take a worker for the trainer itself. Then
+We fork without multiprocessing, so it would take that process for the trainer itself. Then
 a dataset could start processes there that nobody ends, and a queue that the trainer has
 used would believe that its feeder thread runs here, too.
 """
