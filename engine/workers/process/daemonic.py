@@ -1,8 +1,8 @@
-"""A process that loads, in the eyes of multiprocessing and atexit: a worker of torch's.
+"""A process that loads looks like a worker of torch's to multiprocessing and atexit.
 
-We fork without multiprocessing, so it would take that process for the trainer itself. Then
-a dataset could start processes there that nobody ends, and a queue that the trainer has
-used would believe that its feeder thread runs here, too.
+We fork without multiprocessing, so it would take that process for the trainer itself.
+Then a dataset could start processes there that nobody ends, and a queue that the
+trainer has used would believe that its feeder thread runs here, too.
 """
 
 from __future__ import annotations
