@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -20,6 +21,7 @@ from functools import partial
 from typing import Any, Self
 
 from ..errors import CLOSED, PenstockError
+from ..system.weak_methods import weakly
 from .auto_executor import resolve
 from .batch.buffer import Buffers, FailedBatch, Finished, Gathered
 from .batch.layout import Allocate, Layout
@@ -94,8 +96,8 @@ class Engine:
         recipe = self.recipe
         self._slabs = slabs or SlabPool()
         self._pools = PoolMaker(recipe, step, self._slabs)
-        buffers = replace(recipe.buffers, lend=self._lend)
-        self.reservations = Reservations(byte_budget, self._notify)
+        buffers = replace(recipe.buffers, lend=weakly(self._lend))
+        self.reservations = Reservations(byte_budget, weakly(self._notify))
         core = self._core(recipe, buffers.of, step)
         self.engine_lock = EngineLock(core)
         self.suspension = Suspension(self.engine_lock)
@@ -121,11 +123,14 @@ class Engine:
         """Start what workers need, and make their pools, still without workers."""
         self._pools.begin()  # first: no thread of this engine exists yet
         recipes = self.recipe.segments
-        work = BatchWork(recipes, buffers, self._slabs, self._let_collate, self._judge)
+        callbacks = weakly(self._let_collate), weakly(self._judge)
+        work = BatchWork(recipes, buffers, self._slabs, *callbacks)
+        on_work = weakly(self._on_work)
         for at, recipe in enumerate(recipes):
             segment = self._segment(core, at, recipe, work.finisher(at))
             self.segments.append(segment)
-            self.engine_lock.listeners[at].append(partial(self._on_work, segment))
+            listener = partial(on_work, weakref.proxy(segment))
+            self.engine_lock.listeners[at].append(listener)
 
     def __enter__(self) -> Self:
         """Start the workers."""

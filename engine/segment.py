@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from ..system.forking import FORKS
 from ..system.run_queue import RunQueue
+from ..system.weak_methods import weakly
 from .core.connector import Connector
 from .core.core import FAR_LEASE_NS, LEASE_NS
 from .observe.knob import Knob
@@ -74,11 +75,11 @@ class Segment:
         self.inline = as_inline(self._pool)
         """Its pool, if that is the trainer itself."""
         self._leaving: list[WorkerPool] = []
-        self.run_queue = RunQueue(lambda: self._pool.threads())  # noqa: PLW0108 the pool may be replaced
+        self.run_queue = RunQueue(weakly(self._threads))
         self.moves: deque[Move] = deque(maxlen=MAX_MOVES)
         """The latest moves between kinds of workers, and their reasons."""
-        connector.on_look = self._hear_of_copy
-        connector.on_lost = self._come_home
+        connector.on_look = weakly(self._hear_of_copy)
+        connector.on_lost = weakly(self._come_home)
         self._tell_core()
 
     @property
@@ -95,6 +96,9 @@ class Segment:
     def pool(self) -> PoolStatistics:
         """The numbers of its present workers. The engine lock must not be held."""
         return self._pool.statistics()
+
+    def _threads(self) -> list[str]:
+        return self._pool.threads()
 
     @property
     def num_parallel_workers(self) -> int:

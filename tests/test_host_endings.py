@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import islice
 
 import psutil
 import pytest
@@ -37,6 +38,18 @@ from support.hosted import (
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
+
+
+# What the trainer holds
+
+
+def test_batches_stay_as_they_are_when_the_child_ends() -> None:
+    with hosted(WORKERS["inline"], 8000) as pipe:
+        expected = digest(islice(pipe, 60))
+    for _ in range(3):
+        with hosted(WORKERS["3 processes"], 8000) as pipe:
+            batches = list(islice(pipe, 60))  # while others are being filled
+        assert digest(batches) == expected
 
 
 # The child's death

@@ -7,6 +7,7 @@ from outside runs as a script of its own.
 from __future__ import annotations
 
 import copy
+import gc
 import multiprocessing
 import os
 import pickle
@@ -227,6 +228,23 @@ def test_the_collector_may_close_a_loop(kind: str) -> None:
     ring.append(ring)
     del loop, ring
     assert until_collected(lambda: is_stopped(pipe))
+
+
+def test_data_is_freed_with_its_loader_before_any_collection(kind: str) -> None:
+    workers = 2 if "processes" in kind else 0
+    ps.set_enable_autotune(True)
+    data = Numbers(LENGTH)
+    gone = weakref.ref(data)
+    pipe = ps.Pipeline.from_dataset(data, **WORKERS[kind]).batch(8)
+    loader = ps.DataLoader(data, 8, num_workers=workers)  # type: ignore[arg-type]
+    gc.collect()
+    gc.disable()
+    try:
+        assert len(list(pipe)) == len(list(loader)) == EPOCH
+        del pipe, loader, data
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @WITHOUT_PROCESSES

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -348,7 +349,8 @@ class PlannedMaker:
         self._random = SampleRandom(recipe.seed)
         self._undrawn = Undrawn()
         self._calls = SeededCalls(recipe.buffers.collate)
-        self._batches = PlannedBatches(self, cursor)
+        # Not itself: a circle would keep the dataset until the next collection.
+        self._batches = PlannedBatches(weakref.proxy(self), cursor)
         self.feed: RepackFeed | None = None
 
     @property
@@ -470,7 +472,7 @@ class RepackMaker:
         """Rows read for this batch."""
         self._random = SampleRandom(recipe.seed)
         self._undrawn = Undrawn()
-        self.feed = RepackFeed(self, cursor)
+        self.feed = RepackFeed(weakref.proxy(self), cursor)
         self.feed.begin(cursor)
 
     @property

@@ -138,11 +138,13 @@ def serve(
         except Exception as error:  # noqa: BLE001 the trainer raises it
             batches.send(travel(error))
             return
+        # It keeps the memory of what the trainer holds until nobody fills any.
+        pump = Pump(host, batches, slabs, trainer, log)
         answering = threading.Thread(target=answer, args=(host, questions))
         answering.start()
         with contextlib.suppress(EOFError):
             batches.send(host.read())
-            Pump(host, batches, slabs, trainer, log).run()
+            pump.run()
         answering.join()  # it closes the engine
 
 
