@@ -312,7 +312,6 @@ class RepackFeed:
 
     def go_on_with(self, engine: MakingBlocks) -> None:
         """Take the blocks from `block` on from another maker; keep left-overs."""
-        engine.begin_epoch(self.cursor.epoch)
         self._engine = engine
 
     def next(self) -> Delivery | None:

@@ -31,7 +31,7 @@ from torch.utils.data import (
 
 from .. import config
 from ..engine.plan import BatchPlan, Drawing, DrawnPlan
-from ..engine.plan.drawn import AHEAD
+from ..engine.plan.drawn import AHEAD, LateOrder
 from ..engine.recipe import check_name
 from ..errors import StateError, check
 from ..system.forking import FORKS
@@ -221,9 +221,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         The position counts consumed batches; prefetched batches do not count. If
         several loops run at once, the loop that got the last batch counts. The state
         holds the generator that the order was drawn from: torch's global generator, or
-        the loader's own. If a sampler draws from elsewhere, its owner has to restore
-        it. If torch's own workers load, they load the consumed batches once more after
-        a resume and drop them.
+        the loader's own. If a sampler draws from elsewhere, or in turn with samples
+        that nobody seeds, its owner has to restore it. If torch's own workers load,
+        they load the consumed batches once more after a resume and drop them.
 
         Raises:
             StateError: an epoch with `in_order=False` and several workers is under way,
@@ -467,7 +467,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         elif recipe is None or slot.run is None or not self._still(recipe):
             slot.close()
             recipe = self._recipe = self._compiled()
-            self._made_from = self._collate, self.worker_init_fn, self.pin_memory
+            self._made_from = self._depends_on()
             self._tell(
                 f"order by torch's samplers, {self.num_workers} workers to begin with,"
                 f" {'each sample' if self._seeds else 'no sample'} seeded for itself."
@@ -486,14 +486,19 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         """Draw the rest of the epoch's order and run it."""
         plan = recipe.plan
         assert isinstance(plan, DrawnPlan)
+        late = drawing.torchs is None and not self.num_workers
         with drawing.drawn_again(self.generator):
             batches = iter(self._index_sampler)
-            if drawing.base is None:
+            if drawing.seed is not None:
+                seed = drawing.seed
+            elif drawing.base is None:
                 seed = self._drawn_seed()
                 if self.num_workers:  # with workers, torch begins and draws twice
                     batches = iter(self._index_sampler)
             else:
                 seed = seed_of_epoch(drawing.base, drawing.epoch)
+            if late:
+                batches = LateOrder(batches, drawing, seed, self.generator)
             cursor = plan.begin(
                 drawing.epoch,
                 batches,
@@ -501,6 +506,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
                 drawing.batch,
                 self._known_length(),
                 self._may_draw(),
+                late=late,
             )
         run = slot.start(recipe, cursor, rank_of_process())
         return Epoch(slot, run, Note(self, drawing).take)
@@ -546,8 +552,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         tell_of_cuda(self.dataset)
         workers, safe = index(self.num_workers), self.thread_safe is True
         tuned = config.get_enable_autotune()
-        fixed = self._zero_workers and not safe
-        unset: Executor = "auto" if safe or (tuned and not fixed) else "inline"
+        fixed = self._zero_workers
+        unset: Executor = "auto" if (safe or tuned) and not fixed else "inline"
         source = SourceStage(
             self.dataset,
             num_parallel_workers=workers or None,
@@ -590,10 +596,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
     def _still(self, recipe: Recipe) -> bool:
         """Whether everything that the recipe depends on is unchanged."""
-        same = self._made_from == (self._collate, self.worker_init_fn, self.pin_memory)
-        (segment,) = recipe.segments
-        tuned = segment.executor != "inline" or bool(segment.fixed)
-        return same and (tuned or not config.get_enable_autotune())
+        *before, tuned = self._made_from
+        *now, tunes = self._depends_on()
+        same = tuned or not tunes or recipe.segments[0].executor != "inline"
+        return same and before == now
+
+    def _depends_on(self) -> tuple[Any, ...]:
+        tunes = config.get_enable_autotune()
+        return self._collate, self.worker_init_fn, self.pin_memory, tunes
 
     def _tell(self, line: str) -> None:
         """Write a line to the autotune log, if there is one, once in a row."""

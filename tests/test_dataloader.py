@@ -78,6 +78,66 @@ def test_what_nobody_seeds_draws_from_the_programs_streams(
     assert same(ours, theirs)
 
 
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 0}])
+def test_loops_in_step_draw_their_orders_as_torchs_do(settings: dict[str, Any]) -> None:
+    def orders(kind: Any) -> list[Any]:
+        torch.manual_seed(7)
+        pair = [kind(range(20), 4, shuffle=True, **settings) for _ in range(2)]
+        found = [
+            (one.tolist(), other.tolist())
+            for _ in range(2)
+            for one, other in zip(*pair, strict=True)
+        ]
+        loop = iter(pair[0])
+        return [*found, torch.rand(()).item(), *(batch.tolist() for batch in loop)]
+
+    ps.set_enable_autotune(True)
+    assert orders(DataLoader) == orders(torchs.DataLoader)
+
+
+class Stopping:
+    """Raises in a sample what ends a loop."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5:
+            raise StopIteration
+        return index
+
+
+def test_a_sample_ends_no_epoch_unless_it_would_with_torch() -> None:
+    ps.set_enable_autotune(True)
+    data: Any = Stopping()
+    with pytest.raises(ps.SampleError, match="StopIteration"):
+        list(DataLoader(data, 2))
+    assert len(list(DataLoader(data, 2, num_workers=0))) == 2
+
+
+class Batched:
+    """Returns what a batch sampler yielded."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __getitems__(self, indices: Any) -> Any:
+        return [indices]
+
+
+@pytest.mark.parametrize("form", [list, tuple, np.array, torch.tensor])
+def test_a_dataset_gets_what_a_batch_sampler_yielded(form: Any) -> None:
+    ps.set_enable_autotune(True)
+    batches: Any = [form([1, 2]), form([3])]
+    data: Any = Batched()
+    found = list(DataLoader(data, batch_sampler=batches, collate_fn=lambda rows: rows))
+    assert [type(each) for (each,) in found] == [type(batches[0])] * 2
+    assert all(each is given for (each,), given in zip(found, batches, strict=True))
+
+
 # Sample seeding: the same for any number of workers
 
 
@@ -220,13 +280,14 @@ def test_a_state_after_a_peek_is_that_of_the_surrounding_loop(
 
 def test_all_three_generators_are_seeded_and_the_trainers_left_alone() -> None:
     batches = iter(seeded(0))
+    next(batches)  # for which the order was drawn
     known = random.getstate(), torch.get_rng_state()
     legacy = np.random.get_state()[2]  # noqa: NPY002 the global one
-    first = next(batches)
+    batch = next(batches)
     assert random.getstate() == known[0]
     assert np.random.get_state()[2] == legacy  # noqa: NPY002 the global one
     assert torch.equal(torch.get_rng_state(), known[1])
-    assert all(len(values.unique()) == BATCH for values in first[:3])
+    assert all(len(values.unique()) == BATCH for values in batch[:3])
 
 
 def test_a_sample_drawn_twice_in_an_epoch_has_new_draws() -> None:

@@ -94,8 +94,10 @@ class TrainerHost:
             if feed is None:
                 self._feed.begin(cursor)
             else:
-                feed.go_on_with(self.engine)
+                self.engine.begin_epoch(feed.cursor.epoch)
             self.engine.__enter__()
+            if feed is not None:  # only now: had it failed, the maker would go on
+                feed.go_on_with(self.engine)
             self._noted_ns = time.perf_counter_ns()
         except BaseException:  # Ctrl-C, and nobody knows of this engine yet
             if engine is not None:

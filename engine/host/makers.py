@@ -14,13 +14,13 @@ from functools import partial
 from itertools import cycle
 from typing import Any, Protocol
 
-from ...errors import add_note
+from ...errors import SampleError, add_note
 from ..batch.buffer import BatchBuffer, Collate, FailedBatch, Finished, Gathered
 from ..batch.layout import size_of, size_of_all
 from ..core.chunk import Chunk, Failure, InFlightBatch
 from ..feed import Delivery, PlannedBatches, RepackFeed, place
 from ..plan import BatchPlan, Cursor, DrawnPlan, Plan, Rows
-from ..program.program import Read, ReadOn, Work
+from ..program.program import STOPPED, Read, ReadOn, Work
 from ..program.randomness import SampleRandom
 from ..program.seeding import (
     SeededCalls,
@@ -107,6 +107,8 @@ class DrawnMaker:
             return None
         plan, indices = drawn
         self._last = plan  # even if making it raises
+        if not self._read.whole:  # else the dataset gets what the sampler yielded
+            indices = list(indices)
         return Delivery(self._made(plan, indices), plan)
 
     def _made(self, plan: BatchPlan, indices: list[Any]) -> Any:
@@ -114,7 +116,7 @@ class DrawnMaker:
         meter.begin()
         begun_ns = time.perf_counter_ns()
         samples = self._samples(plan, indices)
-        if meter.usual_ns == 0:
+        if meter.usual_ns == 0 and len(indices):
             self._measure(samples, time.perf_counter_ns() - begun_ns, len(indices))
         meter.collating()
         data = self._by(self._collate, plan, indices, samples)
@@ -123,11 +125,12 @@ class DrawnMaker:
 
     def _measure(self, samples: Sequence[Any], took_ns: int, count: int) -> None:
         """Note what a sample takes, by those of the first batch."""
-        self._meter.usual_ns = took_ns // max(count, 1)
-        if self._read.whole:
-            self._meter.sample_bytes = size_of(samples) // max(count, 1)
-        elif samples:
-            self._meter.sample_bytes = size_of(samples[0])
+        self._meter.usual_ns = took_ns // count
+        with undisturbed():  # a sample of a class of its own may draw to say its size
+            size = (
+                size_of(samples) // count if self._read.whole else size_of(samples[0])
+            )
+        self._meter.sample_bytes = size
 
     def _samples(self, plan: BatchPlan, indices: list[Any]) -> Sequence[Any]:
         """Get the samples from the dataset, as torch does."""
@@ -158,7 +161,7 @@ class DrawnMaker:
                 return self._buffers.together(plan, samples)
             return collate(given if self._read.whole else list(given))
         except Exception as error:
-            if not indices:
+            if len(indices) == 0:
                 raise
             buffer = self._buffers.of(plan)
             buffer.open(None)
@@ -193,7 +196,7 @@ class SeededMaker(DrawnMaker):
         self._collate_draws = False
 
     def _made(self, plan: BatchPlan, indices: list[Any]) -> Any:
-        if not indices:
+        if len(indices) == 0:
             return super()._made(plan, indices)
         if not self._sure:
             return self._first(plan, indices)
@@ -217,6 +220,17 @@ class SeededMaker(DrawnMaker):
             each = self.drew and not self._read.whole
             make = self._seeded if each else self._fenced
             return make(plan, indices)
+
+    def _samples(self, plan: BatchPlan, indices: list[Any]) -> Sequence[Any]:
+        """Get the samples. As with workers, none may end the epoch early.
+
+        Raises:
+            SampleError: a sample raised `StopIteration`.
+        """
+        try:
+            return super()._samples(plan, indices)
+        except StopIteration as error:
+            raise SampleError(STOPPED.format(self._read.stage)) from error
 
     def _first(self, plan: BatchPlan, indices: list[Any]) -> Any:
         """Make the first batch, seeded; see what draws, and what can be repeated."""

@@ -34,7 +34,7 @@ from ..recipe import Recipe
 from ..workers.process.child import leave
 from ..workers.process.daemonic import daemonic
 from ..workers.process.handover import Packed, Packer, Returned, travel
-from ..workers.process.pipe import Pipe
+from ..workers.process.pipe import Pipe, shut_down
 from ..workers.process.slabs import SlabPool
 from ..workers.process.worker import use_one_thread
 from .local import TrainerHost
@@ -140,12 +140,16 @@ def serve(
             return
         # It keeps the memory of what the trainer holds until nobody fills any.
         pump = Pump(host, batches, slabs, trainer, log)
-        answering = threading.Thread(target=answer, args=(host, questions))
+        answering = threading.Thread(target=answer, args=(host, questions, batches))
         answering.start()
-        with contextlib.suppress(EOFError):
+        try:
             batches.send(host.read())
             pump.run()
-        answering.join()  # it closes the engine
+        except EOFError:
+            answering.join()  # it closes the engine
+        except BaseException:  # noqa: BLE001 nobody above could report it in time
+            traceback.print_exc()
+            leave(1)
 
 
 def take_over_log() -> SimpleQueue[logging.LogRecord]:
@@ -158,16 +162,17 @@ def take_over_log() -> SimpleQueue[logging.LogRecord]:
     return log
 
 
-def answer(host: TrainerHost, questions: Pipe) -> None:
+def answer(host: TrainerHost, questions: Pipe, batches: Pipe) -> None:
     """Answer questions; close the engine, and soon end all, when no more can come."""
     try:
-        while True:
-            number, question = questions.receive()
-            questions.send((number, question(host)))
-    except EOFError:
+        with contextlib.suppress(EOFError):
+            while True:
+                number, question = questions.receive()
+                questions.send((number, question(host)))
         end = threading.Timer(CLOSE_S, leave, (0,))
         end.daemon = True
         end.start()
+        shut_down(batches)  # or the trainer would go on with a closed engine
         host.close()
     except BaseException:  # noqa: BLE001 nobody above could report it
         traceback.print_exc()

@@ -11,7 +11,7 @@ import base64
 import binascii
 import contextlib
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,9 @@ class Drawing:
     base: int | None = None
     """Base seed of workers kept from an earlier epoch, as torch draws none then; None:
     this epoch draws one, before its order."""
+    seed: int | None = None
+    """Seed of the epoch, if the program drew after it and before the order; then the
+    states above are those at the order."""
     now: str | None = None
     """Digest of the global generator when a loaded state was taken; None if the loop
     began in this process."""
@@ -118,6 +121,7 @@ class Drawing:
     def end(self) -> None:
         """End the epoch: the next one has not begun."""
         self.epoch, self.batch, self.torchs, self.own = self.epoch + 1, 0, None, None
+        self.seed = None
         self.whole, self.data, self.dataset, self.later = False, None, None, None
         self.keeper = self.owner = None
 
@@ -138,6 +142,7 @@ class Drawing:
             "torch": _text(self.torchs),
             "generator": _text(self.own),
             "base": self.base,
+            "seed": self.seed,
             "now": now,
             "workers": self.workers,
             "data": self.data if self.keeper is None else self.keeper.state_dict(),
@@ -165,12 +170,52 @@ class Drawing:
             _read("torch", state.get("torch")),
             _read("generator", state.get("generator")),
             None if (n := state.get("base")) is None else count("base", n),
+            None if (n := state.get("seed")) is None else count("seed", n),
             str(state.get("now") or ""),
             None if (n := state.get("workers")) is None else count("workers", n),
             state.get("data"),
             state.get("dataset"),
             state.get("later"),
         )
+
+
+class LateOrder(Iterator[Any]):
+    """A new epoch's batches, drawn by the program from the first `next` on.
+
+    Without workers, torch's loader draws no order before the first batch. Two loops in
+    step, or a model that is made in between, draw in the meantime.
+
+    Args:
+        batches: the batches of a sampler.
+        drawing: the epoch; what its order is drawn from is noted there.
+        seed: the epoch's seed, drawn already.
+        generator: the loader's own, if it has one.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        drawing: Drawing,
+        seed: int,
+        generator: torch.Generator | None,
+    ) -> None:
+        self._batches = batches
+        self._drawing, self._seed, self._generator = drawing, seed, generator
+        self._before: object = _states(generator)
+        """The generators' states after the seed; None once the order has begun."""
+
+    def __next__(self) -> Any:
+        if self._before is not None:
+            if _states(self._generator) != self._before:
+                self._drawing.note(self._generator)
+                self._drawing.seed = self._seed
+            self._before = None
+        return next(self._batches)
+
+
+def _states(generator: torch.Generator | None) -> tuple[bytes, bytes]:
+    own = torch.default_generator if generator is None else generator
+    return _bytes(torch.default_generator), _bytes(own)
 
 
 def _bytes(generator: torch.Generator) -> bytes:
@@ -253,6 +298,8 @@ class DrawnPlan:
         skip: int = 0,
         length: int | None = None,
         most: int = AHEAD,
+        *,
+        late: bool = False,
     ) -> Cursor:
         """Draw another epoch from here on; return where its first batch starts.
 
@@ -263,6 +310,7 @@ class DrawnPlan:
             skip: batches that are consumed already.
             length: number of batches in the epoch, if known.
             most: batches that may be drawn in advance.
+            late: whether to draw nothing before the first batch is asked for.
 
         Raises:
             SpecError: as `draw`.
@@ -278,6 +326,9 @@ class DrawnPlan:
         self._first, self._kept = self.stop - skip, self.stop
         self.exhausted = False
         cursor = Cursor(epoch, skip, self.stop, self._position)
+        self._first_batch = None
+        if late:
+            return cursor
         # At once: the generators may have been set for this.
         self._first_batch = next(batches, None)
         self.exhausted = self._first_batch is None
@@ -314,8 +365,10 @@ class DrawnPlan:
         """
         return ""
 
-    def take(self, step: int) -> tuple[BatchPlan, list[Any]] | None:
+    def take(self, step: int) -> tuple[BatchPlan, Any] | None:
         """Return the batch of this step, with indices as the sampler yielded them.
+
+        An iterator is read into a list.
 
         None at the end. For a trainer that loads the batch itself: nothing is kept.
 
@@ -329,7 +382,7 @@ class DrawnPlan:
         indices = None if self.exhausted else self._next()
         if indices is None:
             return None
-        if type(indices) is not list:
+        if not isinstance(indices, Sized):
             indices = list(indices)
         plan = self._planned(len(indices))
         self._kept = self.stop

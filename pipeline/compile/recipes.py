@@ -136,8 +136,10 @@ def compile_drawn(
         program = Program((seeded,), program.places, watched=program.watched)
     segment = replace(segment, program=program)
     if source.executor == "auto" and source.num_parallel_workers is None:
-        kind = found_kind(segment.name, source.dataset, defaults.name)
-        segment = replace(segment, executor=kind, subjects=(source.dataset,))
+        segment = replace(segment, executor="auto", subjects=(source.dataset,))
+        if not source.thread_safe:
+            kind = found_kind(segment.name, source.dataset, defaults.name)
+            segment = replace(segment, executor=kind)
     segment = replace(segment, fixed=fixed)
     recipe = _collating(replace(recipe, segments=(segment,)))
     return replace(recipe, plan=DrawnPlan(0 if recipe.direct else AHEAD))

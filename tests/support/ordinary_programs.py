@@ -420,7 +420,7 @@ def seen(case: Case, loader: Any) -> list[Any]:
     with workers_pay(case.move) if case.move else nullcontext():
         for _ in range(case.epochs):
             found.append("an epoch")
-            for number, entry in enumerate(epoch(loader), start=1):
+            for number, entry in enumerate(epoch(loader, early=case.said), start=1):
                 found.append(entry)
                 if case.sampler != "replacement":  # which draws while it goes on
                     found.append(trainers())
@@ -436,13 +436,20 @@ def trainers() -> tuple[Any, ...]:
     return TRAINERS, *(draw() for draw in GLOBAL.values())
 
 
-def epoch(loader: Any) -> Iterator[Any]:
-    """Yield copies of batches, and what was raised in place of some."""
+def epoch(loader: Any, *, early: bool) -> Iterator[Any]:
+    """Yield copies of batches, and what was raised in place of some.
+
+    Args:
+        loader: the loader or pipeline.
+        early: whether the program draws between `iter` and the first batch.
+    """
     try:
         batches = iter(loader)
     except Exception as error:  # noqa: BLE001 it is compared
         yield raised(error)
         return
+    if early:
+        torch.rand(())
     for _ in range(MANY):
         try:
             batch = next(batches)
@@ -562,6 +569,7 @@ def cases(draw: st.DrawFn, *, alone: bool = False) -> Case:
 
 def meant(case: Case) -> Case:
     """Return the case, changed where torch would not be right, or has no answer."""
+    case = replace(case, said=case.said and case.workers == 0)
     case = replace(case, persistent=case.persistent and case.workers > 0)
     many = ("raises Refused", "raises UnicodeError")  # made from more than a text
     if case.trait in many and not case.torchs_own:
