@@ -89,6 +89,8 @@ def test_a_change_that_is_not_judged_yet_is_reported_as_such(tmp_path: Path) -> 
         for line in each.lines
     }
     assert ends == {key: found.values()[key] for key in ends}
+    for each in drawn.charts:
+        assert each.most >= max(line.latest for line in each.lines)
 
 
 def test_a_log_that_grows_is_followed_row_by_row(tmp_path: Path) -> None:
