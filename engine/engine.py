@@ -13,7 +13,6 @@ import contextlib
 import logging
 import os
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -102,6 +101,7 @@ class Engine:
         self.engine_lock = EngineLock(core)
         self.suspension = Suspension(self.engine_lock)
         self.segments: list[Segment] = []
+        self._listeners: list[Callable[[], None]] = []
         self._work_came = self._step_wanted = True
         self._unweighed: Segment | None = None
         self._undrawn = Undrawn()
@@ -125,11 +125,12 @@ class Engine:
         recipes = self.recipe.segments
         callbacks = weakly(self._let_collate), weakly(self._judge)
         work = BatchWork(recipes, buffers, self._slabs, *callbacks)
-        on_work = weakly(self._on_work)
         for at, recipe in enumerate(recipes):
             segment = self._segment(core, at, recipe, work.finisher(at))
             self.segments.append(segment)
-            listener = partial(on_work, weakref.proxy(segment))
+            # Called for each chunk, so not weakly: `close` takes it away.
+            listener = partial(self._on_work, segment)
+            self._listeners.append(listener)
             self.engine_lock.listeners[at].append(listener)
 
     def __enter__(self) -> Self:
@@ -316,6 +317,10 @@ class Engine:
             with self.engine_lock.lock:
                 self.engine_lock.close()
         self.engine_lock.notify_others()
+        for at, listener in enumerate(self._listeners):
+            with contextlib.suppress(ValueError):  # a close that was interrupted did
+                self.engine_lock.listeners[at].remove(listener)
+        self._listeners.clear()
         self._closed = True
         if stuck:
             names = (f"{name} ({count})" for name, count in Counter(stuck).items())
