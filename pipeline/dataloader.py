@@ -222,8 +222,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         several loops run at once, the loop that got the last batch counts. The state
         holds the generator that the order was drawn from: torch's global generator, or
         the loader's own. If a sampler draws from elsewhere, or in turn with samples
-        that nobody seeds, its owner has to restore it. If torch's own workers load,
-        they load the consumed batches once more after a resume and drop them.
+        that nobody seeds, its owner has to restore it. What such samples draw goes on
+        from the program's own generators, wherever it has restored them. If torch's own
+        workers load, they load the consumed batches once more after a resume and drop
+        them.
 
         Raises:
             StateError: an epoch with `in_order=False` and several workers is under way,
@@ -552,8 +554,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         tell_of_cuda(self.dataset)
         workers, safe = index(self.num_workers), self.thread_safe is True
         tuned = config.get_enable_autotune()
-        fixed = self._zero_workers
-        unset: Executor = "auto" if (safe or tuned) and not fixed else "inline"
+        moves = (safe or tuned) and not self._zero_workers
+        unset: Executor = "auto" if moves else "inline"
         source = SourceStage(
             self.dataset,
             num_parallel_workers=workers or None,
@@ -580,7 +582,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             options,
             start=start if self._seeds else None,
             pin_memory=self.pin_memory,
-            fixed=NO_WORKERS if fixed and tuned else "",
+            fixed=NO_WORKERS if self._zero_workers and tuned else "",
         )
 
     @property

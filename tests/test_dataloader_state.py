@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from collections.abc import Iterator
 from typing import Any, Self
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data as torchs
@@ -54,6 +56,28 @@ def test_a_state_resumes_where_it_was_taken(settings: Any, taken: int) -> None:
     known = slice(None) if settings else slice(2, None)
     assert same([b[known] for b in rest], [b[known] for b in again])
     assert len(list(second)) == len(second) == 11
+
+
+def test_what_nobody_seeds_resumes_with_the_programs_generators() -> None:
+    ps.set_enable_autotune(True)
+
+    def loader() -> DataLoader[Any]:
+        return DataLoader(Drawing(LENGTH), BATCH, shuffle=True, num_workers=0)
+
+    first = loader()
+    batches = iter(first)
+    for _ in range(4):
+        next(batches)
+    state = json.loads(json.dumps(first.state_dict()))
+    known = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 the global one
+    rest = list(batches)
+    torch.manual_seed(4)
+    second = loader()
+    second.load_state_dict(state)
+    random.setstate(known[0])
+    np.random.set_state(known[1])  # noqa: NPY002 the global one
+    torch.set_rng_state(known[2])
+    assert same(rest, list(second))
 
 
 def test_a_state_includes_the_loaders_own_generator() -> None:

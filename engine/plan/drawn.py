@@ -180,7 +180,7 @@ class Drawing:
 
 
 class LateOrder(Iterator[Any]):
-    """A new epoch's batches, drawn by the program from the first `next` on.
+    """A new epoch's batches, of which none is drawn before the first `next`.
 
     Without workers, torch's loader draws no order before the first batch. Two loops in
     step, or a model that is made in between, draw in the meantime.
@@ -213,9 +213,9 @@ class LateOrder(Iterator[Any]):
         return next(self._batches)
 
 
-def _states(generator: torch.Generator | None) -> tuple[bytes, bytes]:
-    own = torch.default_generator if generator is None else generator
-    return _bytes(torch.default_generator), _bytes(own)
+def _states(generator: torch.Generator | None) -> list[bytes]:
+    known = filter(None, (torch.default_generator, generator))
+    return [_bytes(each) for each in known]
 
 
 def _bytes(generator: torch.Generator) -> bytes:
@@ -368,9 +368,8 @@ class DrawnPlan:
     def take(self, step: int) -> tuple[BatchPlan, Any] | None:
         """Return the batch of this step, with indices as the sampler yielded them.
 
-        An iterator is read into a list.
-
-        None at the end. For a trainer that loads the batch itself: nothing is kept.
+        An iterator becomes a list; at the end there is None. For a trainer that loads
+        the batch itself: nothing is kept.
 
         Raises:
             Exception: whatever a sampler raises.

@@ -534,7 +534,7 @@ def cases(draw: st.DrawFn, *, alone: bool = False) -> Case:
 
     Args:
         draw: what hypothesis draws with.
-        alone: whether no case has workers, which makes it a hundred times as quick.
+        alone: whether no case has workers, which makes it ten times as quick.
     """
 
     def pick(values: Iterable[Any]) -> Any:
