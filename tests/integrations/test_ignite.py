@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.utils.data as torchs
 
 from penstock import DataLoader
-from support.framework_data import STEPS, loader, verdict, whole
+from support.framework_data import BATCH, STEPS, Slow, loader, verdict, whole
 
 ignite = pytest.importorskip("ignite.engine")
+DeterministicEngine = pytest.importorskip(
+    "ignite.engine.deterministic"
+).DeterministicEngine
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
@@ -29,14 +34,13 @@ def run(kind: Any, load_s: float = 0.0, step_s: float = 0.0, **settings: Any) ->
     if "state" in settings:
         engine.load_state_dict(settings["state"])
     torch.manual_seed(5)
-    engine.run(loader(load_s), max_epochs=3)
+    data = settings["data"]() if "data" in settings else loader(load_s)
+    engine.run(data, max_epochs=3)
     return engine, seen, states
 
 
 @pytest.mark.parametrize("kind", ["Engine", "DeterministicEngine"])
 def test_an_engine_trains_and_the_verdict_is_true(kind: str) -> None:
-    from ignite.engine.deterministic import DeterministicEngine
-
     kinds = {"Engine": ignite.Engine, "DeterministicEngine": DeterministicEngine}
     for load_s, step_s in ((0.005, 0.0), (0.0, 0.05)):
         engine, seen, _ = run(kinds[kind], load_s, step_s)
@@ -46,9 +50,20 @@ def test_an_engine_trains_and_the_verdict_is_true(kind: str) -> None:
         verdict(engine.state.dataloader, loading=load_s > 0)
 
 
-def test_the_deterministic_engine_resumes_within_an_epoch_exactly() -> None:
-    from ignite.engine.deterministic import DeterministicEngine
+def resumed(kind: Any, **settings: Any) -> tuple[list[list[int]], list[list[int]]]:
+    """Return what a run saw from the middle of an epoch on, and a resumed one."""
+    data = partial(kind, Slow(), BATCH, shuffle=True, **settings)
+    _, seen, states = run(DeterministicEngine, data=data)
+    _, again, _ = run(DeterministicEngine, data=data, state=states[STEPS + 7])
+    return seen[STEPS + 7 :], again
 
-    _, seen, states = run(DeterministicEngine)
-    _, again, _ = run(DeterministicEngine, state=states[STEPS + 7])
-    assert again == seen[STEPS + 7 :]
+
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 2}], ids=["none", "two"])
+def test_the_deterministic_engine_resumes_within_an_epoch_as_with_torch(
+    settings: dict[str, int],
+) -> None:
+    rest, again = resumed(DataLoader, **settings)
+    assert (rest, again) == resumed(torchs.DataLoader, **settings)
+    # Without workers the order is drawn at the first batch. By then, Ignite has restored
+    # the generators as they were in the middle of the epoch.
+    assert (again == rest) == bool(settings)
