@@ -64,6 +64,6 @@ def test_the_deterministic_engine_resumes_within_an_epoch_as_with_torch(
 ) -> None:
     rest, again = resumed(DataLoader, **settings)
     assert (rest, again) == resumed(torchs.DataLoader, **settings)
-    # Without workers the order is drawn at the first batch. By then, Ignite has restored
-    # the generators as they were in the middle of the epoch.
+    # Without workers the order is drawn at the first batch. By then, Ignite has
+    # restored the generators as they were in the middle of the epoch.
     assert (again == rest) == bool(settings)
