@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 from torch.autograd.profiler import profile  # torch.profiler loads a compiler
 
 from penstock.autotune import log as autotune_log
@@ -16,8 +18,9 @@ from penstock.autotune.report.page import page
 from penstock.autotune.report.recording import Follower, read_recording
 from penstock.autotune.report.terminal import read_report
 from penstock.autotune.report.trace import write_trace
+from penstock.autotune.simulator import SimulatedStage, Trainer, Workload
 from penstock.errors import SpecError
-from support.recordings import record
+from support.recordings import READS, record
 
 
 def test_a_reading_of_a_log_shows_what_was_tuned(tmp_path: Path) -> None:
@@ -153,6 +156,31 @@ def test_the_page_repeats_the_log_to_the_digit(tmp_path: Path) -> None:
     assert found.verdicts[-1]["line"] == said[-1]
     assert said[-1] in page(read_report(log), "run")
     assert said[-1] in str(read_report(log))
+
+
+BOUND = Workload(
+    (
+        SimulatedStage("Folder(ID:0)"),
+        SimulatedStage("Map(ID:1) decode", cpu_s=0.008, gil=1.0),
+    ),
+    Trainer(gap_s=0.001),
+    batch_rows=8,
+)
+"""Functions that no number of threads can run faster, so there is something to do."""
+
+
+@pytest.mark.parametrize(
+    ("workload", "kind"), [(READS, "next"), (BOUND, "try")], ids=["reads", "bound"]
+)
+def test_the_page_says_what_the_terminal_says(
+    workload: Workload, kind: str, tmp_path: Path
+) -> None:
+    report = read_report(record(tmp_path / "run", workload=workload))
+    shown = re.sub(r"<(?!/?script)[^>]*>", "", page(report, "run"))
+    told = re.findall("(try|next|set by hand|changed): (.*)", str(report))
+    assert {kind, "set by hand"} <= {said for said, _ in told}
+    for _, text in told:
+        assert str(escape(text)) in shown
 
 
 @pytest.mark.slow
