@@ -395,10 +395,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             tell_of_shared_memory()
         iterable = isinstance(self.dataset, IterableDataset)
         drawing.on(self.num_workers if iterable else None)
-        if not drawing.restore(self.generator):
+        new = not drawing.restore(self.generator)
+        if new:
             drawing.note(self.generator)
         note = Note(self, drawing)
-        begin = partial(self._torchs, drawing.base, note)
+        begin = partial(self._begun_by_torch, drawing, note, new=new)
         alone = self.dataset if iterable and self.num_workers == 0 else None
         meter = self._torchs_meter = TrainerMeter()
         rows = self.batch_size or 1
@@ -416,6 +417,24 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         dataset: Any = self.dataset
         here = isinstance(dataset, IterableDataset) and self.num_workers == 0
         return dataset.state_dict() if here and is_keeper(dataset) else None
+
+    def _begun_by_torch(self, drawing: Drawing, note: Note, *, new: bool) -> Any:
+        """Return torch's own iterator, whose order may be drawn later than it is made.
+
+        Args:
+            drawing: the epoch.
+            note: the note of the loop.
+            new: whether the epoch begins only now.
+        """
+        iterator = self._torchs(drawing.base, note)
+        if self.num_workers or isinstance(self.dataset, IterableDataset):
+            return iterator
+        if new:
+            order, seed = iterator._sampler_iter, iterator._base_seed
+            iterator._sampler_iter = LateOrder(order, drawing, seed, self.generator)
+        elif drawing.seed is not None:  # the states are those at the order
+            drawing.restore(self.generator)
+        return iterator
 
     def _torchs(self, base: int | None, note: Note) -> Any:
         """Return torch's own iterator.

@@ -58,6 +58,35 @@ def test_a_state_resumes_where_it_was_taken(settings: Any, taken: int) -> None:
     assert len(list(second)) == len(second) == 11
 
 
+@pytest.mark.parametrize("settings", [{}, {"num_workers": 0}, {"num_workers": 2}])
+@pytest.mark.parametrize("generator", [None, 7])
+@pytest.mark.parametrize("tuned", [False, True])
+@pytest.mark.parametrize("taken", [0, 2])
+def test_a_state_knows_an_order_that_is_drawn_after_the_loop_began(
+    settings: dict[str, int], generator: int | None, taken: int, *, tuned: bool
+) -> None:
+    ps.set_enable_autotune(tuned)
+
+    def loader() -> DataLoader[Any]:
+        own = None if generator is None else torch.Generator().manual_seed(generator)
+        data = range(LENGTH)
+        return DataLoader(data, BATCH, shuffle=True, generator=own, **settings)  # type: ignore[arg-type]
+
+    torch.manual_seed(3)
+    first = loader()
+    list(first)
+    batches = iter(first)
+    torch.manual_seed(4)
+    seen = [next(batches) for _ in range(taken)]
+    state = json.loads(json.dumps(first.state_dict()))
+    torch.manual_seed(5)
+    rest = list(batches)
+    second = loader()
+    second.load_state_dict(state)
+    assert same(rest, list(second))
+    assert sorted(torch.cat(seen + rest).tolist()) == list(range(LENGTH))
+
+
 def test_what_nobody_seeds_resumes_with_the_programs_generators() -> None:
     ps.set_enable_autotune(True)
 

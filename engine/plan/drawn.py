@@ -11,6 +11,8 @@ import base64
 import binascii
 import contextlib
 import hashlib
+import itertools
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +68,8 @@ class Drawing:
     """Keeps the place of an iterable while it is read."""
     owner: Any = None
     """The dataset, if it has a state besides its keeper's."""
+    undrawn: weakref.ref[LateOrder] | None = None
+    """The order, if it may have to be drawn still; weak, as the order holds this."""
 
     def on(self, workers: int | None) -> None:
         """Continue with this many workers; None means any number.
@@ -129,8 +133,11 @@ class Drawing:
         """Return it as JSON values.
 
         States of generators are in base64: some 7 kB in all, or 14 with a generator of
-        the loader's own, however long the epoch is.
+        the loader's own, however long the epoch is. An order that is not drawn yet is
+        drawn now, as the program may seed its generators before the first batch.
         """
+        if self.undrawn is not None and (order := self.undrawn()) is not None:
+            order.begin()
         now = self.now
         if now is None:
             now = _digest(torch.default_generator.get_state())
@@ -203,6 +210,13 @@ class LateOrder(Iterator[Any]):
         self._drawing, self._seed, self._generator = drawing, seed, generator
         self._before: object = _states(generator)
         """The generators' states after the seed; None once the order has begun."""
+        drawing.undrawn = weakref.ref(self)
+
+    def begin(self) -> None:
+        """Draw the first batch now, as somebody takes a state that tells the order."""
+        if self._before is not None:
+            first = list(itertools.islice(self, 1))
+            self._batches = itertools.chain(first, self._batches)
 
     def __next__(self) -> Any:
         if self._before is not None:
