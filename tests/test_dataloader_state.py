@@ -87,6 +87,25 @@ def test_a_state_knows_an_order_that_is_drawn_after_the_loop_began(
     assert sorted(torch.cat(seen + rest).tolist()) == list(range(LENGTH))
 
 
+class Refusing(torchs.Sampler[int]):
+    """A sampler that cannot begin."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise ValueError("no order today")
+        yield
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_a_state_hides_nothing_that_a_sampler_raises(*, tuned: bool) -> None:
+    ps.set_enable_autotune(tuned)
+    data: Any = range(LENGTH)
+    loader: Any = DataLoader(data, BATCH, sampler=Refusing(), num_workers=0)
+    batches = iter(loader)
+    loader.state_dict()
+    with pytest.raises(ValueError, match="no order today"):
+        next(batches)
+
+
 def test_what_nobody_seeds_resumes_with_the_programs_generators() -> None:
     ps.set_enable_autotune(True)
 

@@ -213,9 +213,17 @@ class LateOrder(Iterator[Any]):
         drawing.undrawn = weakref.ref(self)
 
     def begin(self) -> None:
-        """Draw the first batch now, as somebody takes a state that tells the order."""
-        if self._before is not None:
+        """Draw the first batch now, as somebody takes a state that tells the order.
+
+        What the sampler raises comes with that batch.
+        """
+        if self._before is None:
+            return
+        try:
             first = list(itertools.islice(self, 1))
+        except Exception as error:  # noqa: BLE001 whatever the user's sampler raises
+            self._batches = _raising(error)
+        else:
             self._batches = itertools.chain(first, self._batches)
 
     def __next__(self) -> Any:
@@ -225,6 +233,11 @@ class LateOrder(Iterator[Any]):
                 self._drawing.seed = self._seed
             self._before = None
         return next(self._batches)
+
+
+def _raising(error: Exception) -> Iterator[Any]:
+    raise error
+    yield
 
 
 def _states(generator: torch.Generator | None) -> list[bytes]:
