@@ -183,7 +183,6 @@ def test_the_page_says_what_the_terminal_says(
         assert str(escape(text)) in shown
 
 
-@pytest.mark.slow
 def test_a_long_run_leaves_out_quiet_windows_and_keeps_those_with_decisions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +202,6 @@ def test_a_long_run_leaves_out_quiet_windows_and_keeps_those_with_decisions(
     assert found.latest == full.latest
 
 
-@pytest.mark.slow
 def test_a_large_log_loses_only_windows_that_nothing_depends_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
