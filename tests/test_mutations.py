@@ -54,6 +54,7 @@ def quick(side: Literal[1]) -> Literal[2]:
     if never():  # pragma: no cover
         return 1
     text = f"{side + 1} is {side > 1}"
+    waited = time.monotonic() > side
     size = cast(Literal[1], "size: %d" % side)
 '''
 
