@@ -332,3 +332,35 @@ def test_moves_are_rows_in_the_autotune_file(
                 break
     assert (moves[0]["old"], moves[0]["new"]) == ("inline", "thread")
     assert "a batch takes" in moves[0]["reason"]
+
+
+class Counts:
+    """Counts what it was asked for; its threads may share it."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> int:
+        self.asked += 1
+        return index
+
+
+def test_threads_that_were_requested_stay_if_their_data_changes() -> None:
+    data = Counts()
+    pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=2, thread_safe=True)
+    with pipe.batch(8) as batched:
+        loop = iter(batched)
+        next(loop)
+        engine = engine_of(batched)
+        (segment,) = engine.segments
+        knob = next(each for each in segment.knobs() if each.name == "executor")
+        knob.set("process")
+        found = [index for batch in loop for index in batch.tolist()]
+        assert found == list(range(8, 400))
+        assert segment.executor == "thread"
+        (move,) = segment.moves
+    assert "asked` changes while samples are made" in move.reason
+    assert data.asked == 400
