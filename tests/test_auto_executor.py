@@ -363,4 +363,3 @@ def test_threads_that_were_requested_stay_if_their_data_changes() -> None:
         assert segment.executor == "thread"
         (move,) = segment.moves
     assert "asked` changes while samples are made" in move.reason
-    assert data.asked == 400
