@@ -1,0 +1,27 @@
+"""A child process of ours, from fork to end."""
+
+from __future__ import annotations
+
+import sys
+
+from support import warm
+
+SCRIPT = """
+import os, sys
+from penstock.engine.workers.process.child import fork_child
+
+def says():
+    print("said", end=" ")  # to a pipe, so it stays in the buffer
+
+def closes():
+    sys.stdout.close()
+
+for body in (says, closes):
+    _, status = os.waitpid(fork_child(body), 0)
+    print(status, flush=True)
+"""
+
+
+def test_what_a_child_has_printed_is_not_lost_at_its_end() -> None:
+    done = warm.run([sys.executable, "-P", "-c", SCRIPT], timeout=60)
+    assert (done.stdout.split(), done.stderr) == (["said", "0", "0"], "")
