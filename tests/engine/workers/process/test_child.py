@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
-
-from support import warm
 
 SCRIPT = """
 import os, sys
@@ -23,5 +23,13 @@ for body in (says, closes):
 
 
 def test_what_a_child_has_printed_is_not_lost_at_its_end() -> None:
-    done = warm.run([sys.executable, "-P", "-c", SCRIPT], timeout=60)
+    buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", SCRIPT],
+        env=buffered,
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.stdout.split(), done.stderr) == (["said", "0", "0"], "")
