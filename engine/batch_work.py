@@ -24,7 +24,6 @@ from .program.program import Operation, Work
 from .program.randomness import SampleRandom
 from .program.seeding import SeededCalls
 from .recipe import Recipe, SegmentRecipe
-from .workers.process.slabs import SlabPool
 
 Made = Onward | Finished | Gathered | FailedBatch
 
@@ -64,7 +63,6 @@ class BatchWork:
     Args:
         segments: all segments of the pipeline.
         buffers: turn rows into batches.
-        slabs: shared memory that some of the batches lie in.
         collates: called once the `collate_fn` has proved to keep no state.
         judge: called with the first batch that an inline segment has made.
     """
@@ -73,13 +71,11 @@ class BatchWork:
         self,
         segments: tuple[SegmentRecipe, ...],
         buffers: Buffers,
-        slabs: SlabPool,
         collates: Callable[[], None],
         judge: Callable[[int, Any], None],
     ) -> None:
         self._segments = segments
         self._buffers = buffers
-        self._slabs = slabs
         self._collates = collates
         self._looked = False
         self._judge = judge
@@ -151,8 +147,6 @@ class BatchWork:
         """Give a batch's memory to the batch."""
         buffer = in_flight.buffer
         assert isinstance(buffer, BatchBuffer)
-        if buffer.slab is not None:  # nobody writes to it any more
-            self._slabs.hand_over(buffer.slab.key)
         buffer.let_go()
 
 

@@ -1,4 +1,4 @@
-"""The engine: brings a recipe to life, and owns all its threads, processes and slabs.
+"""The engine: brings a recipe to life, and owns all its threads and processes.
 
     with Engine(recipe, byte_budget, step) as engine:  # compiled, forked, started
         in_flight, finished = engine.pop()        # in order; blocks until ready
@@ -22,8 +22,7 @@ from typing import Any, Self
 from ..errors import CLOSED, PenstockError
 from ..system.weak_methods import weakly
 from .auto_executor import resolve
-from .batch.buffer import Buffers, FailedBatch, Finished, Gathered
-from .batch.layout import Allocate, Layout
+from .batch.buffer import FailedBatch, Finished, Gathered
 from .batch_work import BatchWork, Made
 from .core.byte_budget import ByteBudget, Reservations
 from .core.chunk import InFlightBatch, RowBuffer
@@ -35,24 +34,20 @@ from .monitor import Monitor
 from .observe.gil import GilProbe
 from .observe.observation import Move, MoveOutcome
 from .observe.reading import TrainerMeter
-from .plan import BatchPlan
+from .plan import AssignedPlan, PlannedBatch
 from .program.program import ReadOn
 from .program.seeding import SeededCalls, Undrawn
 from .recipe import Recipe, SegmentRecipe
 from .segment import Segment
 from .witness.hazards import Finding
 from .workers.making import Kind, PoolMaker, start_method
-from .workers.process.slabs import Slab, SlabPool
+from .workers.pool import Watches, no_watch
 
 __all__ = [
     "Engine",
 ]
 
 LOGGER = logging.getLogger("penstock")
-NO_SLAB = (
-    "no shared memory for a batch (%s): rows come from worker processes through pipes, "
-    "which takes longer; free some memory, or raise the container's limit"
-)
 STUCK = (
     "the pipeline is closed, but %d of its threads are still in the functions they run "
     "(%s). A thread cannot be interrupted, so each runs on until its function returns "
@@ -73,7 +68,7 @@ class Engine:
         byte_budget: the bytes it may hold, shared with other pipelines.
         step: the first batch wanted.
         trainer: the instrument of whoever takes the batches.
-        slabs: memory that worker processes write to; passed if others use it, too.
+        watch: makes what observes the samples of a worker; it may return None.
 
     Raises:
         SpecError: worker processes or actors cannot be started.
@@ -85,19 +80,17 @@ class Engine:
         byte_budget: ByteBudget,
         step: int,
         trainer: TrainerMeter | None = None,
-        slabs: SlabPool | None = None,
+        watch: Watches = no_watch,
     ) -> None:
         self._owner = os.getpid()
         self._closed = False
-        self._in_epochs = self._without_slabs = False
+        self._in_epochs = False
         self.recipe, self._begun_at = recipe, step
         asked, late = recipe.segments, self._opened_late()
         recipe = self.recipe
-        self._slabs = slabs or SlabPool()
-        self._pools = PoolMaker(recipe, step, self._slabs)
-        buffers = replace(recipe.buffers, lend=weakly(self._lend))
+        self._pools = PoolMaker(recipe, step, watch)
         self.reservations = Reservations(byte_budget, weakly(self._notify))
-        core = self._core(recipe, buffers.of, step)
+        core = self._core(recipe, recipe.buffers.open, step)
         self.engine_lock = EngineLock(core)
         self.suspension = Suspension(self.engine_lock)
         self.segments: list[Segment] = []
@@ -109,7 +102,7 @@ class Engine:
         self.trainer = trainer or TrainerMeter()
         self._probe = GilProbe()
         try:
-            self._begin(core, buffers)
+            self._begin(core)
             self._placing = self.segments[core.placing]
             self._note_opened_late(asked, late)
             self.monitor = Monitor(
@@ -119,12 +112,12 @@ class Engine:
             self.close()
             raise
 
-    def _begin(self, core: Core, buffers: Buffers) -> None:
+    def _begin(self, core: Core) -> None:
         """Start what workers need, and make their pools, still without workers."""
         self._pools.begin()  # first: no thread of this engine exists yet
         recipes = self.recipe.segments
         callbacks = weakly(self._let_collate), weakly(self._judge)
-        work = BatchWork(recipes, buffers, self._slabs, *callbacks)
+        work = BatchWork(recipes, self.recipe.buffers, *callbacks)
         for at, recipe in enumerate(recipes):
             segment = self._segment(core, at, recipe, work.finisher(at))
             self.segments.append(segment)
@@ -134,10 +127,13 @@ class Engine:
             self.engine_lock.listeners[at].append(listener)
 
     def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def start(self) -> None:
         """Start the workers."""
         for segment in self.segments:
             segment.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -182,9 +178,6 @@ class Engine:
         if isinstance(popped[1], Gathered):
             with self.trainer.collating():
                 popped = popped[0], self._collate(popped[1])
-        slab = getattr(popped[0].buffer, "slab", None)
-        if isinstance(slab, Slab):  # nobody writes to it any more
-            self._slabs.hand_over(slab.key)
         return popped
 
     def _collate(self, gathered: Gathered) -> Finished | FailedBatch:
@@ -202,7 +195,7 @@ class Engine:
 
     def _let_collate(self) -> None:
         """Note that collating keeps no state, so workers may collate whole batches."""
-        if self._placing.recipe.program.batches is not None:
+        if self._placing is self.segments[0]:
             self._placing.connector.keeps_nothing()
 
     def _judge(self, at: int, made: Any) -> None:
@@ -246,8 +239,10 @@ class Engine:
         if self._in_epochs:
             self._pools.renew()
         self._in_epochs = True
+        plan = self.recipe.plan
+        assert not isinstance(plan, AssignedPlan)  # epochs begin in the trainer
         with self.engine_lock.lock:
-            self.engine_lock.extend(self.recipe.plan.first_step(epoch + 1))
+            self.engine_lock.extend(plan.first_step(epoch + 1))
             self.engine_lock.unpause()
 
     def move(self, segment: Segment, kind: Kind, workers: int | None = None) -> None:
@@ -306,7 +301,6 @@ class Engine:
         until_s = time.monotonic() + CLOSE_S
         stuck: list[str] = []
         with contextlib.ExitStack() as stack:
-            stack.callback(self._slabs.close)
             stack.callback(self._probe.close)
             stack.callback(self._pools.close)
             reader = self.recipe.segments[0].program.operations[0]
@@ -332,11 +326,7 @@ class Engine:
         The garbage collector, and with it finalisers, may run at any allocation. So a
         finaliser that closes this engine may run inside a call that holds its lock.
         """
-        for lock in (
-            self.engine_lock.lock,
-            self.reservations.byte_budget.lock,
-            self._slabs.lock,
-        ):
+        for lock in self.engine_lock.lock, self.reservations.byte_budget.lock:
             if not lock.acquire(timeout=STUCK_S):
                 return False
             lock.release()
@@ -486,20 +476,6 @@ class Engine:
         needed, rows = reservations.batch_bytes, in_flight.plan.n_rows
         reservations.byte_budget.check_fits(needed, rows)
 
-    def _lend(self, layout: Layout, rows: int) -> tuple[Any, Allocate]:
-        """Lend memory for a batch: shared memory if processes write its rows.
-
-        If there is no more of it, the rows travel through the pipes.
-        """
-        if self._placing.executor == "process":
-            try:
-                return self._slabs.lend(layout, rows)
-            except OSError as error:
-                if not self._without_slabs:
-                    LOGGER.warning(NO_SLAB, error)
-                self._without_slabs = True
-        return self.recipe.buffers.memory(layout, rows)
-
     def _note_opened_late(
         self, asked: tuple[SegmentRecipe, ...], late: Mapping[int, Finding]
     ) -> None:
@@ -521,9 +497,11 @@ class Engine:
         return late
 
     def _core(
-        self, recipe: Recipe, buffer_of: Callable[[BatchPlan], RowBuffer], step: int
+        self, recipe: Recipe, buffer_of: Callable[[PlannedBatch], RowBuffer], step: int
     ) -> Core:
         now_ns = time.perf_counter_ns()
+        alone = sum(not segment.per_batch for segment in recipe.segments) == 1
+        makes = alone and not recipe.repack and recipe.buffers.collate is None
         states = [
             SegmentState(
                 step,
@@ -534,8 +512,9 @@ class Engine:
                 in_order=segment.in_order,
                 unsplit=segment.unsplit,
                 ahead=not segment.per_batch,
+                collates=makes and at == 0,
             )
-            for segment in recipe.segments
+            for at, segment in enumerate(recipe.segments)
         ]
         return Core(recipe.plan, buffer_of, states, self.reservations, step)
 

@@ -10,7 +10,7 @@ from .core.metrics import GaugeReading, WorkerReading
 from .observe.gil import GilProbe
 from .observe.observation import Observation, TrainerObservation
 from .observe.reading import Reading, SegmentReading, TrainerMeter, difference
-from .plan import DrawnPlan, Plan
+from .plan import Planning
 from .recipe import Recipe
 from .segment import Segment
 from .workers.pool import PoolStatistics
@@ -30,7 +30,7 @@ class Monitor:
         segments: Sequence[Segment],
         trainer: TrainerMeter,
         probe: GilProbe,
-        plan: Plan | DrawnPlan,
+        plan: Planning,
     ) -> None:
         self._engine_lock = engine_lock
         self._plan = plan
@@ -103,7 +103,7 @@ class Monitor:
             segment.num_parallel_workers,
             segment.prefetch_size,
             segment.connector.total(now_ns),
-            segment.connector.readings(now_ns),
+            pool.alive,
             gauge,
             row_bytes,
             tuple(segment.moves),
@@ -129,7 +129,7 @@ def unmeasured(recipe: Recipe) -> Observation:
             segment.num_parallel_workers,
             segment.prefetch_size,
             nothing,
-            (),
+            0,
             GaugeReading(0.0, 0.0, 0.0, 0),
             0.0,
         )

@@ -13,7 +13,7 @@ from ..errors import StateError, check
 from ..system.printing import call
 from .batch.buffer import Buffers
 from .batch.device import DeviceStage
-from .plan import Cursor, DrawnPlan, Plan, read_state, write_state
+from .plan import AssignedPlan, Cursor, DrawnPlan, Plan, read_state, write_state
 from .program.program import Program, ReadOn
 
 if TYPE_CHECKING:
@@ -166,6 +166,21 @@ class SegmentRecipe:
     """Whether one worker makes all rows of a batch: its dataset reads them at once."""
     fixed: str = ""
     """What the program says that leaves the work to the trainer: `num_workers=0`."""
+    inner: tuple[SegmentRecipe, ...] = ()
+    """What runs in each of its worker processes, if that is several segments."""
+
+    @property
+    def within(self) -> SegmentRecipe:
+        """The same in a worker process, where the main thread is its first worker."""
+        return replace(
+            self,
+            program=replace(self.program, doubtful=(), watched=()),
+            executor="async" if self.executor == "async" else "inline",
+            movable=False,
+            subjects=(),
+            per_batch=False,
+            timeout_s=self.timeout_s if self.executor == "async" else None,
+        )
 
     @property
     def iterable(self) -> bool:
@@ -190,7 +205,7 @@ class BatchRecipe:
 class Recipe:
     """A pipeline that can run."""
 
-    plan: Plan | DrawnPlan
+    plan: Plan | DrawnPlan | AssignedPlan
     segments: tuple[SegmentRecipe, ...]
     buffers: Buffers
     batch: BatchRecipe
@@ -218,22 +233,26 @@ class Recipe:
         follows = first.thread_safe or not self.iterable
         return alone and follows and self.options.host != "process"
 
-    def collating(self) -> Recipe:
-        """Return the recipe with a `collate_fn` that worker processes call.
-
-        Each then makes whole batches, as torch's do. This needs a single segment.
-        """
-        segment, *others = self.segments
-        alone = all(other.per_batch for other in others)
-        if not alone or self.repack or self.buffers.collate is None:
-            return self
-        program = replace(segment.program, batches=self.buffers.elsewhere)
-        return replace(self, segments=(replace(segment, program=program), *others))
+    def elsewhere(self, at: int) -> Recipe:
+        """Return what worker processes of segment `at` work by."""
+        segment = self.segments[at]
+        *before, last = segment.inner or (segment.within,)
+        program = last.program
+        if not program.places:  # there, nothing follows
+            last = replace(last, program=replace(program, places=self.buffers.stage))
+        return replace(
+            self,
+            plan=AssignedPlan(),
+            segments=(*before, last),
+            buffers=self.buffers.elsewhere,
+            device=None,
+            caches=(),
+        )
 
     @property
     def collate_seed(self) -> int:
         """Seed of a `collate_fn`'s draws now, together with epoch and batch."""
-        return self.plan.seed if isinstance(self.plan, DrawnPlan) else self.seed
+        return self.seed if isinstance(self.plan, Plan) else self.plan.seed
 
     def facts(self) -> dict[str, int | str]:
         """Return what must be the same on all ranks."""

@@ -225,8 +225,6 @@ class Run:
             return
         segment = replace(direct.segments[0], executor=kind)
         self._recipe = replace(direct, segments=(segment,))
-        if host.collate_moves:  # for its processes, now or after a later move
-            self._recipe = self._recipe.collating()
         self._s_per_row = host.s_per_row
         try:
             workers = TrainerHost(
@@ -242,7 +240,7 @@ class Run:
             return
         (begun,) = workers.engine.segments
         begun.moves.extend(host.moves)
-        if begun.recipe.program.batches is not None:
+        if host.collate_moves and not direct.repack:
             begun.connector.keeps_nothing()
         if direct.iterable:
             self._direct = None  # its reader keeps its place, and cannot come back

@@ -10,7 +10,6 @@ from ..system.forking import FORKS
 from ..system.run_queue import RunQueue
 from ..system.weak_methods import weakly
 from .core.connector import Connector
-from .core.core import FAR_LEASE_NS, LEASE_NS
 from .observe.knob import Knob
 from .observe.observation import Move
 from .recipe import SegmentRecipe
@@ -233,18 +232,20 @@ class Segment:
         with self._lock:
             self._wanted = kind
 
+    def request(self, kind: Kind, workers: int) -> None:
+        """Request workers of a kind; the trainer's thread follows if it is another."""
+        self._set_workers(workers)
+        if kind != self.executor:
+            self._want(kind)
+            with self.connector.engine_lock.lock:
+                self.connector.engine_lock.wake_trainer()
+
     def _tell_core(self) -> None:
         with self.connector.engine_lock.lock:
-            far = self.executor in FAR
-            workers = self.num_parallel_workers
-            if self.executor == "ray":  # a lease may wait at each
-                workers *= 2
-            elif far:  # half as many leases, or as many again, wait at their children
-                workers += -(-workers // 2)
+            leases, lease_ns = self._pool.leases(self.num_parallel_workers)
             # Inline, the trainer works on demand, on the batch it asks for.
-            lease_ns = FAR_LEASE_NS if far else LEASE_NS
             inline = self.inline is not None
-            self.connector.resize(workers, self.prefetch_size, lease_ns, inline=inline)
+            self.connector.resize(leases, self.prefetch_size, lease_ns, inline=inline)
 
     def __repr__(self) -> str:
         return (

@@ -98,7 +98,7 @@ def test_workers_of_the_old_kind_leave_and_their_work_stays_counted() -> None:
         list(loop)
         read = engine.monitor.read()
         assert all(segment.total.rows >= LENGTH for segment in read.segments)
-        assert all(len(segment.workers) == 2 for segment in read.segments)
+        assert all(segment.alive == 2 for segment in read.segments)
 
 
 def test_worker_processes_inherit_no_held_lock_of_the_user() -> None:

@@ -146,7 +146,7 @@ def test_a_batch_may_wait_for_one_row_while_many_after_it_are_filled() -> None:
     ps.set_prefetch_size(32)
     data = Late(length=400, waits=8 * 20 + 4, until=8 * 40)
     pipe = ps.Pipeline.from_dataset(data, executor="thread", num_parallel_workers=4)
-    pipe = pipe.map(same_sample, executor="process", num_parallel_workers=2).batch(8)
+    pipe = pipe.map(same_sample, executor="thread", num_parallel_workers=2).batch(8)
     with pipe:
         rows = [row for batch in pipe for row in batch.tolist()]
     assert rows == list(range(400))
@@ -196,57 +196,3 @@ def test_samples_of_any_dtype_come_from_worker_processes() -> None:
         assert [part.dtype for part in batch] == list(dtypes)
         for part in batch:
             assert torch.equal(part.view(torch.uint8), torch.arange(16).repeat(4, 1))
-
-
-class Meets:
-    """Records whether two of its kind are ever packed, or unpacked, at one time."""
-
-    changed = threading.Condition()
-    inside = 0
-    met = False
-
-    @classmethod
-    def meet(cls) -> bool:
-        """Wait for another, unless two have met before; return whether they have."""
-        with cls.changed:
-            Meets.inside += 1
-            Meets.met = cls.met or cls.inside > 1
-            cls.changed.notify_all()
-            cls.changed.wait_for(lambda: cls.met, 0.2)
-            Meets.inside -= 1
-        return cls.met
-
-
-class MeetsWhenPacked(Meets):
-    def __reduce__(self) -> tuple[Any, ...]:
-        return bool, (self.meet(),)
-
-
-class MeetsWhenUnpacked(Meets):
-    def __reduce__(self) -> tuple[Any, ...]:
-        return MeetsWhenUnpacked.meet, ()
-
-
-def packed(_: int) -> MeetsWhenPacked:
-    return MeetsWhenPacked()
-
-
-def unpacked(_: int) -> MeetsWhenUnpacked:
-    return MeetsWhenUnpacked()
-
-
-def same(sample: Any) -> Any:
-    return sample
-
-
-@pytest.mark.parametrize("make", [packed, unpacked])
-def test_no_lock_is_held_while_a_sample_is_packed_or_unpacked(make: Any) -> None:
-    ps.set_cpu_budget(1)  # so the lanes of one process work on the batch
-    far = {"executor": "process", "num_parallel_workers": 4}
-    pipe = ps.Pipeline.from_dataset(range(64), executor="inline")
-    if make is packed:
-        pipe = pipe.map(make, **far)
-    else:
-        pipe = pipe.map(make, executor="inline").map(same, **far)
-    with pipe.batch(4, collate_fn=list) as pipe:
-        assert any(met for batch in pipe for met in batch)

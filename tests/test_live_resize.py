@@ -155,7 +155,7 @@ def test_there_are_as_many_workers_as_requested(workers: str) -> None:
             for _ in loop:
                 stats = pipe.stats()
                 assert stats is not None
-                if len(stats.segments[0].workers) == asked:
+                if stats.segments[0].alive == asked:
                     break
             else:
                 pytest.fail(f"{asked} workers were requested, and never existed")

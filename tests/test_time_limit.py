@@ -67,8 +67,8 @@ class Leaping:
 
     def _look(self, children: list[WorkerChild]) -> None:
         self._killed.update(each for each in children if each.killed_ns)
-        # A child with a single lane may have more errands: they wait for the stuck one.
-        left = sum(min(len(each.errands), each.lanes) for each in children)
+        # A child may have a second errand, which waits for the stuck one.
+        left = sum(bool(each.errands) for each in children)
         self._leaps = 0
         if self._stuck() > len(self._killed) and (left == 1 or not self._alone):
             self._leaps = 1 + any(map(self._has_written, children))

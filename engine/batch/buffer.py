@@ -18,7 +18,7 @@ from torch.utils.data import default_collate
 
 from ...errors import NOTE, ExitError, add_note
 from ..core.chunk import Failure, InFlightBatch
-from ..plan import BatchPlan
+from ..plan import BatchPlan, PlannedBatch
 from .layout import (
     Allocate,
     Indices,
@@ -114,6 +114,11 @@ class Buffers:
         """Open the buffer of one batch."""
         return BatchBuffer(self, plan)
 
+    def open(self, planned: PlannedBatch) -> BatchBuffer:
+        """Open the buffer of a batch, or of some of its rows, which stay samples."""
+        maker = self if planned.whole else replace(self, keep=True)
+        return BatchBuffer(maker, planned.plan)
+
     def memory(self, layout: Layout, rows: int) -> tuple[Any, Allocate]:
         """Return memory for a batch: what holds it, if it is lent, and an allocator.
 
@@ -155,6 +160,13 @@ class Buffers:
         """
         plan, buffer = in_flight.plan, in_flight.buffer
         assert isinstance(buffer, BatchBuffer)
+        made: Finished | FailedBatch | None = in_flight.made
+        if made is not None:  # a worker elsewhere has done all of this
+            return made
+        if not in_flight.whole:
+            kept = Finished(buffer.collect(()), tuple(in_flight.failures))
+            in_flight.failures.clear()
+            return kept
         # The error that cut an iterable short was raised already, unless substituted.
         noted = [f for f in in_flight.failures if self.substitute or not f.cut_short]
         failures = sorted(noted, key=lambda failure: failure.row)
@@ -162,9 +174,6 @@ class Buffers:
         failed = self.failed(failures, plan)
         if failed is not None:
             return failed
-        made: Finished | FailedBatch | None = in_flight.made
-        if made is not None:
-            return replace(made, failures=tuple(failures))
         gathered = Gathered(buffer, plan, in_flight.rows.indices, tuple(failures))
         users = self.collate is not None and not self.keep
         return gathered if users else gathered.collate()
@@ -211,13 +220,11 @@ class BatchBuffer:
         "_size",
         "maker",
         "rows",
-        "slab",
     )
 
     def __init__(self, maker: Buffers, plan: BatchPlan) -> None:
         self.maker = maker
         self.rows = plan.n_rows
-        self.slab: Any = None
         self._size = plan.image_size
         self._lock = threading.Lock()
         self._opened = maker.keep or maker.collate is not None
@@ -246,7 +253,7 @@ class BatchBuffer:
             if self._opened:
                 return
             if layout is not None:
-                self.slab, allocate = self.maker.memory(layout, self.rows)
+                _, allocate = self.maker.memory(layout, self.rows)
                 self._memory = layout.open(self.rows, allocate)
             self._layout = layout
             self._opened = True
@@ -269,9 +276,14 @@ class BatchBuffer:
         """Keep samples as they are, until the batch is collated."""
         self._loose.update(zip(rows, samples, strict=True))
 
+    @property
+    def kept(self) -> dict[int, Any]:
+        """The samples that are kept as they are, by row."""
+        return self._loose
+
     def let_go(self) -> None:
         """Release everything: the batch is made, and stands on its own from now on."""
-        self._layout = self._memory = self.slab = None
+        self._layout = self._memory = None
         self._loose = {}
 
     def collect(self, failed: tuple[int, ...]) -> Any:

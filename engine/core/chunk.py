@@ -66,7 +66,8 @@ class Chunk:
 class Piece(NamedTuple):
     """Rows waiting for a segment; ordered by address."""
 
-    step: int
+    number: int
+    """Of their batch in flight."""
     first_row: int
     chunk: Chunk
     inputs: list[Any] | None
@@ -80,8 +81,8 @@ class Piece(NamedTuple):
         inputs = self.inputs or []
         taken, left = inputs[:rows] or None, inputs[rows:] or None
         return (
-            Piece(self.step, self.first_row, chunk, taken, nbytes),
-            Piece(self.step, rest.first_row, rest, left, self.nbytes - nbytes),
+            Piece(self.number, self.first_row, chunk, taken, nbytes),
+            Piece(self.number, rest.first_row, rest, left, self.nbytes - nbytes),
         )
 
 
@@ -220,20 +221,29 @@ class InFlightBatch:
     failures: list[Failure] = field(default_factory=list)
     dropped: int = 0
     made: Any = None
-    """The batch, if the worker that made all its rows also collated it; None if not.
+    """The batch, if one worker has made all of it elsewhere; None if not.
 
     Between two segments that work on whole batches: the output of the first."""
     substituted: tuple[Failure, ...] = ()
     """Failures whose rows carry another sample's data instead."""
     ended: bool = False
     """Whether the source ran out within this batch (iterables only)."""
+    number: int = 0
+    """Its number among the batches of its core, which is the plan's step if the core
+    makes all batches of a plan."""
+    first_row: int = 0
+    """The row of the batch that its first row is: others may be made elsewhere."""
+    whole: bool = True
+    """Whether a batch is made of the rows; otherwise they stay samples."""
+    inputs: list[Any] | None = None
+    """A sample for each row, if they were begun elsewhere."""
 
     def chunk(self, start: int, stop: int) -> Chunk:
         """Return rows `start` to `stop` as work for the first segment."""
         rows = self.rows
         return Chunk(
             self.plan.step,
-            start,
+            self.first_row + start,
             rows.indices[start:stop],
             rows.rounds[start:stop],
             self.plan.ctx,

@@ -248,6 +248,8 @@ class Connector:
         self._core = core
         self.engine_lock = engine_lock
         self.parts = PartsMeter(operations)
+        self._alone = operations == 1
+        """Whether its cost is that of a single operation."""
         self.own_queue = OwnQueue()
         """The trainer's thread's waits for a core, while it works on the segment."""
         self.segment = segment
@@ -267,12 +269,17 @@ class Connector:
 
     # For workers
 
-    def enter(self) -> WorkerMeter:
-        """Register a new worker, and return its instrument."""
+    def enter(self, workers: int = 1) -> WorkerMeter:
+        """Register a new worker, or several that share leases; return the meter."""
         with self.engine_lock.lock:
-            meter = WorkerMeter(self.engine_lock.clock())
+            meter = WorkerMeter(self.engine_lock.clock(), workers)
             self.meters.add(meter)
         return meter
+
+    def resize_meter(self, meter: WorkerMeter, workers: int) -> None:
+        """Note how many workers share a meter."""
+        with self.engine_lock.lock:
+            meter.resize(workers, self.engine_lock.clock())
 
     def leave(self, meter: WorkerMeter) -> None:
         """Deregister a worker; its counts are kept."""
@@ -318,6 +325,9 @@ class Connector:
             meter.stop(outcome.done, *spent_ns, now_ns, outcome.nbytes)
             if outcome.parts:
                 self.parts.add(outcome.parts, outcome.done)
+            elif self._alone:
+                each = outcome.nbytes // max(outcome.done, 1)
+                self.parts.add([(*spent_ns, each)], outcome.done)
             in_flight = self._core.settle(lease, outcome, now_ns)
             self._finishing += in_flight is not None
             engine_lock.wake()
@@ -378,13 +388,9 @@ class Connector:
             return gauge, core.segments[reader].row_bytes
         return gauge, core.reservations.batch_bytes / core.batch_rows
 
-    def readings(self, now_ns: int) -> tuple[WorkerReading, ...]:
-        """Return one reading per live worker."""
-        return tuple(meter.read(now_ns) for meter in self.meters)
-
     def total(self, now_ns: int) -> WorkerReading:
         """Return the sum over all workers, past ones included."""
-        return sum(self.readings(now_ns), self._gone)
+        return sum((meter.read(now_ns) for meter in self.meters), self._gone)
 
     def _note_wait(self, what: Wait, now_ns: int) -> None:
         """Record the cause of a wait, for all workers that are waiting already too."""

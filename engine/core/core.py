@@ -2,8 +2,9 @@
 
 It has no lock, no clock and no thread. Each event comes with its time, and `wakes`
 collects who must be woken, for the shell (connector.py) to act on. Segments are
-numbered along the data. Rows wait between them as *pieces*, ordered by address (step,
-row), so work may finish in any order. Invariants:
+numbered along the data, and batches in the order in which they leave: by step, if the
+core makes all batches of a plan. Rows wait between segments as *pieces*, ordered by
+address (number, row), so work may finish in any order. Invariants:
 
 - an opened row is in exactly one place: not yet handed out, in a piece of one segment,
   in one lease, or finished (placed, failed or dropped);
@@ -36,7 +37,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
-from ..plan import BatchPlan, DrawnPlan, Plan
+from ..plan import PlannedBatch, Planning
 from .byte_budget import Reservations
 from .chunk import InFlightBatch, Lease, Onward, Outcome, Piece, RowBuffer, runs
 from .metrics import Gauge, Wait
@@ -92,7 +93,7 @@ class SegmentState:
     """One segment's part of the core: the rows that wait for it, and its bounds."""
 
     head: int
-    """Oldest step it has not finished."""
+    """Oldest batch it has not finished."""
     prefetch: int
     """Batches it may work ahead of its consumer."""
     workers: int
@@ -114,7 +115,7 @@ class SegmentState:
     """Whether, inline, it may start a batch before the trainer asks for it. Not if it
     may overwrite the memory of the previous batch."""
     collates: bool = False
-    """Whether worker processes collate their rows into batches."""
+    """Whether workers elsewhere may make whole batches of their rows."""
     inline: bool = False
     """Whether the trainer works on it, so nobody does while the trainer computes."""
     ns_per_row: float | None = None
@@ -123,7 +124,7 @@ class SegmentState:
     @property
     def whole(self) -> bool:
         """Whether a lease covers a whole batch, if none of its rows is handed out."""
-        return self.collates and self.lease_ns == FAR_LEASE_NS
+        return self.collates and self.lease_ns >= FAR_LEASE_NS
 
     def lease_rows(self, rows: int) -> int:
         """Return the rows of a lease; one, until the first shows what a row costs.
@@ -132,7 +133,7 @@ class SegmentState:
         lease, as long as every worker still finds one within the prefetch bound. A lone
         worker shares a batch with nobody, so its leases are long.
         """
-        if self.per_batch or self.unsplit or (self.collates and self.whole):
+        if self.per_batch or self.unsplit or self.whole:
             return rows
         if self.ns_per_row is None:
             return 1
@@ -191,11 +192,11 @@ class SegmentState:
 
     def _join(self, piece: Piece, in_flight: InFlightBatch, wanted: int) -> Piece:
         """Add the pieces that follow without a gap, while they fit."""
-        step, first, chunk, inputs, nbytes = piece
+        number, first, chunk, inputs, nbytes = piece
         pieces, stop = self.pieces, first + len(chunk)
         while (
             pieces
-            and pieces[0][:2] == (step, stop)
+            and pieces[0][:2] == (number, stop)
             and stop - first + len(pieces[0][2]) <= wanted
         ):
             _, _, more, more_inputs, more_bytes = heapq.heappop(pieces)
@@ -204,16 +205,17 @@ class SegmentState:
             if inputs is not None and more_inputs is not None:
                 inputs = inputs + more_inputs
         if stop - first > len(chunk):
-            chunk = in_flight.chunk(first, stop)
-        return Piece(step, first, chunk, inputs, nbytes)
+            base = in_flight.first_row
+            chunk = in_flight.chunk(first - base, stop - base)
+        return Piece(number, first, chunk, inputs, nbytes)
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Core:
     """The state machine over all segments, the outbox and the reservations."""
 
-    plan: Plan | DrawnPlan
-    buffer_of: Callable[[BatchPlan], RowBuffer]
+    plan: Planning
+    buffer_of: Callable[[PlannedBatch], RowBuffer]
     segments: list[SegmentState]
     reservations: Reservations
     head: int
@@ -249,10 +251,10 @@ class Core:
         lease: Lease | None = None
         self.short = False
         if state.pieces:
-            step = state.pieces[0][0]
-            due = step == state.head or not state.in_order
-            due = due and (state.ahead or not state.inline or step == self.head)
-            if allowed.gives_work and due and step <= self._limit(at):
+            number = state.pieces[0][0]
+            due = number == state.head or not state.in_order
+            due = due and (state.ahead or not state.inline or number == self.head)
+            if allowed.gives_work and due and number <= self._limit(at):
                 lease = self._lease_pieces(at, state, now_ns)
         elif at > 0 and allowed.gives_work:
             return Wait.INPUT
@@ -278,7 +280,7 @@ class Core:
         spent = outcome.run_ns, outcome.cpu_ns
         if self.segments[at].learn(*spent, outcome.done, self.batch_rows):
             self._widened(at)
-        self.reservations.use(in_flight.plan.step, outcome.nbytes - used)
+        self.reservations.use(in_flight.number, outcome.nbytes - used)
         in_flight.failures += outcome.failures
         in_flight.dropped += outcome.dropped
         in_flight.ended = in_flight.ended or outcome.ended
@@ -292,9 +294,9 @@ class Core:
 
     def deliver(self, in_flight: InFlightBatch, batch: Any, now_ns: int) -> None:
         """Put a finished batch into the outbox, or before its next segment."""
-        step = in_flight.plan.step
+        number = in_flight.number
         self._wake_who_paused()
-        current = self.batches_in_flight.get(step) is in_flight
+        current = self.batches_in_flight.get(number) is in_flight
         if not (current and self.state.delivers):
             return
         if isinstance(batch, Onward):
@@ -302,8 +304,8 @@ class Core:
             return
         self._skip(in_flight, len(self.segments))
         whole = len(in_flight.rows.indices) >= self.batch_rows
-        self.reservations.complete(step, in_flight.plan.image_size, whole=whole)
-        self.outbox[step] = (in_flight, batch)
+        self.reservations.complete(number, in_flight.plan.image_size, whole=whole)
+        self.outbox[number] = (in_flight, batch)
         self._show_outbox(now_ns)
         self._wake(FEED)
         self._wake(0, 1)
@@ -434,19 +436,26 @@ class Core:
 
     def _open(self, step: int) -> InFlightBatch | None:
         try:
-            plan = self.plan.batch(step)
+            planned = self.plan.planned(step)
         except Exception as error:  # noqa: BLE001 the trainer raises it
             self.unplanned = error
             self._wake(FEED)
             return None
+        plan, rows, first_row, whole, inputs = planned
         oldest = step == self.head
         if not self.reservations.open(step, plan.image_size, oldest=oldest):
             self.short = self.reservations.expected(plan.image_size) is not None
             return None
-        rows = self.plan.rows(plan)
         count = len(rows.indices)
         self.batches_in_flight[step] = in_flight = InFlightBatch(
-            plan, rows, self.buffer_of(plan), [count] * len(self.segments)
+            plan,
+            rows,
+            self.buffer_of(planned),
+            [count] * len(self.segments),
+            number=step,
+            first_row=first_row,
+            whole=whole,
+            inputs=inputs,
         )
         self.next_step = step + 1
         if count != self.batch_rows:
@@ -496,7 +505,8 @@ class Core:
             self._wake(0, in_flight.called)
         chunk = in_flight.chunk(start, in_flight.next_row)
         whole = state.whole and len(chunk) == rows
-        return Lease(0, chunk, None, in_flight, whole=whole)
+        inputs = in_flight.inputs and in_flight.inputs[start : in_flight.next_row]
+        return Lease(0, chunk, inputs, in_flight, whole=whole)
 
     def _lease_pieces(self, at: int, state: SegmentState, now_ns: int) -> Lease:
         in_flight = self.batches_in_flight[state.pieces[0][0]]
@@ -504,7 +514,8 @@ class Core:
         self._show_waiting(at, now_ns)
         if state.pieces:
             self._wake(at, 1)  # one was woken, perhaps for several leases
-        return Lease(at, chunk, inputs, in_flight, nbytes)
+        whole = at == 0 and state.whole and len(chunk) == len(in_flight.rows.indices)
+        return Lease(at, chunk, inputs, in_flight, nbytes, whole=whole)
 
     def _put_back(self, lease: Lease, outcome: Outcome, now_ns: int) -> int:
         """Put unfinished rows back in front; return the bytes of input consumed."""
@@ -516,7 +527,7 @@ class Core:
         used = lease.input_bytes * done // rows
         inputs = None if lease.inputs is None else lease.inputs[done:]
         left = lease.input_bytes - used
-        state.push(Piece(rest.step, rest.first_row, rest, inputs, left))
+        state.push(Piece(lease.in_flight.number, rest.first_row, rest, inputs, left))
         self._show_waiting(at, now_ns)
         self._wake(at, 1)
         return used
@@ -526,24 +537,24 @@ class Core:
         outputs, offsets = outcome.outputs or [], outcome.offsets
         if not outputs:
             return
-        at = lease.segment + 1
+        at, number = lease.segment + 1, lease.in_flight.number
         each = max(0, outcome.nbytes) // len(outputs)
         state = self.segments[at]
         for start, stop, first in runs(offsets, len(outputs)):
             chunk = lease.chunk.part(first, first + stop - start)
             samples = outputs if stop - start == len(outputs) else outputs[start:stop]
             nbytes = each * (stop - start)
-            state.push(Piece(chunk.step, chunk.first_row, chunk, samples, nbytes))
+            state.push(Piece(number, chunk.first_row, chunk, samples, nbytes))
             self._wake(at, 1)
         self._show_waiting(at, now_ns)
 
     def _forward(self, in_flight: InFlightBatch, onward: Onward, now_ns: int) -> None:
         """Let a whole batch wait for its segment."""
-        at, step = onward.segment, in_flight.plan.step
+        at, number = onward.segment, in_flight.number
         self._skip(in_flight, at)
         chunk = in_flight.chunk(0, len(in_flight.rows.indices))
-        nbytes = self.reservations.held(step)
-        self.segments[at].push(Piece(step, 0, chunk, [onward.data], nbytes))
+        nbytes = self.reservations.held(number)
+        self.segments[at].push(Piece(number, 0, chunk, [onward.data], nbytes))
         self._show_waiting(at, now_ns)
         self._wake(at, 1)
 
@@ -552,12 +563,12 @@ class Core:
 
         It has failed, or the worker that made its rows has collated it.
         """
-        for number in range(self.placing + 1, stop):
-            state = self.segments[number]
-            in_flight.remaining[number] = 0
-            if state.head == in_flight.plan.step:
-                self._advance(number, state)
-                self._wake(number, 1)  # if it works in order, its next may be due
+        for at in range(self.placing + 1, stop):
+            state = self.segments[at]
+            in_flight.remaining[at] = 0
+            if state.head == in_flight.number:
+                self._advance(at, state)
+                self._wake(at, 1)  # if it works in order, its next may be due
 
     def _count(self, in_flight: InFlightBatch, at: int, outcome: Outcome) -> None:
         """Subtract finished rows; failed or dropped ones are finished everywhere."""
@@ -566,15 +577,15 @@ class Core:
         remaining[at] -= outcome.done
         for later in range(at + 1, self.placing + 1):
             remaining[later] -= gone
-        for number, state in enumerate(self.segments[at:], at):
-            if state.head == in_flight.plan.step and remaining[number] == 0:
-                self._advance(number, state)
+        for each, state in enumerate(self.segments[at:], at):
+            if state.head == in_flight.number and remaining[each] == 0:
+                self._advance(each, state)
 
-    def _advance(self, number: int, state: SegmentState) -> None:
+    def _advance(self, at: int, state: SegmentState) -> None:
         found = self.batches_in_flight.get
-        while (in_flight := found(state.head)) and not in_flight.remaining[number]:
+        while (in_flight := found(state.head)) and not in_flight.remaining[at]:
             state.head += 1
-        self._wake_before(number)
+        self._wake_before(at)
 
     def _show_waiting(self, at: int, now_ns: int) -> None:
         if at > 0:

@@ -139,6 +139,11 @@ class PartsMeter:
             spent[1] += cpu_ns
             spent[2] += nbytes * rows
 
+    @property
+    def spent(self) -> list[tuple[int, int, int]]:
+        """For each operation, its wall time (ns), its CPU time (ns), and the bytes."""
+        return [(run_ns, cpu_ns, nbytes) for run_ns, cpu_ns, nbytes in self._spent]
+
     def read(self) -> tuple[PartReading, ...]:
         """Return the totals."""
         return tuple(
@@ -201,30 +206,37 @@ class CpuClock:
 
 
 class WorkerMeter:
-    """One worker's time: running, or waiting, by reason.
+    """The time of one worker, or of several in another process: running, or waiting.
 
-    A worker in another process may have a second lease waiting while it runs one.
+    Those in another process may have a second lease waiting while they run one.
+
+    Args:
+        now_ns: when they begin.
+        workers: how many they are.
     """
 
     __slots__ = (
-        "_born",
+        "_alive",
         "_cpu",
         "_nbytes",
         "_rows",
         "_run",
         "_running_since",
+        "_since",
         "_wait",
         "_waiting_since",
+        "_workers",
         "clock",
         "leases",
         "waiting_for",
     )
 
-    def __init__(self, now_ns: int) -> None:
-        self._born = now_ns
+    def __init__(self, now_ns: int, workers: int = 1) -> None:
+        self._since = now_ns
+        self._workers = workers
         self.clock = CpuClock()
         """The CPU clock of a worker thread."""
-        self._rows = self._run = self._cpu = self._nbytes = 0
+        self._rows = self._alive = self._run = self._cpu = self._nbytes = 0
         self._wait = dict.fromkeys(Wait, 0)
         self.waiting_for: Wait | None = None
         self._waiting_since = 0
@@ -236,6 +248,16 @@ class WorkerMeter:
     def begins(self) -> bool:
         """Whether the worker is working on its first lease."""
         return self.leases > 0 and self._rows == 0
+
+    def resize(self, workers: int, now_ns: int) -> None:
+        """Note that they are more from now on, or fewer."""
+        self._alive += (now_ns - self._since) * self._workers
+        self._since = now_ns
+        if self.waiting_for is not None:
+            what = self.waiting_for
+            self._stop_waiting(now_ns)
+            self.waiting_for, self._waiting_since = what, now_ns
+        self._workers = workers
 
     def wait(self, what: Wait, now_ns: int) -> None:
         """Note that the worker found nothing to do, for the reason `what`."""
@@ -255,7 +277,10 @@ class WorkerMeter:
     def stop(
         self, rows: int, run_ns: int, cpu_ns: int, now_ns: int, nbytes: int = 0
     ) -> None:
-        """Note that the worker settled a lease; its next one, if any, starts now."""
+        """Note that a lease was settled; the next one, if any, starts now.
+
+        `run_ns` and `cpu_ns` are worker-time.
+        """
         self._rows += rows
         self._run += run_ns
         self._cpu += cpu_ns
@@ -267,13 +292,13 @@ class WorkerMeter:
         """Return the totals, including the open interval."""
         waits = dict(self._wait)
         if self.waiting_for is not None:
-            waits[self.waiting_for] += now_ns - self._waiting_since
+            waits[self.waiting_for] += (now_ns - self._waiting_since) * self._workers
         run = self._run
         if self.leases:
-            run += now_ns - self._running_since
+            run += (now_ns - self._running_since) * self._workers
         return WorkerReading(
             self._rows,
-            (now_ns - self._born) / 1e9,
+            (self._alive + (now_ns - self._since) * self._workers) / 1e9,
             run / 1e9,
             self._cpu / 1e9,
             waits[Wait.INPUT] / 1e9,
@@ -284,5 +309,6 @@ class WorkerMeter:
 
     def _stop_waiting(self, now_ns: int) -> None:
         if self.waiting_for is not None:
-            self._wait[self.waiting_for] += now_ns - self._waiting_since
+            waited_ns = (now_ns - self._waiting_since) * self._workers
+            self._wait[self.waiting_for] += waited_ns
             self.waiting_for = None

@@ -188,7 +188,7 @@ class DirectHost:
             1,
             1,
             work,
-            (work,),
+            1,
             GaugeReading(0.0, work.alive_s, 0.0, self._batch_rows),
             0.0,
             tuple(self.moves),

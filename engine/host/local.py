@@ -13,7 +13,6 @@ from ..observe.knob import Knob
 from ..observe.reading import Reading, TrainerMeter
 from ..plan import Cursor, DrawnPlan
 from ..recipe import Recipe
-from ..workers.process.slabs import SlabPool
 
 
 class Host(Protocol):
@@ -70,7 +69,6 @@ class TrainerHost:
         byte_budget: the bytes it may hold.
         cursor: where the first batch starts.
         trainer: the meter of whoever calls `next`.
-        slabs: memory for batches, if another process reads them.
         feed: a feed that has begun, and continues with this engine; None makes one.
     """
 
@@ -82,13 +80,12 @@ class TrainerHost:
         byte_budget: ByteBudget,
         cursor: Cursor,
         trainer: TrainerMeter,
-        slabs: SlabPool | None = None,
         feed: RepackFeed | None = None,
     ) -> None:
         step = cursor.step if feed is None else feed.block
         engine: Engine | None = None
         try:
-            engine = Engine(recipe, byte_budget, step, trainer=trainer, slabs=slabs)
+            engine = Engine(recipe, byte_budget, step, trainer=trainer)
             self.engine = engine
             self._feed: Feed = feed or _feed(recipe)(self.engine, cursor)
             if feed is None:

@@ -134,7 +134,7 @@ def serve(
     recipe = replace(recipe, buffers=replace(recipe.buffers.elsewhere, lend=slabs.lend))
     with daemonic():
         try:
-            host = TrainerHost(recipe, byte_budget, cursor, trainer, slabs)
+            host = TrainerHost(recipe, byte_budget, cursor, trainer)
         except Exception as error:  # noqa: BLE001 the trainer raises it
             batches.send(travel(error))
             return

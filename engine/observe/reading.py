@@ -39,8 +39,8 @@ class SegmentReading:
     """Batches it may work ahead of its consumer."""
     total: WorkerReading
     """The sum over all workers, past ones included."""
-    workers: tuple[WorkerReading, ...]
-    """One for each live worker."""
+    alive: int
+    """Workers that work or wait now."""
     output: GaugeReading
     row_bytes: float
     """Mean bytes of a row that waits after it now."""
@@ -142,7 +142,8 @@ class TrainerMeter:
         """Steps, rows, and nanoseconds: waits, gaps, the part of the waits for copying
         to the device, time away, and waits for first batches. Replaced as a whole, so
         readers need no lock."""
-        self._collate_ns = 0
+        self.collate_ns = 0
+        """Time spent in the user's `collate_fn`, in nanoseconds."""
         self._left_ns: int | None = None
         self._asked_ns = self._gap_ns = 0
         self._first = False
@@ -197,7 +198,7 @@ class TrainerMeter:
         """Measure the user's `collate_fn` in the trainer's thread."""
         begun_ns = time.perf_counter_ns()
         yield
-        self._collate_ns += time.perf_counter_ns() - begun_ns
+        self.collate_ns += time.perf_counter_ns() - begun_ns
 
     def stop(self) -> None:
         """Note that it left the loop: the last step ends here, and no gap begins."""
@@ -209,7 +210,7 @@ class TrainerMeter:
     def read(self) -> TrainerObservation:
         """Return the totals over whole steps."""
         steps, rows, *spent_ns = self._totals
-        spent_ns.insert(3, self._collate_ns)
+        spent_ns.insert(3, self.collate_ns)
         return TrainerObservation(steps, rows, *(ns / 1e9 for ns in spent_ns))
 
 

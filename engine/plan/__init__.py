@@ -13,6 +13,7 @@
     plan.py         Plan: all of these together, by step
     batch_plan.py   BatchPlan: the stamp that a batch carries
     cursor.py       Cursor: where the next batch starts, and its state dict
+    assigned.py     AssignedPlan: what a worker process was told to make
     drawn.py        DrawnPlan: batches drawn by torch's samplers, not pure, not O(1);
                     Drawing: the origin of their order, and its state dict
 
@@ -21,18 +22,20 @@ Other packages use only the names below.
 
 from __future__ import annotations
 
+from .assigned import AssignedPlan
 from .batch_plan import BatchPlan, Context
 from .buckets import Lengths, bucketed
 from .cursor import Cursor, read_state, write_state
 from .drawn import Drawing, DrawnPlan, objects
 from .group_shuffle import group_shuffle
-from .order import Order, Permutation, Rows
+from .order import Order, Permutation, PlannedBatch, Planning, Rows
 from .part_shuffle import shuffled_by_part
 from .plan import Plan, Tail
 from .shard import Shard
 from .timeline import Change, ConstantSchedule, Place, Schedule, Setting
 
 __all__ = [
+    "AssignedPlan",
     "BatchPlan",
     "Change",
     "ConstantSchedule",
@@ -45,6 +48,8 @@ __all__ = [
     "Permutation",
     "Place",
     "Plan",
+    "PlannedBatch",
+    "Planning",
     "Rows",
     "Schedule",
     "Setting",

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ...errors import SpecError, StateError
 from .batch_plan import BatchPlan
 from .cursor import CURE, Cursor, count
-from .order import GOLDEN, Rows
+from .order import GOLDEN, PlannedBatch, Rows
 
 VERSION = 1
 
@@ -385,7 +385,7 @@ class DrawnPlan:
             self._kept += 1
         return self.stop > before
 
-    def regime(self, _step: int) -> str:
+    def regime(self, step: int) -> str:  # noqa: ARG002 all are alike
         """Return an empty text: only their sampler decides the size of these batches.
 
         It may yield one of another size at any time, such as the last of an epoch.
@@ -443,9 +443,12 @@ class DrawnPlan:
         """Return the batch of a step that was drawn."""
         return self._drawn[step][0]
 
-    def rows(self, plan: BatchPlan) -> Rows:
-        """Return its samples; `rounds` are the seeds of their random streams."""
-        return self._drawn[plan.step][1]
+    def planned(self, number: int) -> PlannedBatch:
+        """Return the batch of a step that was drawn, with its samples.
+
+        Their `rounds` are the seeds of their random streams.
+        """
+        return PlannedBatch(*self._drawn[number])
 
     def first_step(self, epoch: int) -> int:
         """Return the end of the current epoch, as far as it is known."""

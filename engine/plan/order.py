@@ -10,12 +10,13 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import SpecError, check, checked_seed
+from .batch_plan import BatchPlan
 
 LONGEST = 2**63 - 1
 
@@ -35,6 +36,29 @@ class Rows:
     def part(self, start: int, stop: int) -> Rows:
         """Return rows `start` to `stop` as views."""
         return Rows(self.indices[start:stop], self.rounds[start:stop])
+
+
+class PlannedBatch(NamedTuple):
+    """A batch for an engine to make, or some rows of one."""
+
+    plan: BatchPlan
+    rows: Rows
+    first_row: int = 0
+    """The row of the batch that the first of `rows` is."""
+    whole: bool = True
+    """Whether the rows are made into a batch; otherwise they stay samples."""
+    inputs: list[Any] | None = None
+    """A sample for each row, if they were begun elsewhere."""
+
+
+class Planning(Protocol):
+    """What an engine needs of a plan."""
+
+    def planned(self, number: int) -> PlannedBatch:
+        """Return a batch, by its number among those of the engine."""
+
+    def regime(self, step: int) -> str:
+        """Return what loading the batch of a step is like; empty if unknown."""
 
 
 class Step(Protocol):

@@ -17,7 +17,7 @@ from ...errors import SpecError, StateError, check
 from .batch_plan import BatchPlan
 from .buckets import BatchRun, BudgetTimeline, budget_of
 from .cursor import Cursor, read_state, write_state
-from .order import Order, Rows
+from .order import Order, PlannedBatch, Rows
 from .part_shuffle import Parts, check_parts, parts_of
 from .shard import Shard
 from .timeline import (
@@ -196,6 +196,15 @@ class Plan:
     def rows(self, plan: BatchPlan) -> Rows:
         """Return this rank's samples of a batch, `[n_rows]`, as read-only views."""
         return self._reader.rows(plan.epoch, plan.batch, lambda: self._ahead(plan))
+
+    def planned(self, number: int) -> PlannedBatch:
+        """Return the batch of a global step with its samples.
+
+        Raises:
+            Exception: as `batch`.
+        """
+        plan = self.batch(number)
+        return PlannedBatch(plan, self.rows(plan))
 
     def start(self, epoch: int) -> Cursor:
         """Return the cursor before the first batch of `epoch`."""

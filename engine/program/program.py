@@ -17,7 +17,6 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from ...errors import SampleError, add_note
 from ..batch.array_rows import ArrayRows
-from ..batch.buffer import Buffers
 from ..batch.layout import size_of, size_of_all
 from ..core.chunk import Chunk, Failure, Outcome, Parts
 from ..core.metrics import CpuClock
@@ -32,7 +31,13 @@ class Sink(Protocol):
 
 
 class Watch(Protocol):
-    """Observes each sample as it is taken."""
+    """Observes which sample a worker is at."""
+
+    def begin(self, task: int, first: int) -> None:
+        """Note that rows of a task are begun, from row `first` of it on."""
+
+    def end(self) -> None:
+        """Note that they are done."""
 
     def each(self, items: Iterable[Any], rows: Sequence[int]) -> Iterator[Any]:
         """Yield `items`, noting the row of each as it is taken."""
@@ -458,8 +463,6 @@ class Program:
             segment.
         doubtful: user objects that nobody declared safe to share between threads. One
             thread of a process uses them first, and then they are examined.
-        batches: collates the rows of a batch in the worker process that has made all of
-            them; None: they are collated in the trainer, if there is a collate_fn.
         watched: user objects in which a worker may keep a count or a cache, because the
             user asked for one worker: it reports changes.
     """
@@ -467,7 +470,6 @@ class Program:
     operations: tuple[Operation, ...]
     places: str = ""
     doubtful: tuple[Any, ...] = ()
-    batches: Buffers | None = None
     watched: tuple[Any, ...] = ()
 
     @property
@@ -475,6 +477,11 @@ class Program:
         """The names, as in the log, of what is done to samples and batches."""
         stages = tuple(operation.stage for operation in self.operations)
         return (*stages, self.places) if self.places else stages
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether it works on samples, not on whole batches."""
+        return not isinstance(self.operations[0], BatchMap)
 
     def enter(self, number: int) -> None:
         """Note that it runs in worker process `number` from now on."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import SampleError
+from ..batch.layout import size_of_all
 from ..core.chunk import Chunk, Outcome
 from ..program.program import Program
 from ..program.randomness import SampleRandom
@@ -22,12 +24,20 @@ from ..program.seeding import mixed, seed_global_generators
 from ..witness.witness import Witness
 from .process.handover import Flat, flattened, restored, travel
 from .process.parcel import unpack
-from .process.worker import (
-    SlabSink,
-    failed_outcome,
-    unsendable,
-    use_one_thread,
-)
+from .process.worker import failed_outcome, unsendable, use_one_thread
+
+
+class Kept:
+    """Keeps the rows of a batch, to send them."""
+
+    def __init__(self) -> None:
+        self.rows: Sequence[int] = ()
+        self.samples: list[Any] | None = None
+
+    def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int:
+        """Keep one sample for each of `rows`; return the bytes they take."""
+        self.rows, self.samples = rows, list(samples)
+        return size_of_all(samples)
 
 
 class Actor:
@@ -85,11 +95,11 @@ class Actor:
         except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
             text = f"an actor cannot receive a sample ({type(error).__name__}: {error})"
             return failed_outcome(chunk, program.stages[0], SampleError(text))
-        sink = SlabSink(None, None) if program.places else None
+        sink = Kept() if program.places else None
         outcome = program.run(chunk, inputs, sink, self._random)
-        if sink is not None and sink.kept is not None:
-            rows, outcome.outputs = sink.kept
-            outcome.offsets = [row - chunk.first_row for row in rows]
+        if sink is not None and sink.samples is not None:
+            outcome.outputs = sink.samples
+            outcome.offsets = [row - chunk.first_row for row in sink.rows]
         outcome.failures = [
             replace(failure, error=travel(failure.error))
             for failure in outcome.failures

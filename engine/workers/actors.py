@@ -30,6 +30,7 @@ import numpy as np
 from ...errors import SampleError, WorkerError
 from ..core.chunk import Lease, Outcome
 from ..core.connector import Connector
+from ..core.core import FAR_LEASE_NS
 from ..core.metrics import WorkerMeter
 from ..recipe import SegmentRecipe
 from .actor import Actor
@@ -145,6 +146,10 @@ class ActorPool(FarPool):
         self._short_told = False
         cluster.begin(engine, self)
         self._start()
+
+    def leases(self, workers: int) -> tuple[int, int]:
+        """Return how many leases so many actors hold: one may wait at each."""
+        return 2 * workers, FAR_LEASE_NS
 
     def statistics(self) -> PoolStatistics:
         """Return the numbers of workers."""
@@ -286,9 +291,9 @@ class ActorPool(FarPool):
             self._idle.remove(actor)
         errands = list(actor.errands.values())
         actor.errands.clear()
-        for errand in errands:
-            self._connector.settle(errand.lease, Outcome(done=0), errand.meter)
         if actor.meter is not None:
+            for errand in errands:
+                self._connector.settle(errand.lease, Outcome(done=0), actor.meter)
             self._connector.leave(actor.meter)
         if not any(each.meter for each in self._actors):
             self._alone_since_s = min(self._alone_since_s, time.monotonic())
@@ -345,7 +350,7 @@ class ActorPool(FarPool):
             self._free(actor)
             return
         task = next(self._tasks)
-        actor.errands[task] = Errand(lease, chunk, meter, time.monotonic_ns())
+        actor.errands[task] = Errand(lease, chunk, time.monotonic_ns())
         self._follow(actor, task, actor.handle.run.remote(chunk, packed))
 
     def _free(self, actor: RemoteActor) -> None:
@@ -372,7 +377,8 @@ class ActorPool(FarPool):
 
     def _take_back(self, actor: RemoteActor, task: int, packed: Any) -> None:
         errand = actor.errands.pop(task)
-        actor.settled = True
+        actor.settled, meter = True, actor.meter
+        assert meter is not None
         try:
             outcome = restored(packed)
         except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
@@ -381,9 +387,9 @@ class ActorPool(FarPool):
                 f"({type(error).__name__}: {error}); return arrays, tensors, numbers, "
                 'text or bytes, or use executor="thread"'
             )
-            self._give_up(errand.lease, errand.meter, SampleError(text))
+            self._give_up(errand.lease, meter, SampleError(text))
         else:
-            self._settle(errand.lease, errand.chunk, outcome, errand.meter)
+            self._settle(errand.lease, errand.chunk, outcome, meter)
         self._free(actor)
 
     def _reap(self, actor: RemoteActor, error: BaseException) -> None:

@@ -18,7 +18,7 @@ from ..core.metrics import WorkerMeter
 from ..program.awaiting import Awaiting
 from ..program.program import Program
 from ..program.randomness import SampleRandom
-from .pool import PoolStatistics, ServedPool, beginning, sink_of
+from .pool import NearPool, PoolStatistics, ServedPool, beginning, sink_of
 from .threads import use_one_torch_thread
 
 
@@ -33,7 +33,7 @@ class Permit:
     """Works on leases; None while idle. (The loop itself refers to it only weakly.)"""
 
 
-class Coroutines(ServedPool):
+class Coroutines(NearPool, ServedPool):
     """A number of permits, each taking and settling leases.
 
     If a function goes on after its cancellation, closing the pool does not wait for it

@@ -8,18 +8,24 @@ from ..core.chunk import Lease
 from ..core.connector import Connector
 from ..program.program import Program
 from ..program.randomness import SampleRandom
-from .pool import PoolStatistics, sink_of
+from .pool import NearPool, PoolStatistics, Watches, no_watch, run_lease
 
 
-class Inline:
+class Inline(NearPool):
     """One worker that works on request, in the caller's thread."""
 
     executor = "inline"
 
-    def __init__(self, connector: Connector, program: Program, seed: int) -> None:
+    def __init__(
+        self,
+        connector: Connector,
+        program: Program,
+        seed: int,
+        watch: Watches = no_watch,
+    ) -> None:
         self._connector = connector
         self._program = program
-        self._random = SampleRandom(seed)
+        self._random, self._watch = SampleRandom(seed), watch()
         self._meter = connector.enter()
         self._left = False
         self.done = 0
@@ -67,11 +73,9 @@ class Inline:
         return []
 
     def _run(self, lease: Lease) -> None:
-        sink, queue = sink_of(self._program, lease), self._connector.own_queue
+        queue, clock = self._connector.own_queue, self._meter.clock
         queue.begin()
-        outcome = self._program.run(
-            lease.chunk, lease.inputs, sink, self._random, clock=self._meter.clock
-        )
+        outcome = run_lease(lease, self._program, self._random, clock, self._watch)
         queue.end(outcome.run_ns)
         for failure in outcome.failures:
             if isinstance(failure.error, KeyboardInterrupt):

@@ -19,8 +19,7 @@ from ..recipe import Recipe, SegmentRecipe, StartMethod
 from ..witness.hazards import find_on_device
 from .coroutines import Coroutines
 from .inline import Inline
-from .pool import WorkerPool
-from .process.slabs import SlabPool
+from .pool import Watches, WorkerPool, no_watch
 from .threads import Threads
 
 if TYPE_CHECKING:
@@ -45,13 +44,15 @@ class PoolMaker:
     Args:
         recipe: the engine's recipe.
         begun_at: the first batch wanted.
-        slabs: the memory of batches.
+        watch: makes what observes the samples of a worker; it may return None.
     """
 
-    def __init__(self, recipe: Recipe, begun_at: int, slabs: SlabPool) -> None:
+    def __init__(
+        self, recipe: Recipe, begun_at: int, watch: Watches = no_watch
+    ) -> None:
         self._recipe = recipe
         self._begun_at = begun_at
-        self._slabs = slabs
+        self._watch = watch
         self._cores = max(1, round(recipe.cpu_cores))
         self._fork_server: ForkServer | None = None
         self._cluster: RayCluster | None = None
@@ -92,9 +93,9 @@ class PoolMaker:
         program, seed = recipe.program, self._recipe.seed
         match kind:
             case "inline":
-                return Inline(connector, program, seed)
+                return Inline(connector, program, seed, self._watch)
             case "thread":
-                return Threads(connector, program, seed, recipe.name)
+                return Threads(connector, program, seed, recipe.name, self._watch)
             case "async":
                 name, limit_s = recipe.name, recipe.timeout_s
                 return Coroutines(connector, program, seed, name, limit_s)
@@ -107,13 +108,9 @@ class PoolMaker:
         from .process.pool import ProcessPool
 
         assert self._fork_server is not None
+        cores, recipes = self._cores, self._recipe
         return ProcessPool(
-            connector,
-            recipe,
-            self._fork_server,
-            self._slabs,
-            self._cores,
-            lambda: self._recipe.collate_seed,
+            connector, recipe, self._fork_server, cores, lambda: recipes.collate_seed
         )
 
     def _actors(self, connector: Connector, recipe: SegmentRecipe) -> WorkerPool:
@@ -152,10 +149,13 @@ class PoolMaker:
         recipe = self._recipe
         # Ray's threads run by now: a fork could copy a lock that one of them holds.
         method = "forkserver" if self._cluster else start_method(recipe)
-        segments = enumerate(recipe.segments)
-        programs = {at: each.program for at, each in segments if not each.in_order}
+        works = {
+            at: (recipe.elsewhere(at), each.program)
+            for at, each in enumerate(recipe.segments)
+            if not each.in_order
+        }
         with interrupts_deferred():  # until it is known whose child it is
-            self._fork_server = ForkServer(programs, recipe.seed, self._begun, method)
+            self._fork_server = ForkServer(works, recipe.seed, self._begun, method)
 
     def renew(self) -> None:
         """Replace all workers in other processes: the dataset may have changed.
@@ -181,7 +181,7 @@ class PoolMaker:
         plan = self._recipe.plan
         if isinstance(plan, DrawnPlan):
             return (plan.seed,)
-        return self._begun_at, plan.shard.rank
+        return self._begun_at, self._recipe.planned.shard.rank
 
 
 def start_method(recipe: Recipe) -> StartMethod:

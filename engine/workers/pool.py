@@ -13,9 +13,12 @@ from typing import Protocol
 
 from ...system.wakeup import Wakeup
 from ..batch.buffer import BatchBuffer
-from ..core.chunk import Lease
+from ..core.chunk import Lease, Outcome
 from ..core.connector import Connector
-from ..program.program import Program
+from ..core.core import LEASE_NS
+from ..core.metrics import CpuClock
+from ..program.program import Program, Watch
+from ..program.randomness import SampleRandom
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,9 @@ class WorkerPool(Protocol):
     def resize(self, count: int) -> None:
         """Request `count` workers; return at once, without waiting for running work."""
 
+    def leases(self, workers: int) -> tuple[int, int]:
+        """Return how many leases so many workers hold, and their length (ns)."""
+
     def retire(self) -> None:
         """Let all workers leave for good after their current lease; return at once."""
 
@@ -62,6 +68,14 @@ class WorkerPool(Protocol):
 
     def threads(self) -> list[str]:
         """Return the /proc folders of the worker threads, without the caller's."""
+
+
+class NearPool:
+    """What all workers in this process have in common."""
+
+    def leases(self, workers: int) -> tuple[int, int]:
+        """Return how many leases so many workers hold, and their length (ns)."""
+        return workers, LEASE_NS
 
 
 class ServedPool(ABC):
@@ -148,6 +162,41 @@ def join_all(threads: Iterable[threading.Thread], until_s: float) -> list[str]:
 def beginning(connector: Connector) -> int:
     """Return how many workers have not settled a lease yet. The engine lock is held."""
     return sum(meter.begins for meter in connector.meters)
+
+
+Watches = Callable[[], Watch | None]
+"""Makes what observes the samples of one worker."""
+
+
+def no_watch() -> None:
+    """Observe nothing."""
+
+
+def run_lease(
+    lease: Lease,
+    program: Program,
+    random: SampleRandom,
+    clock: CpuClock,
+    watch: Watch | None,
+) -> Outcome:
+    """Work on a lease in this thread.
+
+    Args:
+        lease: what to work on.
+        program: what to do.
+        random: the worker's generator.
+        clock: the worker's CPU clock.
+        watch: observes which sample it is at; None: nobody.
+    """
+    chunk, sink = lease.chunk, sink_of(program, lease)
+    if watch is None:
+        return program.run(chunk, lease.inputs, sink, random, clock=clock)
+    in_flight = lease.in_flight
+    watch.begin(in_flight.number, chunk.first_row - in_flight.first_row)
+    each = watch if program.takes_rows else None
+    outcome = program.run(chunk, lease.inputs, sink, random, each, clock)
+    watch.end()
+    return outcome
 
 
 def sink_of(program: Program, lease: Lease) -> BatchBuffer | None:

@@ -12,10 +12,18 @@ import torch
 from ..core.chunk import Lease, Signal
 from ..core.connector import Connector
 from ..core.metrics import WorkerMeter
-from ..program.program import Program
+from ..program.program import Program, Watch
 from ..program.randomness import SampleRandom
 from ..witness.witness import Witness
-from .pool import PoolStatistics, beginning, join_all, sink_of
+from .pool import (
+    NearPool,
+    PoolStatistics,
+    Watches,
+    beginning,
+    join_all,
+    no_watch,
+    run_lease,
+)
 
 LOGGER = logging.getLogger("penstock")
 ALONE = (
@@ -50,7 +58,7 @@ def use_one_torch_thread() -> None:
         restore.join()
 
 
-class Threads:
+class Threads(NearPool):
     """A number of threads, each taking and settling leases.
 
     The engine lock guards `_wanted`, `_most`, `_asked`, `_surplus` and `_threads`. If
@@ -61,18 +69,24 @@ class Threads:
         program: what they run.
         seed: seed of the samples' random streams.
         name: name of the segment.
+        watch: makes what observes the samples of a thread; it may return None.
     """
 
     executor = "thread"
 
     def __init__(
-        self, connector: Connector, program: Program, seed: int, name: str
+        self,
+        connector: Connector,
+        program: Program,
+        seed: int,
+        name: str,
+        watch: Watches = no_watch,
     ) -> None:
         self._connector = connector
         self._engine_lock = connector.engine_lock
         self._program = program
         self._seed = seed
-        self._name = name
+        self._name, self._watch = name, watch
         self._sure = not program.doubtful
         self._most = inf if self._sure else 1
         self._wanted = self._asked = 0
@@ -127,9 +141,9 @@ class Threads:
     def _work(self) -> None:
         use_one_torch_thread()
         meter = self._connector.enter()
-        random = SampleRandom(self._seed)
+        random, watch = SampleRandom(self._seed), self._watch()
         try:
-            while self._serve(meter, random):
+            while self._serve(meter, random, watch):
                 pass
         except BaseException as error:  # noqa: BLE001 ours: user code is caught before
             self._engine_lock.fail(error)
@@ -138,20 +152,25 @@ class Threads:
             with self._engine_lock.lock:
                 self._threads.discard(threading.current_thread())
 
-    def _serve(self, meter: WorkerMeter, random: SampleRandom) -> bool:
+    def _serve(
+        self, meter: WorkerMeter, random: SampleRandom, watch: Watch | None
+    ) -> bool:
         """Work on one lease. Keeps no reference between two leases."""
         lease = self._connector.take(meter, self._retires)
         if isinstance(lease, Signal):
             return False
-        self._run(lease, meter, random)
+        self._run(lease, meter, random, watch)
         return True
 
-    def _run(self, lease: Lease, meter: WorkerMeter, random: SampleRandom) -> None:
-        sink = sink_of(self._program, lease)
+    def _run(
+        self,
+        lease: Lease,
+        meter: WorkerMeter,
+        random: SampleRandom,
+        watch: Watch | None,
+    ) -> None:
         witness = None if self._sure else Witness(self._program.doubtful)
-        outcome = self._program.run(
-            lease.chunk, lease.inputs, sink, random, clock=meter.clock
-        )
+        outcome = run_lease(lease, self._program, random, meter.clock, watch)
         if witness is not None:
             self._look(witness)
         self._connector.settle(lease, outcome, meter)

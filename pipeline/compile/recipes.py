@@ -69,7 +69,7 @@ def compile_recipe(
     seed = _seed(stages, defaults)
     batch_work = on_batches(behind, defaults, caches, shard.rank)
     segments = fused(work, buffers.stage, defaults, caches)
-    recipe = Recipe(
+    return Recipe(
         plan,
         segments if repack else with_batch_work(segments, batch_work, buffers, seed),
         buffers,
@@ -89,7 +89,6 @@ def compile_recipe(
         identity_of(source.dataset),
         batch_work,
     )
-    return _collating(recipe)
 
 
 def compile_drawn(
@@ -141,7 +140,7 @@ def compile_drawn(
             kind = found_kind(segment.name, source.dataset, defaults.name)
             segment = replace(segment, executor=kind)
     segment = replace(segment, fixed=fixed)
-    recipe = _collating(replace(recipe, segments=(segment,)))
+    recipe = replace(recipe, segments=(segment,))
     return replace(recipe, plan=DrawnPlan(0 if recipe.direct else AHEAD))
 
 
@@ -153,13 +152,6 @@ def reads_batches(dataset: Any) -> bool:
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return bool(getattr(dataset, "__getitems__", None))
-
-
-def _collating(recipe: Recipe) -> Recipe:
-    """Let worker processes collate, as torch's do, if requested or chosen later."""
-    first = recipe.segments[0]
-    may = first.executor == "process" or (first.executor == "thread" and first.movable)
-    return recipe.collating() if may else recipe
 
 
 def _work(stages: Sequence[Stage], batch: int) -> tuple[list[Numbered], list[Numbered]]:

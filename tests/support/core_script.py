@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock.engine.core.chunk import Failure, Lease, Outcome
-from penstock.engine.plan import BatchPlan, Rows
+from penstock.engine.plan import BatchPlan, PlannedBatch, Rows
 
 __all__ = ["DONE", "SOURCE", "Batch", "Place", "Script", "Settling", "Tray"]
 
@@ -40,6 +40,10 @@ class Script:
             lr_mult=1.0,
             momentum=None,
         )
+
+    def planned(self, step: int) -> PlannedBatch:
+        plan = self.batch(step)
+        return PlannedBatch(plan, self.rows(plan))
 
     def rows(self, plan: BatchPlan, /) -> Rows:
         indices = plan.step * 1000 + np.arange(plan.n_rows, dtype=np.int64)

@@ -22,9 +22,9 @@ from typing import NoReturn
 
 from ....system.forking import fork
 from ....system.resources import oom_kills
-from ...batch.layout import Layout
 from ...core.chunk import Chunk, Lease
 from ...core.metrics import WorkerMeter
+from .assignment import Assignment, Share
 from .deaths import cause_of, is_stopped
 from .handover import Unpacker
 from .pipe import Pipe, kept
@@ -200,8 +200,6 @@ class Errand:
     lease: Lease
     chunk: Chunk
     """The rows that were sent."""
-    meter: WorkerMeter
-    """The worker's instrument: a process has as many workers as errands."""
     sent_ns: int
     """When it was sent, on the monotonic clock."""
 
@@ -210,22 +208,25 @@ class WorkerChild(Child):
     """A worker process. It belongs to the selector thread."""
 
     def __init__(
-        self, pipe: Pipe, status_page: StatusPage, generation: int, number: int
+        self,
+        pipe: Pipe,
+        status_page: StatusPage,
+        generation: int,
+        number: int,
+        meter: WorkerMeter,
     ) -> None:
         super().__init__(pipe, status_page)
         self.generation = generation
         self.number = number
-        self.layout: Layout | None = None
-        """Layout of the rows of its last task that had a place for them."""
-        self.lanes = 1
-        """Number of threads that the pool has asked it to run."""
+        self.meter = meter
+        """The meter of its workers."""
+        self.share: Share | None = None
+        """How many of all workers it was told to have."""
         self.errands: dict[int, Errand] = {}
         self.settled = False
         """Whether it has returned a task."""
         self.unpacker = Unpacker()
-        """Unpacks the batches that it collates."""
-        self.slabs: set[int] = set()
-        """Keys of the slabs it has mapped."""
+        """Unpacks what it makes."""
         self.stuck: tuple[int, int] | None = None
         """Task and row that took too long."""
         self.asked_ns = self.killed_ns = 0
@@ -246,14 +247,28 @@ class WorkerChild(Child):
         """Whether it is starting, or working on its first leases."""
         return not self.pid or bool(self.errands and not self.settled)
 
-    def next_task(self) -> int:
-        """Return a new task number."""
-        self._tasks += 1
-        return self._tasks
+    def assign(self, errand: Errand, assignment: Assignment) -> None:
+        """Send it an assignment.
 
-    def held(self) -> dict[int, Held]:
-        """Return the samples it is working on, by task."""
-        return {held.task: held for held in self.status_page.held()}
+        Raises:
+            EOFError: it is gone; the errand is returned at the end of its pipe.
+            Exception: whatever pickling indices of a sampler's own raises.
+        """
+        number = self._tasks
+        self._tasks += 1
+        self.errands[number] = errand
+        try:
+            self.pipe.post(assignment)
+        except EOFError:
+            raise
+        except Exception:
+            del self.errands[number]
+            self._tasks = number
+            raise
+
+    def held(self, number: int) -> list[Held]:
+        """Return the samples of a task that it is working on."""
+        return [held for held in self.status_page.held() if held.task == number]
 
     def ask_for_stacks(self) -> None:
         """Make it write its stacks to its page. A stopped process does not."""
@@ -268,10 +283,8 @@ class WorkerChild(Child):
             if task != number:
                 return ()
             return rows if row == ALL_ROWS else (row,)
-        held = self.held().get(number)
-        if held is None:
-            return ()
-        return rows if held.row not in rows else (held.row,)
+        held = [each.row for each in self.held(number)]
+        return tuple(held) if all(row in rows for row in held) else rows
 
     def cause(self) -> str:
         """Return how it ended: by itself, or replaced because it was stuck."""
@@ -348,17 +361,13 @@ class Watchdog:
         if not child.errands or not child.pid:  # it is starting
             return None
         limit_ns = self._limit_ns
-        # A lane may hang in a task whose outcome it has already reported.
-        held = {
-            number: at for number, at in child.held().items() if number in child.errands
-        }
-        due = [(at.since_ns + limit_ns, number, at.row) for number, at in held.items()]
-        if len(held) < child.lanes:  # a lane is free, yet tasks are waiting
+        held = [at for number in child.errands for at in child.held(number)]
+        due = [(at.since_ns + limit_ns, at.task, at.row) for at in held]
+        if not due:  # nobody works there, yet tasks are waiting
             moved_ns = child.status_page.moved_ns()
-            due += [
+            due = [
                 (max(errand.sent_ns, moved_ns) + limit_ns, number, ALL_ROWS)
                 for number, errand in child.errands.items()
-                if number not in held
             ]
         return min(due, default=None)
 

@@ -8,12 +8,13 @@ many workers is given up.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from ....errors import SampleError, WorkerError
 from ...batch.buffer import BatchBuffer
-from ...core.chunk import Chunk, Lease, Outcome
+from ...core.chunk import Chunk, Failure, Lease, Outcome
 from ...core.connector import Connector
 from ...core.core import LEARNING
 from ...core.metrics import WorkerMeter
@@ -35,6 +36,11 @@ because a killed fork server takes all children with it that it was about to sta
 NEVER_BEGUN = 20
 """A worker that ends before it is at work counts as this many deaths: the next one
 would do the same."""
+
+
+def recalled(failures: Iterable[Failure]) -> list[Failure]:
+    """Return failures that were received, with the tracebacks of the other process."""
+    return [replace(each, error=recall(each.error)) for each in failures]
 
 
 class FarPool(ServedPool):
@@ -93,10 +99,7 @@ class FarPool(ServedPool):
         """
         self._barren = 0
         self._blame.acquit(chunk)
-        outcome.failures = [
-            replace(failure, error=recall(failure.error))
-            for failure in outcome.failures
-        ]
+        outcome.failures = recalled(outcome.failures)
         if self._program.places and outcome.outputs is not None:
             self._place_here(lease, outcome)
         if outcome.changed is not None:

@@ -34,7 +34,7 @@ from ....system.interrupts import interrupts_deferred
 from ....system.shared_memory import shared_file
 from ...program.program import Program
 from ...program.seeding import mixed, seed_global_generators
-from ...recipe import StartMethod
+from ...recipe import Recipe, StartMethod
 from .child import Child, fork_child, run_child
 from .daemonic import daemonic
 from .parcel import pack, unpack
@@ -64,34 +64,39 @@ class Post(NamedTuple):
 
     segment: int
     number: int
-    """Its number among the workers of the segment, from 0, free when it starts."""
+    """Its number among the worker processes, from 0, free when it starts."""
     before: int
-    """How many workers of the segment had this number before."""
+    """How many had this number before."""
+
+
+Works = Mapping[int, tuple[Recipe, Program]]
+"""By segment: what a worker process makes batches by, and what it does to samples."""
+Seeds = tuple[int, ...]
+"""The seed of the samples' random streams, and what distinguishes runs with it."""
 
 
 class ForkServer:
     """The trainer's end of the fork server.
 
     Args:
-        programs: the programs, by segment; a worker process runs one of them.
+        works: what worker processes do, by segment.
         seed: seed of the samples' random streams.
         begun: distinguishes this run from others with the same seed, so that workers of
             different runs draw different values from their global generators.
         method: how to start it.
 
     Raises:
-        SpecError: something in the programs cannot be sent to a fresh interpreter.
+        SpecError: something in the recipe cannot be sent to a fresh interpreter.
     """
 
     def __init__(
         self,
-        programs: Mapping[int, Program],
+        works: Works,
         seed: int,
         begun: tuple[int, ...] = (),
         method: StartMethod = "fork",
     ) -> None:
-        self._programs = programs
-        self._seeds = seed, *begun
+        self._works, self._seeds = works, (seed, *begun)
         self._method = method
         self._lock = threading.Lock()
         """Guards the following: several worker pools start workers."""
@@ -140,8 +145,8 @@ class ForkServer:
 
     def _start(self) -> Child:
         if self._method != "fork":
-            return start_fresh(self._programs, self._seeds, self._method)
-        make = partial(fork_worker, self._programs, self._seeds)
+            return start_fresh(self._works, self._seeds, self._method)
+        make = partial(fork_worker, self._works, self._seeds)
         return Child(*Child.fork(partial(run_fork_server, make)))
 
     def __repr__(self) -> str:
@@ -158,8 +163,6 @@ def end(server: Child) -> None:
 # and what it calls. The fork server has one thread, the main one, and one signal
 # handler, for SIGCHLD.
 
-Seeds = tuple[int, ...]
-"""The seed of the samples' random streams, and what distinguishes runs with it."""
 Make = Callable[[Post, Pipe], int]
 """Starts a worker for a post, given its pipe and page; returns its pid."""
 
@@ -236,15 +239,15 @@ def tell_failure(page: int) -> None:
     os.write(page, traceback.format_exc().encode())
 
 
-def fork_worker(
-    programs: Mapping[int, Program], seeds: Seeds, post: Post, work: Pipe
-) -> int:
+def fork_worker(works: Works, seeds: Seeds, post: Post, pipe: Pipe) -> int:
     """Fork a worker from this process; return its pid."""
-    program = programs[post.segment]
-    return fork_child(partial(run_worker, program, seeds, post, work), work)
+    work = works[post.segment]
+    return fork_child(partial(run_worker, *work, seeds, post, pipe), pipe)
 
 
-def run_worker(program: Program, seeds: Seeds, post: Post, work: Pipe) -> None:
+def run_worker(
+    recipe: Recipe, program: Program, seeds: Seeds, post: Post, pipe: Pipe
+) -> None:
     """Run a worker process: work until told to stop, or until the trainer is gone.
 
     Its global generators get a seed of their own: with a copy of the trainer's state,
@@ -255,20 +258,18 @@ def run_worker(program: Program, seeds: Seeds, post: Post, work: Pipe) -> None:
     seed = mixed((*seeds, post.segment, post.before)) + post.number  # as torch counts
     seed_global_generators(seed & 0xFFFFFFFFFFFFFFFF)
     program.enter(post.number)
-    page = StatusPage(work.descriptors.popleft())
+    page = StatusPage(pipe.descriptors.popleft())
     with daemonic():
-        Worker(work, program, seeds[0], page).run()
+        Worker(pipe, recipe, program, page).run()
 
 
-def start_fresh(
-    programs: Mapping[int, Program], seeds: Seeds, method: StartMethod
-) -> Child:
+def start_fresh(works: Works, seeds: Seeds, method: StartMethod) -> Child:
     """Start a fork server in a fresh interpreter.
 
     Raises:
-        SpecError: something in the programs cannot be sent to it.
+        SpecError: something in the recipe cannot be sent to it.
     """
-    parcel = _descriptor_of(pack((programs, seeds), "programs"))
+    parcel = _descriptor_of(pack((works, seeds), "work"))
     ours, theirs = Pipe.pair()
     try:
         pid = _launch(method, theirs.fileno(), parcel)
@@ -293,11 +294,11 @@ def main() -> None:
 def _run(parcel: int, post: Post, work: Pipe) -> None:
     use_one_thread()
     try:
-        programs, seeds = _open(parcel)
+        works, seeds = _open(parcel)
     except Exception:
         tell_failure(work.descriptors[0])
         raise
-    run_worker(programs[post.segment], seeds, post, work)
+    run_worker(*works[post.segment], seeds, post, work)
 
 
 def _fork_worker(parcel: int, post: Post, work: Pipe) -> int:
@@ -339,8 +340,8 @@ def _descriptor_of(parcel: bytes) -> int:
 
 
 @functools.cache
-def _open(parcel: int) -> tuple[Mapping[int, Program], Seeds]:
+def _open(parcel: int) -> tuple[Works, Seeds]:
     """Read a parcel. It is mapped, as several processes share its file position."""
     with mmap.mmap(parcel, 0, access=mmap.ACCESS_READ) as data:
-        programs, seeds = unpack(data)
-    return programs, seeds
+        works, seeds = unpack(data)
+    return works, seeds

@@ -1,14 +1,15 @@
 """Processes as workers: for functions that hold the GIL or that threads cannot share.
 
-One selector thread in the trainer serves all children of a segment. It never waits for
-a lease or for a child. The engine lock wakes it when there may be work, the pipes when
-work is done or a child is gone, and its own timer when samples have a time limit.
+Each child runs an engine of its own (worker.py). It is assigned whole batches where
+that is possible, otherwise some rows of one, and returns what it made in shared memory
+that the trainer maps. One selector thread in the trainer serves all children. It never
+waits for a lease or for a child. The engine lock wakes it when there may be work, the
+pipes when work is done or a child is gone, and its own timer when samples have a time
+limit.
 
-A worker holds one lease at a time. A child is a process. If the segment is thread-safe,
-a child carries several leases, each in a thread of its own. So no more children than
-cores are needed until each carries `MAX_LANES` workers, which mostly wait for storage.
-A few more leases wait at the child, so that its threads need not wait for the trainer's
-answer.
+The workers of a segment are shared among its children: if it is thread-safe, a child
+has several once there is one for each core. A child may be assigned one more batch
+while it makes one, so that it need not wait for the trainer's answer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import logging
 import selectors
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -27,16 +28,15 @@ from ....system.run_queue import threads_of
 from ...batch.buffer import FailedBatch, Finished
 from ...core.chunk import Lease, Outcome
 from ...core.connector import Connector
-from ...core.metrics import WorkerMeter
+from ...core.core import FAR_LEASE_NS
 from ...program.cached import Cached
 from ...recipe import SegmentRecipe
-from ..pool import PoolStatistics, sink_of
+from ..pool import PoolStatistics
+from .assignment import Assignment, Result, Share
 from .child import Errand, Watchdog, WorkerChild
-from .far import NEVER_BEGUN, FarPool
+from .far import NEVER_BEGUN, FarPool, recalled
 from .fork_server import LEAVE_S, ForkServer
-from .handover import Packed, dumps, recall
-from .slabs import Slab, SlabPool
-from .worker import SlabPlacement, Task
+from .handover import dumps, recall
 
 __all__ = [
     "READ",
@@ -60,12 +60,12 @@ MAX_LANES = 16
 """Most workers in a child: a GIL takes 20 to 100 us to change hands, and every thread
 makes the wait for it that much longer."""
 AHEAD_NS = 10_000_000
-"""In a child with one worker, leases longer than this do not wait behind one another: a
-worker that becomes free elsewhere would start them sooner."""
+"""Leases longer than this do not wait behind one another at a child: another one that
+becomes free would start them sooner."""
 
 
 class ChildSet:
-    """The workers of a segment, and the children that carry them.
+    """The children that carry the workers of a segment.
 
     Belongs to the selector thread; any thread may read `workers`.
 
@@ -88,19 +88,10 @@ class ChildSet:
         self.selector = selectors.DefaultSelector()
         self.children: dict[int, WorkerChild] = {}
         """By the descriptor of their pipe."""
-        self.workers = 0
-        self.idle: list[WorkerMeter] = []
-        """Workers without a lease; the last one has waited the shortest."""
 
     def staff(self, asked: int) -> None:
-        """Adjust workers and children to the requested numbers."""
+        """Adjust the children, and what each has of the workers, to the request."""
         self._asked = asked
-        while self.workers < asked:
-            self.idle.append(self._connector.enter())
-            self.workers += 1
-        while self.idle and self.workers > asked:
-            self._connector.leave(self.idle.pop(0))
-            self.workers -= 1
         for child in list(self.children.values()):
             surplus = len(self.children) > self._wanted
             if not child.errands and (surplus or self.outdated(child)):
@@ -111,38 +102,34 @@ class ChildSet:
                 LOGGER.warning(NO_MORE, most_descriptors(), self._most)
                 break
             self._start_child()
+        self._share_out()
+
+    @property
+    def workers(self) -> int:
+        """Workers that the children have together."""
+        children = list(self.children.values())  # any thread may call this
+        return sum(child.share.workers for child in children if child.share)
 
     def beginning(self) -> int:
-        """Return how many of the wanted children have not done any work yet."""
-        children = list(self.children.values())  # any thread may call this
-        missing = max(0, self._wanted - len(children))
-        return missing + sum(child.begins for child in children)
-
-    def free(self, meter: WorkerMeter) -> None:
-        """Note that a lease of this worker was settled."""
-        if not meter.leases:
-            self.idle.append(meter)
-
-    def lanes(self) -> int:
-        """Return how many leases a child works on at once."""
-        if self._cores is None:
-            return 1
-        return max(1, -(-self._asked // max(1, len(self.children))))
+        """Return how many workers have not done any work yet."""
+        children = list(self.children.values())
+        begun = [c.share.workers for c in children if c.share and not c.begins]
+        return max(0, min(self._asked, self.workers or self._asked) - sum(begun))
 
     def ahead(self, lease_ns: float) -> int:
         """Return how many leases of this duration may wait at a child."""
         if len(self.children) != self._wanted:
             return 0  # a child is about to leave, and must be able to
-        lanes = self.lanes()
-        return int(lease_ns < AHEAD_NS) if lanes == 1 else lanes // 2
+        return int(lease_ns < AHEAD_NS)
 
-    def freest(self, most: int) -> WorkerChild | None:
-        """Return the child with the fewest leases, if it has fewer than `most`."""
-        children = [c for c in self.children.values() if not self.outdated(c)]
-        child = min(children, key=lambda c: len(c.errands), default=None)
-        if child is None or child.asked_ns:
-            return None
-        return child if len(child.errands) < most else None
+    def by_leases(self) -> list[WorkerChild]:
+        """Return the children that may get leases, those with the fewest first."""
+        there = [
+            child
+            for child in self.children.values()
+            if not (self.outdated(child) or child.asked_ns)
+        ]
+        return sorted(there, key=lambda child: len(child.errands))
 
     def outdated(self, child: WorkerChild) -> bool:
         """Whether a child's generation has ended: it ends with its fork server."""
@@ -159,6 +146,7 @@ class ChildSet:
         """Forget a child, which ends it if it still runs."""
         self.selector.unregister(child.pipe)
         del self.children[child.pipe.fileno()]
+        self._connector.leave(child.meter)
         child.close()
 
     def end_all(self, wait_s: float) -> None:
@@ -167,12 +155,11 @@ class ChildSet:
         Args:
             wait_s: how long they may take to store what they hold, in seconds.
         """
-        for meter in list(self._all()):
-            self._connector.leave(meter)
         children = list(self.children.values())
         self.children.clear()
         self.selector.close()
         for child in children:
+            self._connector.leave(child.meter)
             child.pipe.close()
         end_s = time.monotonic() + wait_s
         for child in children:
@@ -183,10 +170,7 @@ class ChildSet:
     @property
     def _wanted(self) -> int:
         """Number of children that carry the requested workers."""
-        asked, cores = min(self._asked, self._most), self._cores
-        if cores is None:
-            return asked
-        return min(asked, max(cores, -(-asked // MAX_LANES)))
+        return min(children_for(self._asked, self._cores), self._most)
 
     def _has_room(self) -> bool:
         """Whether there are descriptors for one more child."""
@@ -197,19 +181,44 @@ class ChildSet:
         taken = {child.number for child in self.children.values()}
         number = next(n for n in count() if n not in taken)
         made = self._fork_server.start_worker(self._connector.segment, number)
-        child = WorkerChild(*made, number)
+        child = WorkerChild(*made, number, self._connector.enter())
         self.children[child.pipe.fileno()] = child
         self.selector.register(child.pipe, READ)
+
+    def _share_out(self) -> None:
+        """Tell each child how many of the workers it has."""
+        if not self.children:
+            return
+        asked = max(self._asked, len(self.children))
+        each, more = divmod(asked, len(self.children))
+        if self._cores is None:
+            each, more, asked = 1, 0, len(self.children)
+        for at, child in enumerate(self.children.values()):
+            share = Share(each + (at < more), asked)
+            if share == child.share:
+                continue
+            child.share = share
+            self._connector.resize_meter(child.meter, share.workers)
+            with contextlib.suppress(EOFError):  # its end will be noticed
+                child.pipe.post(share)
+            self.listen(child)
 
     def _stop_child(self, child: WorkerChild) -> None:
         with contextlib.suppress(EOFError):  # it has ended already
             child.pipe.post(None)
         self.forget(child)
 
-    def _all(self) -> Iterator[WorkerMeter]:
-        yield from self.idle
-        for child in self.children.values():
-            yield from (errand.meter for errand in child.errands.values())
+
+def children_for(workers: int, cores: int | None) -> int:
+    """Return how many children carry so many workers.
+
+    Args:
+        workers: their number.
+        cores: as for `ChildSet`.
+    """
+    if cores is None:
+        return workers
+    return min(workers, max(cores, -(-workers // MAX_LANES)))
 
 
 STORE_S = 1.0
@@ -223,7 +232,6 @@ class ProcessPool(FarPool):
         connector: where leases come from.
         recipe: the segment's recipe.
         fork_server: starts the processes.
-        slabs: the memory of batches.
         cores: as for `ChildSet`, if the segment is thread-safe.
         seed: returns the seed for the draws of a collate_fn now.
     """
@@ -235,16 +243,13 @@ class ProcessPool(FarPool):
         connector: Connector,
         recipe: SegmentRecipe,
         fork_server: ForkServer,
-        slabs: SlabPool,
         cores: int,
         seed: Callable[[], int],
     ) -> None:
         super().__init__(connector, recipe, "worker processes")
         self._seed = seed
-        self._slabs = slabs
-        self._child_set = ChildSet(
-            connector, fork_server, cores if recipe.thread_safe else None
-        )
+        self._cores = cores if recipe.thread_safe else None
+        self._child_set = ChildSet(connector, fork_server, self._cores)
         self._listening = True
         """Whether to wake the selector when there may be work."""
         self._watchdog = Watchdog(recipe.timeout_s)
@@ -256,6 +261,12 @@ class ProcessPool(FarPool):
         child_set = self._child_set
         counts = self._asked, child_set.workers, child_set.beginning()
         return PoolStatistics(self.executor, *counts)
+
+    def leases(self, workers: int) -> tuple[int, int]:
+        """Return how many leases so many workers hold at once, and for how long."""
+        children = children_for(workers, self._cores)
+        each = -(-workers // children)
+        return children + -(-children // 2), FAR_LEASE_NS * each
 
     def threads(self) -> list[str]:
         """Return the /proc folders of the children's threads."""
@@ -300,118 +311,67 @@ class ProcessPool(FarPool):
             if isinstance(message, int):
                 child.hello(message)
             else:
-                self._take_back(child, *message)
+                self._take_back(child, message)
 
     def _hand_out(self) -> None:
-        """Give leases to idle workers, then ahead to children, while there are any.
+        """Give leases to children that have room for them, while there are any.
 
         It starts listening before it looks, so that work arriving later wakes it.
         """
         self._listening = True
         child_set = self._child_set
-        for meter in reversed(list(child_set.idle)):
-            child = child_set.freest(self._lanes())
-            if child is None:
-                return
-            waited = meter.waiting_for is not None
-            lease = self._take(meter)
-            if lease is not None:
-                child_set.idle.remove(meter)
-                self._send(child, lease, meter)
-            elif waited:
-                return  # and so do the workers before it
-        self._listening = bool(child_set.idle) or self._hand_ahead()
+        most = 1 if self._blame else 1 + child_set.ahead(self._lease_ns)
+        for having in range(most):
+            for child in child_set.by_leases():
+                if len(child.errands) != having:
+                    continue
+                waited = child.meter.waiting_for is not None
+                lease = self._take(child.meter)
+                if lease is not None:
+                    self._send(child, lease)
+                elif waited or having:
+                    return  # and so do the others
+        self._listening = any(len(c.errands) < most for c in child_set.by_leases())
 
-    def _hand_ahead(self) -> bool:
-        """Give leases to wait at the children; return whether they could hold more."""
-        if self._blame:
-            return False
-        child_set = self._child_set
-        most = child_set.lanes() + child_set.ahead(self._lease_ns)
-        while (child := child_set.freest(most)) is not None:
-            errands = child.errands.values()
-            meter = next((e.meter for e in errands if e.meter.leases == 1), None)
-            lease = None if meter is None else self._take(meter)
-            if meter is None or lease is None:
-                return True
-            self._send(child, lease, meter)
-        return False
-
-    def _lanes(self) -> int:
-        """Return how many leases a child may have: one while there are suspects."""
-        return 1 if self._blame else self._child_set.lanes()
-
-    def _send(self, child: WorkerChild, lease: Lease, meter: WorkerMeter) -> None:
-        chunk, inputs = self._to_send(lease), lease.inputs
-        if inputs is not None and len(chunk) < len(lease.chunk):
-            inputs = inputs[: len(chunk)]
-        slab, placement = self._place(child, lease)
-        gone = frozenset(child.slabs and child.slabs - self._slabs.keys())
-        number = child.next_task()
-        child.errands[number] = Errand(lease, chunk, meter, time.monotonic_ns())
-        new = (slab.descriptor,) if slab and placement and placement.sent else ()
+    def _send(self, child: WorkerChild, lease: Lease) -> None:
+        chunk, returned = self._to_send(lease), child.unpacker.returned()
+        whole = lease.whole and len(chunk) == len(lease.chunk)
+        errand = Errand(lease, chunk, time.monotonic_ns())
         try:
-            lanes = min(len(child.errands), self._lanes())
-            if child.lanes < lanes:
-                child.lanes = lanes
-                child.pipe.post(lanes)
-            packed = None if inputs is None else dumps(inputs)
-            task = Task(number, chunk, packed, placement, gone)
-            if self._program.batches is not None:
-                task = self._of_batch(child, lease, task)
-            child.pipe.post(task, new)
+            given = lease.inputs
+            inputs = None if given is None else dumps(given[: len(chunk)])
+            assignment = Assignment(
+                chunk.part(0, 1) if self._per_batch and inputs else chunk,
+                lease.in_flight.plan,
+                whole,
+                self._seed(),
+                returned if any(returned) else None,
+                inputs,
+            )
+            child.assign(errand, assignment)
         except EOFError:
             return  # its end of file will arrive, and return the lease
         except Exception as error:  # noqa: BLE001 whatever pickling user data raises
-            del child.errands[number]
-            child.layout = None  # it has not received it
-            self._give_up(lease, meter, self._unsendable(error))
-            self._child_set.free(meter)
+            self._give_up(lease, child.meter, self._unsendable(error))
             return
-        child.slabs -= gone
-        if slab and new:
-            child.slabs.add(slab.key)
         self._child_set.listen(child)
 
-    def _of_batch(self, child: WorkerChild, lease: Lease, task: Task) -> Task:
-        """Extend a task that is a whole batch so that the worker collates it."""
-        in_flight, returned = lease.in_flight, child.unpacker.returned()
-        if lease.whole and len(task.chunk) == len(lease.chunk):
-            task = task._replace(batch=(in_flight.plan, self._seed()))
-        return task._replace(returned=returned) if any(returned) else task
-
-    def _place(
-        self, child: WorkerChild, lease: Lease
-    ) -> tuple[Slab | None, SlabPlacement | None]:
-        """Return the slab for the rows, once their layout is known."""
-        buffer = sink_of(self._program, lease)
-        layout = buffer.layout() if buffer is not None else None
-        if buffer is None or layout is None or not layout.solid:
-            return None, None
-        buffer.open(layout)
-        slab = buffer.slab
-        if not isinstance(slab, Slab) or buffer.layout() != layout:
-            return None, None
-        new = slab.key not in child.slabs
-        known, child.layout = child.layout is layout, layout
-        told = None if known else layout
-        return slab, SlabPlacement(slab.key, slab.nbytes, new, told, buffer.rows)
-
-    def _take_back(self, child: WorkerChild, number: int, outcome: Outcome) -> None:
-        errand = child.errands.pop(number)
+    def _take_back(self, child: WorkerChild, result: Result) -> None:
+        errand = child.errands.pop(result.number)
         child.settled = True
+        outcome = result.outcome
+        outcome.done = len(errand.chunk)  # more than one row, if it is a batch
+        received(child, result)
         if outcome.made is not None:
-            errand.lease.in_flight.made = unpacked(child, outcome.made)
-        self._settle(errand.lease, errand.chunk, outcome, errand.meter)
-        self._child_set.free(errand.meter)
+            errand.lease.in_flight.made, outcome.made = outcome.made, None
+        self._settle(errand.lease, errand.chunk, outcome, child.meter)
 
     def _reap(self, child: WorkerChild) -> None:
         """Handle the end of a child: its work returns to the front."""
         if not self._child_set.outdated(child):  # otherwise its fork server ended it
             self._note_death(child)
         for errand in child.errands.values():
-            self._connector.settle(errand.lease, Outcome(done=0), errand.meter)
-            self._child_set.free(errand.meter)
+            self._connector.settle(errand.lease, Outcome(done=0), child.meter)
         self._child_set.forget(child)
 
     def _note_death(self, child: WorkerChild) -> None:
@@ -433,11 +393,21 @@ class ProcessPool(FarPool):
         self._child_set.end_all(STORE_S if stores else LEAVE_S)
 
 
-def unpacked(child: WorkerChild, made: Packed | FailedBatch) -> Finished | FailedBatch:
-    """Return a batch that a child has collated."""
+def received(child: WorkerChild, result: Result) -> None:
+    """Put what a child has made into the outcome of its result."""
+    outcome, packed = result.outcome, result.packed
+    made: Finished | FailedBatch | None = outcome.made
     if isinstance(made, FailedBatch):
-        return FailedBatch(recall(made.error), made.failures)
+        failures = tuple(recalled(made.failures))
+        outcome.made = FailedBatch(recall(made.error), failures)
+    if packed is None:
+        return
     try:
-        return Finished(child.unpacker.unpack(made, child.pipe.descriptors))
+        data = child.unpacker.unpack(packed, child.pipe.descriptors)
     except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
-        return FailedBatch(error)
+        outcome.made = FailedBatch(error)
+        return
+    if isinstance(made, Finished):
+        outcome.made = Finished(data, tuple(recalled(made.failures)))
+    else:
+        outcome.outputs = data

@@ -58,10 +58,16 @@ class LaneStatus:
     def __init__(self, words: memoryview[int], lane: int) -> None:
         self._words = words
         self._at = FIRST + EACH * lane
+        self._first = 0
 
-    def begin(self, task: int) -> None:
-        """Note the task that the lane starts, without a particular row yet."""
-        words, at = self._words, self._at
+    def begin(self, task: int, first: int = 0) -> None:
+        """Note the task that the lane starts, without a particular row yet.
+
+        Args:
+            task: its number.
+            first: the row of the task that row 0 is in calls of `each`.
+        """
+        words, at, self._first = self._words, self._at, first
         words[at + 1] = ALL_ROWS
         words[at + 2] = time.monotonic_ns()
         words[at] = task + 1
@@ -74,9 +80,10 @@ class LaneStatus:
     def each(self, items: Iterable[Any], rows: Sequence[int]) -> Iterator[Any]:
         """Yield `items`, posting the row of each as it is taken."""
         words, at, clock = self._words, self._at, time.monotonic_ns
+        first = self._first
         for row, item in zip(rows, items, strict=False):
             words[at + 2] = clock()
-            words[at + 1] = row
+            words[at + 1] = first + row
             yield item
         words[at + 1] = ALL_ROWS
 

@@ -1,73 +1,51 @@
-"""A worker process from within: takes tasks from its pipe until that ends.
+"""A worker process from within: an engine that makes the batches it is assigned.
 
-It has one or more lanes: threads that take turns reading tasks from the same pipe, and
-work on one task each. The first lane is the main thread.
+    trainer  ─▶ Assignment | Share | None ─▶ receiver ─▶ AssignedPlan ─▶ Engine
+    trainer  ◀─ Result ◀─ main thread ◀─ Engine.pop()
+
+The engine has the segments that run here. One worker alone is the main thread, as in
+torch's workers; several are threads. Results leave in the order of the assignments.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from math import inf
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ....errors import SampleError
-from ...batch.layout import Layout, Misfit, size_of_all, write_rows
-from ...core.chunk import Chunk, Failure, Outcome
-from ...plan import BatchPlan
+from ....errors import PenstockError, SampleError
+from ...batch.buffer import BatchBuffer, FailedBatch, Finished
+from ...batch.layout import Allocate, Layout
+from ...core.byte_budget import ByteBudget
+from ...core.chunk import Chunk, Failure, InFlightBatch, Outcome
+from ...engine import Engine
+from ...observe.reading import TrainerMeter
+from ...plan import AssignedPlan
 from ...program.program import Program
-from ...program.randomness import SampleRandom
+from ...recipe import Recipe
 from ...witness.witness import Witness
+from .assignment import Assignment, Result, Share
 from .child import leave, write_crashes_to
-from .collator import Collator
-from .handover import Returned, dumps, loads, travel
+from .handover import Packed, Packer, dumps, travel
 from .pipe import Pipe
-from .slabs import Block, allocate_on, map_shared
-from .status_page import LaneStatus, StatusPage
+from .slabs import SlabPool
+from .status_page import MAX_LANES, LaneStatus, StatusPage
 
-__all__ = [
-    "SlabPlacement",
-    "Task",
-    "Worker",
-    "failed_outcome",
-    "use_one_thread",
-]
-
-
-class SlabPlacement(NamedTuple):
-    """Where a worker may write its rows: a batch's slab, and the layout of its rows."""
-
-    key: int
-    nbytes: int
-    sent: bool
-    """Whether the slab's descriptor comes with this message."""
-    layout: Layout | None
-    """None: the same as for the previous task."""
-    rows: int
-
-
-class Task(NamedTuple):
-    """A lease, or its first rows, as sent to a worker process."""
-
-    number: int
-    """Sent back with the outcome, because a worker may have several at a time."""
-    chunk: Chunk
-    inputs: bytes | None
-    """Samples, pickled: unpickling runs user code, so no lock may be held."""
-    placement: SlabPlacement | None
-    forget: frozenset[int] = frozenset()
-    """Keys of slabs that only the trainer uses from now on: unmap them."""
-    batch: tuple[BatchPlan, int] | None = None
-    """If the rows are a whole batch to be collated here: that batch, and the seed of
-    its draws."""
-    returned: Returned | None = None
-    """Slabs of batches collated here that may be reused, or must not be."""
+KEEP = 40
+"""Slabs that the trainer may hold, including those of batches it has not taken yet."""
+UNBOUNDED = 1 << 62
+"""Bytes of the budget here: the trainer's bounds what is assigned."""
 
 
 THREAD_CAPS = (
@@ -90,162 +68,241 @@ def use_one_thread() -> None:
         sys.modules["cv2"].setNumThreads(0)
 
 
+class CollatingMeter(TrainerMeter):
+    """Measures collating in the main thread, and posts it on the status page."""
+
+    def __init__(self, plan: AssignedPlan, status: LaneStatus) -> None:
+        super().__init__()
+        self._plan, self._status = plan, status
+
+    @contextlib.contextmanager
+    def collating(self) -> Iterator[None]:
+        """Measure the user's `collate_fn`: no single row is to blame for it."""
+        self._status.begin(self._plan.oldest, 0)
+        with super().collating():
+            yield
+        self._status.end()
+
+
 class Worker:
     """One worker process.
 
-    `_receiving` guards reading the pipe, `_slabs` and `_layout`; `_sending` guards
-    writing. Samples are pickled and unpickled outside both, as that runs user code.
-    `_leaving` lets one lane at a time end its part of the program.
+    The receiver reads the pipe, the main thread writes to it. `_packing` guards the
+    packer, which both use.
+
+    Args:
+        pipe: leads to the trainer.
+        recipe: what to make; its segments are those that run here.
+        program: what they do to samples.
+        status_page: where the samples being worked on are posted.
     """
 
     def __init__(
-        self, end: Pipe, program: Program, seed: int, status_page: StatusPage
+        self, pipe: Pipe, recipe: Recipe, program: Program, status_page: StatusPage
     ) -> None:
-        self._end = end
-        self._program = program
-        self._seed = seed
+        self._pipe, self._program = pipe, program
         self._status_page = status_page
-        self._slabs: dict[int, Mapped] = {}
-        self._layout: Layout | None = None
-        """Layout of the rows of the last task."""
-        self._lanes = self._wanted = 1
-        self._beside: list[threading.Thread] = []
-        """All lanes but the first, which runs in the main thread."""
-        self._sure = not program.doubtful
-        # Of what threads may not share; None once that is known.
-        self._doubts = None if self._sure else Witness(program.doubtful)
+        lanes = map(status_page.lane, itertools.cycle(range(MAX_LANES)))
+        self._slabs = SlabPool(KEEP)
+        self._packer = Packer(self._slabs)
+        self._packing = threading.Lock()
+        self._plan = AssignedPlan()
+        self._meter = CollatingMeter(self._plan, next(lanes))
         self._watch = Witness(program.watched) if program.watched else None
-        batches = program.batches
-        self._collator = None if batches is None else Collator(batches)
-        self._receiving = threading.Lock()
-        self._sending = threading.Lock()
-        self._leaving = threading.Lock()
+        self._share, self._alone = Share(1, 1), bool(program.doubtful)
+        # Of what threads may not share; None once that is known.
+        self._doubts = Witness(program.doubtful) if program.doubtful else None
+        buffers = replace(recipe.buffers, lend=self._lend)
+        self._engine = Engine(
+            replace(recipe, plan=self._plan, buffers=buffers),
+            ByteBudget(UNBOUNDED),
+            0,
+            trainer=self._meter,
+            watch=lanes.__next__,
+        )
+        self._engine.engine_lock.extend(0)
+        self._spent = self._spent_now()
 
     def run(self) -> None:
         """Work until the trainer closes the pipe, or is gone.
 
-        Each lane finishes its current task first: its function may hold a lock that it
-        shares with other processes.
+        Each worker finishes its current rows first: its function may hold a lock that
+        it shares with other processes.
         """
         write_crashes_to(self._status_page)
-        self._end.send(os.getpid())
-        self._work(0)
-        while self._beside:
-            self._beside.pop().join()
-            self._leave()
-
-    def _work(self, lane: int) -> None:
-        random = SampleRandom(self._seed)
-        status = self._status_page.lane(lane)
-        with contextlib.suppress(EOFError):
-            while self._serve(random, status):
-                pass
-        self._leave()
-
-    def _work_beside(self, lane: int) -> None:
-        """Work as a further lane, where an error ends the process."""
+        self._pipe.send(os.getpid())
+        receiver = threading.Thread(target=self._receive, name="receiver", daemon=True)
+        self._engine.start()
+        receiver.start()
         try:
-            self._work(lane)
+            while True:
+                self._serve()
+        except PenstockError:
+            if not self._engine.engine_lock.closed:
+                raise
+        for segment in self._engine.segments:
+            segment.close(inf, [])
+        self._program.leave()
+
+    # The receiver
+
+    def _receive(self) -> None:
+        """Take what the trainer sends, until the pipe ends; then stop the engine."""
+        engine_lock = self._engine.engine_lock
+        try:
+            with contextlib.suppress(EOFError):
+                while (message := self._pipe.receive()) is not None:
+                    self._hear(message)
+            with engine_lock.lock:
+                engine_lock.close()
+                engine_lock.wake_trainer()
         except BaseException:  # noqa: BLE001 nobody above could report it
             traceback.print_exc()
             leave(1)
 
-    def _leave(self) -> None:
-        """Write what the program still holds, such as records for a cache."""
-        with self._leaving:
-            self._program.leave()
+    def _hear(self, message: Assignment | Share) -> None:
+        if isinstance(message, Share):
+            self._share = message
+            if not self._alone:
+                self._share_out()
+            return
+        if message.returned is not None:
+            with self._packing:
+                self._packer.take_back(message.returned)
+        planned = message.planned
+        with self._engine.engine_lock.lock:
+            self._plan.add(planned, message.seed)
+            self._engine.engine_lock.extend(self._plan.stop)
 
-    def _serve(self, random: SampleRandom, status: LaneStatus) -> bool:
-        """Do one task. Keeps no reference between two tasks."""
-        with self._receiving:
-            task = self._end.receive()
-            sink = self._open(task) if isinstance(task, Task) else None
-            if isinstance(task, Task) and task.returned and self._collator:
-                self._collator.take_back(task.returned)
-        if task is None:
-            return False
-        if isinstance(task, int):
-            self._widen(task)
-            return True
-        status.begin(task.number)
-        doubts = self._doubts
-        with doubts or contextlib.nullcontext():
-            outcome, descriptors = self._do(task, sink, random, status)
+    # The main thread
+
+    def _serve(self) -> None:
+        """Make one batch, or some rows of one. Keeps no reference between two."""
+        with self._doubts or contextlib.nullcontext():
+            in_flight, made = self._engine.pop()
+        with self._engine.engine_lock.lock:
+            self._plan.forget()
+        outcome = self._outcome(in_flight, made)
         if self._watch is not None:
             outcome.changed = self._watch.look()
-        self._reply(task, outcome, descriptors)
-        status.end()
-        if doubts is not None:
-            self._sure, self._doubts = doubts.finding() is None, None
-            self._widen(self._wanted)
-        return True
+        self._reply(in_flight, made, outcome)
+        if self._doubts is not None:
+            self._alone, self._doubts = self._doubts.finding() is not None, None
+            if not self._alone:
+                self._share_out()
 
-    def _widen(self, lanes: int) -> None:
-        """Start lanes up to this number; stay at one while it may own its file."""
-        self._wanted = lanes
-        while self._sure and self._lanes < lanes:
-            lane, self._lanes = self._lanes, self._lanes + 1
-            thread = threading.Thread(
-                target=self._work_beside, args=(lane,), name=f"lane {lane}", daemon=True
-            )
-            thread.start()
-            self._beside.append(thread)
+    def _share_out(self) -> None:
+        """Give each segment its part of the workers; one alone is the main thread."""
+        workers, of = self._share
+        for segment in self._engine.segments:
+            recipe = segment.recipe
+            if recipe.executor == "async":
+                permits = -(-recipe.num_parallel_workers * workers // of)
+                segment.request("async", permits)
+            elif not recipe.in_order:
+                segment.request("inline" if workers == 1 else "thread", workers)
 
-    def _open(self, task: Task) -> SlabSink | None:
-        """Return the slab that a task writes to, mapping it if it is new."""
-        for key in task.forget:
-            self._slabs.pop(key, None)
-        placement = task.placement
-        if placement is None:
-            return SlabSink(None, None) if self._program.places else None
-        if placement.sent:
-            descriptor = self._end.descriptors.popleft()
-            try:
-                block = map_shared(descriptor, placement.nbytes)
-                self._slabs[placement.key] = Mapped(block)
-            finally:
-                os.close(descriptor)
-        self._layout = placement.layout or self._layout
-        layout, mapped = self._layout, self._slabs[placement.key]
-        return SlabSink(layout, layout and mapped.open(layout, placement.rows))
-
-    def _do(
-        self,
-        task: Task,
-        sink: SlabSink | None,
-        random: SampleRandom,
-        status: LaneStatus,
-    ) -> tuple[Outcome, tuple[int, ...]]:
-        """Return the outcome of a task, and descriptors to send with it."""
-        descriptors: tuple[int, ...] = ()
-        packed = task.inputs
-        inputs = None if packed is None else loads(packed)
-        outcome = self._program.run(task.chunk, inputs, sink, random, status)
-        if sink is not None and sink.kept is not None:
-            rows, outcome.outputs = sink.kept
-            outcome.offsets = [row - task.chunk.first_row for row in rows]
-            if task.batch is not None and self._collator is not None:
-                status.begin(task.number)  # no single row is to blame for what follows
-                descriptors = self._collator.collate(
-                    *task.batch, task.chunk, outcome, alone=self._lanes == 1
-                )
-        outcome.failures = [
-            replace(failure, error=travel(failure.error))
-            for failure in outcome.failures
+    def _outcome(
+        self, in_flight: InFlightBatch, made: Finished | FailedBatch
+    ) -> Outcome:
+        """Return the outcome of an assignment, without what was made."""
+        rows = len(in_flight.rows)
+        outcome = Outcome(rows, dropped=in_flight.dropped, ended=in_flight.ended)
+        failures = [
+            replace(failure, error=travel(failure.error)) for failure in made.failures
         ]
-        return outcome, descriptors
+        if not in_flight.whole:
+            outcome.failures = failures
+        elif isinstance(made, FailedBatch):
+            outcome.made = FailedBatch(travel(made.error), tuple(failures))
+        else:
+            outcome.made = Finished(None, tuple(failures))
+        before, self._spent = self._spent, self._spent_now()
+        spent = self._spent - before
+        outcome.run_ns, outcome.cpu_ns = spent[:, :2].sum(axis=0).tolist()
+        outcome.parts = tuple(
+            (run_ns, cpu_ns, nbytes // max(rows, 1))
+            for run_ns, cpu_ns, nbytes in spent.tolist()
+        )
+        return outcome
+
+    def _spent_now(self) -> NDArray[np.int64]:
+        """Return the nanoseconds (wall, CPU) and bytes of each stage, `[stages, 3]`."""
+        segments = self._engine.segments
+        spent = np.array([s for each in segments for s in each.connector.parts.spent])
+        spent[-1, :2] += self._meter.collate_ns
+        return spent[: len(self._program.stages)]
 
     def _reply(
-        self, task: Task, outcome: Outcome, descriptors: tuple[int, ...]
+        self,
+        in_flight: InFlightBatch,
+        made: Finished | FailedBatch,
+        outcome: Outcome,
     ) -> None:
-        """Send an outcome; a sample that cannot be pickled is a failure of its row."""
+        """Send a result. A batch that cannot be pickled is left to the trainer."""
+        number, buffer, data = in_flight.number, in_flight.buffer, None
+        assert isinstance(buffer, BatchBuffer)
+        if isinstance(made, Finished):
+            data = made.data
+            if not in_flight.whole:
+                data = as_rows(in_flight, outcome, data)
         try:
-            packed = dumps((task.number, outcome))
+            message = self._packed(number, outcome, data)
         except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
-            failed = unsendable(self._program, task.chunk, outcome, error)
-            packed = dumps((task.number, failed))
-        with self._sending:
-            self._end.send_packed(packed, descriptors)
+            message = self._instead(in_flight, buffer.kept, outcome, error)
+        self._pipe.send_packed(*message)
+
+    def _instead(
+        self,
+        in_flight: InFlightBatch,
+        kept: dict[int, Any],
+        outcome: Outcome,
+        error: Exception,
+    ) -> tuple[bytes, tuple[int, ...]]:
+        """Return the samples of a batch that cannot be sent, or the error for that."""
+        number = in_flight.number
+        if in_flight.whole and kept:
+            outcome.failures, outcome.made = list(outcome.made.failures), None
+            with contextlib.suppress(Exception):
+                data = as_rows(in_flight, outcome, kept)
+                return self._packed(number, outcome, data)
+        chunk = in_flight.chunk(0, len(in_flight.rows))
+        failed = unsendable(self._program, chunk, outcome, error)
+        return self._packed(number, failed, None)
+
+    def _packed(
+        self, number: int, outcome: Outcome, data: Any
+    ) -> tuple[bytes, tuple[int, ...]]:
+        """Return a result as it is sent, and descriptors to send with it."""
+        if data is None:
+            return dumps(Result(number, outcome, None)), ()
+        packed, descriptors = self._pack(data, outcome)
+        return dumps(Result(number, outcome, packed)), descriptors
+
+    def _pack(self, data: Any, outcome: Outcome) -> tuple[Packed, tuple[int, ...]]:
+        with self._packing:
+            try:
+                packed, descriptors = self._packer.pack(data)
+            except OSError:  # there is no shared memory left
+                packed, descriptors = Packed(dumps(data), (), (), ()), ()
+                outcome.nbytes = len(packed.body)
+            else:
+                outcome.nbytes = max(self._packer.nbytes, len(packed.body))
+        return packed, descriptors
+
+    def _lend(self, layout: Layout, rows: int) -> tuple[Any, Allocate]:
+        """Lend shared memory for a batch; if there is none, memory of this process."""
+        with contextlib.suppress(OSError):
+            return self._slabs.lend(layout, rows)
+        return None, self._engine.recipe.buffers.allocate
+
+
+def as_rows(
+    in_flight: InFlightBatch, outcome: Outcome, samples: dict[int, Any]
+) -> list[Any]:
+    """Return samples by row of the batch as those of an outcome's offsets."""
+    outcome.offsets = [row - in_flight.first_row for row in samples]
+    return list(samples.values())
 
 
 def unsendable(
@@ -258,7 +315,7 @@ def unsendable(
         f"({type(error).__name__}: {error}); return arrays, tensors, numbers, text or "
         'bytes, or use executor="thread"'
     )
-    failed = failed_outcome(chunk.part(0, outcome.done), stage, SampleError(text))
+    failed = failed_outcome(chunk, stage, SampleError(text))
     failed.run_ns = outcome.run_ns
     return failed
 
@@ -270,47 +327,3 @@ def failed_outcome(chunk: Chunk, stage: str, error: Exception) -> Outcome:
         for at, index in enumerate(chunk.indices.tolist())
     ]
     return Outcome(len(chunk), failures=failures)
-
-
-class Mapped:
-    """A slab as mapped by this process.
-
-    Its tensors are kept for the next batch: torch releases the GIL while it makes
-    tensors, which costs a lane more than anything else about a row.
-    """
-
-    def __init__(self, block: Block) -> None:
-        self._block = block
-        self._opened: tuple[Layout, int] | None = None
-        self._memory: Any = None
-
-    def open(self, layout: Layout, rows: int) -> Any:
-        """Return the memory of a batch of `rows` rows of this layout."""
-        if self._opened != (layout, rows):
-            allocate, _ = allocate_on(self._block)
-            self._memory = layout.open(rows, allocate)
-            self._opened = layout, rows
-        return self._memory
-
-
-class SlabSink:
-    """Writes rows into the batch's slab, and keeps those that do not fit, to send."""
-
-    def __init__(self, layout: Layout | None, memory: Any) -> None:
-        self.kept: tuple[Sequence[int], list[Any]] | None = None
-        """Rows of the batch, and their samples."""
-        self._layout = layout
-        self._memory = memory
-
-    def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int:
-        """Put one sample into each of `rows`; return the bytes they take."""
-        layout = self._layout
-        if layout is not None:
-            try:
-                write_rows(layout, self._memory, rows, samples)
-            except Misfit:
-                pass
-            else:
-                return layout.row_bytes * len(rows)
-        self.kept = rows, list(samples)
-        return size_of_all(samples)

@@ -102,7 +102,7 @@ def segment(scale: float, workers: int = 2) -> SegmentReading:
         workers,
         3,
         WorkerReading(int(10 * scale), 8 * scale, 6 * scale, 5 * scale, scale, scale),
-        (),
+        workers,
         GaugeReading(40 * scale, 1 * scale, 2 * scale, 20),
         7.0,
     )

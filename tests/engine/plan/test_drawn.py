@@ -18,7 +18,7 @@ def test_workers_have_at_least_the_batch_that_is_due(most: int, drawn: int) -> N
     for head in range(1, 9):
         plan.draw(head)
         assert plan.stop == min(9, head + drawn)
-        assert plan.rows(plan.batch(head)).indices.tolist() == [head]
+        assert plan.planned(head).rows.indices.tolist() == [head]
 
 
 def test_a_trainer_that_loads_draws_one_batch_at_a_time() -> None:

@@ -53,7 +53,7 @@ class Connected:
 @pytest.fixture(autouse=True)
 def no_sink(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "penstock.engine.workers.inline.sink_of", lambda program, lease: None
+        "penstock.engine.workers.pool.sink_of", lambda program, lease: None
     )
 
 

@@ -52,12 +52,17 @@ def recipe(*executors: str, ray_options: Any = None, context: Any = None) -> Any
     options = SimpleNamespace(ray_options=ray_options, multiprocessing_context=context)
     plan = SimpleNamespace(shard=SimpleNamespace(rank=2))
     return SimpleNamespace(
-        plan=plan, segments=segments, seed=7, options=options, cpu_cores=2.4
+        plan=plan,
+        planned=plan,
+        segments=segments,
+        seed=7,
+        options=options,
+        cpu_cores=2.4,
     )
 
 
 def test_an_engine_without_actors_never_asks_for_ray(played: Played) -> None:
-    maker = PoolMaker(recipe("thread", "inline"), 0, slabs=None)  # type: ignore[arg-type]
+    maker = PoolMaker(recipe("thread", "inline"), 0)
     maker.begin()
     maker.renew()
     maker.close()
@@ -69,7 +74,7 @@ def test_an_engine_joins_ray_once_and_asks_for_room_for_each_stage(
     played: Played,
 ) -> None:
     made = recipe("ray", "thread", "ray", ray_options={"num_cpus": 3})
-    maker = PoolMaker(made, 5, slabs=None)  # type: ignore[arg-type]
+    maker = PoolMaker(made, 5)
     maker.begin()
     options = {**ACTOR, "num_cpus": 3}
     assert played.calls == [("join", maker), ("check_room", maker, 2, options)]
@@ -81,7 +86,7 @@ def test_pools_of_actors_are_handed_out_seeded_and_renewed_together(
     played: Played,
 ) -> None:
     made = recipe("ray", "ray")
-    maker = PoolMaker(made, 5, slabs=None)  # type: ignore[arg-type]
+    maker = PoolMaker(made, 5)
     maker.begin()
     connector: Any = object()
     pools: list[Any] = [maker.make(connector, each, "ray") for each in made.segments]

@@ -37,9 +37,9 @@ def child(clock: Clock) -> Iterator[WorkerChild]:
     """Return a child with one lane, to which task 2 is sent at 100 s."""
     nothing: Any = None
     status_page = StatusPage.make()
-    made = WorkerChild(nothing, status_page, 0, 0)
+    made = WorkerChild(nothing, status_page, 0, 0, nothing)
     made.pid = 1
-    made.errands[2] = Errand(nothing, nothing, nothing, clock.monotonic_ns())
+    made.errands[2] = Errand(nothing, nothing, clock.monotonic_ns())
     yield made
     status_page.close()
 
