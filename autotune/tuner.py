@@ -129,6 +129,7 @@ class Tuner(Generic[M]):
         self._decided_at = plant.steps
         self._quiet = 0  # windows since the last decision
         self._staff: tuple[tuple[str, str], ...] = ()  # kinds of workers
+        self._host = "trainer"  # where they are
         self._moved_s = float("-inf")  # when the last move told was made
         self._released = Released()
         self._verdict = Spoken()
@@ -237,7 +238,8 @@ class Tuner(Generic[M]):
         decided = () if self._trial is None else self._trial.decisions
         wanted = {d.operator: d.new for d in decided if d.knob == "executor"}
         wanted |= {d.operator: d.old for d in self._restored if d.knob == "executor"}
-        moved = any(
+        rehoused, self._host = window.host != self._host, window.host
+        moved = not rehoused and any(
             before.get(name, kind) != kind and wanted.get(name) != kind
             for name, kind in self._staff
         )

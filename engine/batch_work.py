@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from ..errors import NOTE, add_note
-from .batch.buffer import BatchBuffer, Buffers, FailedBatch, Finished, Gathered
+from .batch.buffer import BatchBuffer, FailedBatch, Finished, Gathered
 from .batch.buffer import Collate as Collating
 from .core.chunk import Chunk, Failure, InFlightBatch, Onward
 from .plan import BatchPlan
 from .program.program import Operation, Work
 from .program.randomness import SampleRandom
 from .program.seeding import SeededCalls
-from .recipe import Recipe, SegmentRecipe
+from .recipe import Recipe
 
 Made = Onward | Finished | Gathered | FailedBatch
 
@@ -61,21 +61,20 @@ class BatchWork:
     """Sends batches through the segments that work on whole ones, and out.
 
     Args:
-        segments: all segments of the pipeline.
-        buffers: turn rows into batches.
+        recipe: what the engine runs.
         collates: called once the `collate_fn` has proved to keep no state.
         judge: called with the first batch that an inline segment has made.
     """
 
     def __init__(
         self,
-        segments: tuple[SegmentRecipe, ...],
-        buffers: Buffers,
+        recipe: Recipe,
         collates: Callable[[], None],
         judge: Callable[[int, Any], None],
     ) -> None:
-        self._segments = segments
-        self._buffers = buffers
+        self._recipe = recipe
+        self._segments = segments = recipe.segments
+        self._buffers = recipe.buffers
         self._collates = collates
         self._looked = False
         self._judge = judge
@@ -93,7 +92,12 @@ class BatchWork:
 
     def _filled(self, in_flight: InFlightBatch) -> Made:
         """Handle a batch whose rows are all finished, or have failed."""
+        elsewhere = in_flight.made is not None
         made = self._buffers.finish(in_flight)
+        if not in_flight.whole:
+            return made
+        if self._recipe.late_work and isinstance(made, Finished) and not elsewhere:
+            made = worked_late(self._recipe, in_flight.plan, made)
         if self._first == len(self._segments) or isinstance(made, FailedBatch):
             return self._pinned(in_flight, made)
         in_flight.substituted = made.failures
@@ -155,6 +159,16 @@ def batch_error(failure: Failure, plan: BatchPlan) -> BaseException:
     where = f"the batch of epoch {plan.epoch}, step {plan.step}"
     add_note(failure.error, f"{NOTE}{failure.stage}, {where}")
     return failure.error
+
+
+def worked_late(
+    recipe: Recipe, plan: BatchPlan, made: Finished
+) -> Finished | FailedBatch:
+    """Do the work on whole batches that worker processes have not done."""
+    try:
+        return replace(made, data=worked(recipe, plan, made.data))
+    except Exception as error:  # noqa: BLE001 the trainer raises it
+        return FailedBatch(error)
 
 
 def worked(recipe: Recipe, plan: BatchPlan, data: Any) -> Any:

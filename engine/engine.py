@@ -23,7 +23,7 @@ from ..errors import CLOSED, PenstockError
 from ..system.weak_methods import weakly
 from .auto_executor import resolve
 from .batch.buffer import FailedBatch, Finished, Gathered
-from .batch_work import BatchWork, Made
+from .batch_work import BatchWork, Made, worked_late
 from .core.byte_budget import ByteBudget, Reservations
 from .core.chunk import InFlightBatch, RowBuffer
 from .core.connector import Connector, EngineLock, Suspension
@@ -117,7 +117,7 @@ class Engine:
         self._pools.begin()  # first: no thread of this engine exists yet
         recipes = self.recipe.segments
         callbacks = weakly(self._let_collate), weakly(self._judge)
-        work = BatchWork(recipes, self.recipe.buffers, *callbacks)
+        work = BatchWork(self.recipe, *callbacks)
         for at, recipe in enumerate(recipes):
             segment = self._segment(core, at, recipe, work.finisher(at))
             self.segments.append(segment)
@@ -175,10 +175,13 @@ class Engine:
             self._step_wanted = self._work_inline()
         engine_lock.notify_others()
         self._check_budget(popped[0])
-        if isinstance(popped[1], Gathered):
+        in_flight, made = popped
+        if isinstance(made, Gathered):
             with self.trainer.collating():
-                popped = popped[0], self._collate(popped[1])
-        return popped
+                made = self._collate(made)
+                if self.recipe.late_work and isinstance(made, Finished):
+                    made = worked_late(self.recipe, in_flight.plan, made)
+        return in_flight, made
 
     def _collate(self, gathered: Gathered) -> Finished | FailedBatch:
         """Run the user's `collate_fn` here and now, its draws seeded by the batch."""
@@ -221,7 +224,10 @@ class Engine:
             while self._pause_source():
                 self.engine_lock.sleep()
             reader.restart(skip)
+            if self.segments[0].executor == "process":
+                self._pools.renew()  # its place is in the process that reads
         with self.engine_lock.lock:
+            self.engine_lock.mend()
             self.engine_lock.restart(step)
         self.engine_lock.notify_others()
 
@@ -365,6 +371,7 @@ class Engine:
     def _pause_source(self) -> bool:
         """Hand out no more rows of the source; return whether one is being read."""
         with self.engine_lock.lock:
+            self.engine_lock.mend()
             self._check()
             reading = self.engine_lock.trainer_waits = self.engine_lock.pause_source()
         return reading
@@ -525,9 +532,7 @@ class Engine:
         recipe: SegmentRecipe,
         finish: Callable[[InFlightBatch], Made],
     ) -> Segment:
-        connector = Connector(
-            core, self.engine_lock, at, finish, len(recipe.program.stages)
-        )
+        connector = Connector(core, self.engine_lock, at, finish, len(recipe.stages))
         make = partial(self._pools.make, connector, recipe)
         return Segment(recipe, connector, make)
 

@@ -14,6 +14,7 @@ from ..errors import add_note
 from .batch.buffer import Buffers, FailedBatch, Finished, Gathered
 from .batch_work import worked
 from .core.chunk import Chunk, Failure, InFlightBatch
+from .core.connector import ReaderLost
 from .engine import Engine
 from .plan import BatchPlan, Cursor, DrawnPlan, Plan, Rows
 from .program.randomness import SampleRandom
@@ -332,7 +333,11 @@ class RepackFeed:
 
     def _pull(self) -> None:
         """Take the survivors of one block."""
-        in_flight, finished = self._engine.pop()
+        try:
+            in_flight, finished = self._engine.pop()
+        except ReaderLost:
+            self._read_again()
+            return
         self._over = in_flight.plan.last or in_flight.ended
         if isinstance(finished, FailedBatch):
             try:
@@ -346,6 +351,12 @@ class RepackFeed:
         fresh = bisect_left(tickets, self.cursor.position)
         self._tickets += tickets[fresh:]
         self._samples += list(finished.data.values())[fresh:]
+
+    def _read_again(self) -> None:
+        """Read an iterable from the start, without what was delivered already."""
+        self._drop()
+        step, skip = place(self._plan, self.cursor)
+        self._engine.restart(step, self.cursor.position - skip)
 
     def _deliver(self, start: int, stop: int, taken: list[Any]) -> Delivery:
         """Deliver samples of the tickets from `start` to before `stop`."""

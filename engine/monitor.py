@@ -110,7 +110,7 @@ class Monitor:
             segment.moving,
             queued_s,
             segment.connector.parts.read(),
-            segment.recipe.program.stages,
+            segment.recipe.stages,
             segment.recipe.storable,
             min(segment.recipe.bounds[1], pool.most),
             segment.recipe.iterable,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import StateError, check
@@ -168,6 +169,8 @@ class SegmentRecipe:
     """What the program says that leaves the work to the trainer: `num_workers=0`."""
     inner: tuple[SegmentRecipe, ...] = ()
     """What runs in each of its worker processes, if that is several segments."""
+    children: int | None = None
+    """Processes that its workers share; None: one for each core."""
 
     @property
     def within(self) -> SegmentRecipe:
@@ -181,6 +184,12 @@ class SegmentRecipe:
             per_batch=False,
             timeout_s=self.timeout_s if self.executor == "async" else None,
         )
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The names, as in the log, of all that its workers do."""
+        behind = (each.program.stages for each in self.inner if each.per_batch)
+        return (*self.program.stages, *chain.from_iterable(behind))
 
     @property
     def iterable(self) -> bool:
@@ -238,7 +247,7 @@ class Recipe:
         segment = self.segments[at]
         *before, last = segment.inner or (segment.within,)
         program = last.program
-        if not program.places:  # there, nothing follows
+        if not (program.places or last.per_batch):  # there, nothing follows
             last = replace(last, program=replace(program, places=self.buffers.stage))
         return replace(
             self,
@@ -248,6 +257,15 @@ class Recipe:
             device=None,
             caches=(),
         )
+
+    @property
+    def late_work(self) -> bool:
+        """Whether no segment does the work on whole batches, but worker processes do.
+
+        For batches that these do not make as a whole, the trainer does it.
+        """
+        behind = any(segment.per_batch for segment in self.segments)
+        return bool(self.batch_work) and not (behind or self.repack)
 
     @property
     def collate_seed(self) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import SpecError, check
+from ..errors import SpecError
 from ..system.forking import FORKS
 from .batch.device import DeviceStage, ToDevice
 from .batch.tensors import in_parts
@@ -17,6 +17,7 @@ from .core.byte_budget import ByteBudget
 from .feed import Delivery
 from .host.direct import DirectHost
 from .host.local import Host, TrainerHost
+from .in_children import in_children
 from .observe.contention import ContentionMeter
 from .observe.knob import Knob
 from .observe.observation import Move, Observation
@@ -74,7 +75,13 @@ class Run:
         self._caches = recipe.caches
         for cache in self._caches:
             cache.open()  # before any process forks, so that all find it
-        self._recipe, self._byte_budget = recipe, byte_budget
+        self._home, self._byte_budget = recipe, byte_budget
+        self._far = recipe.options.host == "process"
+        """Whether all work is in a worker process."""
+        if self._far:
+            recipe = in_children(recipe, 1)
+        self._recipe = recipe
+        """What runs now; `_home` is the same in the trainer's process."""
         alone = recipe.direct and self._lane is None
         (first, *_) = recipe.segments
         self._direct = recipe if alone and first.executor == "auto" else None
@@ -95,7 +102,7 @@ class Run:
         self._moves: tuple[Move, ...] = ()
         self._moved = 0
         self._closed = False
-        self._history: deque[tuple[tuple[int, int], Reading]] = deque(maxlen=HISTORY)
+        self._history: deque[tuple[int, Reading]] = deque(maxlen=HISTORY)
         host: Host | None = None
         try:
             host = self.host = self._first_host(cursor, alone=alone)
@@ -109,8 +116,6 @@ class Run:
         recipe, byte_budget = self._recipe, self._byte_budget
         if alone:
             return DirectHost(recipe, byte_budget, cursor, self._trainer)
-        if recipe.options.host == "process":
-            return process_host(recipe, byte_budget, cursor, self._trainer)
         return TrainerHost(recipe, byte_budget, cursor, self._trainer)
 
     def _look_first(self) -> None:
@@ -119,7 +124,7 @@ class Run:
         self._era = self._now
         self._before = self.read()
         self._note(self.host.read())
-        self._warm = (-1, -1), self._before
+        self._warm = -1, self._before
         """State at the first batch, for which workers had to start."""
 
     @property
@@ -192,8 +197,8 @@ class Run:
         if kind == "inline":
             self._take_back(host)
         elif self._wanted == self._kind:
-            engine = host.engine if isinstance(host, TrainerHost) else None
-            self.contention.given(engine)
+            here = isinstance(host, TrainerHost) and not self._far
+            self.contention.given(cast("TrainerHost", host).engine if here else None)
         else:
             self.contention.forget()
             try:
@@ -271,7 +276,7 @@ class Run:
             segment.executor == "inline" or segment.recipe.name not in chosen
             for segment in host.engine.segments
         )
-        if not here:
+        if self._far or not here:
             subjects = [each for s in chosen.values() for each in s.subjects]
             collate = self._collate
             # One that keeps state runs in the trainer, and changes by itself.
@@ -304,7 +309,7 @@ class Run:
         self._watch, self._chosen, self._movable = None, {}, False
         if self._lane is not None:
             self._lane.drop()
-        segments = self._segments_now(before)
+        segments = self._home.segments if self._far else self._segments_now(before)
         of_ours = [s for s in segments if s.name in chosen]
         moved = next((s for s in of_ours if s.executor != "inline"), of_ours[0])
         home = tuple(
@@ -312,6 +317,7 @@ class Run:
             for s in segments
         )
         direct, self._direct, self._workers = self._direct, None, None
+        self._far = False
         self._recipe = replace(direct or self._recipe, segments=home)
         before.close()
         host: Host
@@ -335,8 +341,8 @@ class Run:
             return  # they are forked again for each epoch
         self._recipe = replace(self._recipe, segments=self._segments_now(before))
         before.close()
-        make = TrainerHost if isinstance(before, TrainerHost) else process_host
-        self._settle_in(make(self._recipe, self._byte_budget, cursor, self._trainer))
+        host = TrainerHost(self._recipe, self._byte_budget, cursor, self._trainer)
+        self._settle_in(host)
 
     def _segments_now(self, host: Host) -> tuple[SegmentRecipe, ...]:
         """Return recipes that start as the segments are now."""
@@ -352,18 +358,19 @@ class Run:
                 this process.
         """
         before, trainer = self.host, self._trainer
-        if isinstance(before, TrainerHost):
+        assert isinstance(before, TrainerHost)
+        recipe = self._home
+        quiet: AbstractContextManager[None] = nullcontext()
+        if not self._far:
             check_handover(data)
             check_stateless(before.engine.segments, self._collate)
-            self._recipe = replace(
-                self._recipe, segments=_as_now(before.engine.segments)
-            )
-            with before.engine.still():  # a fork copies the locks that threads hold
-                after: Host = process_host(
-                    self._recipe, self._byte_budget, before.cursor, trainer
-                )
-        else:
-            after = TrainerHost(self._recipe, self._byte_budget, before.cursor, trainer)
+            segments = _as_now(before.engine.segments)
+            self._home = replace(self._recipe, segments=segments)
+            recipe = in_children(self._home, 1)
+            quiet = before.engine.still()  # a fork copies the locks that threads hold
+        with quiet:
+            after = TrainerHost(recipe, self._byte_budget, before.cursor, trainer)
+        self._far, self._recipe = not self._far, recipe
         with ExitStack() as undo:
             undo.callback(after.close)  # even if Ctrl-C interrupts
             before.close()
@@ -372,16 +379,15 @@ class Run:
 
     @property
     def _kind(self) -> str:
-        here = isinstance(self.host, (TrainerHost, DirectHost))
-        return "trainer" if here else "process"
+        return "process" if self._far else "trainer"
 
     def _want(self, kind: str) -> None:
         self._wanted = kind
 
     @property
-    def _now(self) -> tuple[int, int]:
+    def _now(self) -> int:
         """Changes when all counters restart, because the engine is a new one."""
-        return self._moved, self.host.era
+        return self._moved
 
     # The tuner's side: the plant that it tunes
 
@@ -554,24 +560,6 @@ def ways_to(stage: DeviceStage | None) -> tuple[Lane | None, ToDevice | None]:
     from .to_device.lane import lane_to
 
     return lane_to(stage), None
-
-
-def process_host(
-    recipe: Recipe, byte_budget: ByteBudget, cursor: Cursor, trainer: TrainerMeter
-) -> Host:
-    """Start an engine in a child of the trainer.
-
-    Raises:
-        SpecError: this system has no fork or no memfd.
-        Exception: as `ProcessHost`.
-    """
-    check(
-        FORKS,
-        'host="process" needs fork and memfd, which only Linux has; use host="trainer"',
-    )
-    from .host.process import ProcessHost
-
-    return ProcessHost(recipe, byte_budget, cursor, trainer)
 
 
 def may_move(recipe: Recipe) -> bool:

@@ -14,8 +14,6 @@ from penstock.autotune import tuner
 from penstock.autotune.policies.kinds import Kinds
 from penstock.autotune.trial import Trial, Verdict
 from penstock.engine import auto_executor
-from penstock.engine.host.local import TrainerHost
-from penstock.engine.host.process import ProcessHost
 from penstock.engine.observe import contention
 from penstock.engine.observe.observation import ContentionObservation
 from penstock.engine.run import Run
@@ -64,18 +62,18 @@ def said(caplog: pytest.LogCaptureFixture) -> str:
     return "\n".join(line for line in lines if "Pipeline" in line)
 
 
-def host_when(pipe: ps.Pipeline, text: str, log: Any, step: Any) -> type:
-    """Train until the log has this line; return what hosts the engine then."""
+def host_when(pipe: ps.Pipeline, text: str, log: Any, step: Any) -> str:
+    """Train until the log has this line; return where work is done then."""
     deadline_s = time.monotonic() + 50
     loop = iter(pipe)
     while text not in said(log):
         next(loop)
         step()
         assert time.monotonic() < deadline_s, said(log)
-    return type(run_of(pipe).host)
+    return run_of(pipe).read().host
 
 
-def host_once_measured(pipe: ps.Pipeline, step: Any) -> type:
+def host_once_measured(pipe: ps.Pipeline, step: Any) -> str:
     """Train until contention has been measured and a little longer; return the host."""
     deadline_s = time.monotonic() + 50
     after = 30
@@ -84,7 +82,7 @@ def host_once_measured(pipe: ps.Pipeline, step: Any) -> type:
         run = run_of(pipe)
         after -= run.contention.found is not None
         if after <= 0:
-            return type(run.host)
+            return run.read().host
         assert time.monotonic() < deadline_s
     raise AssertionError
 
@@ -127,7 +125,7 @@ def test_an_engine_that_slows_the_trainer_moves_out(
     monkeypatch.setattr(Kinds, "other_executor", lambda *_, **__: ())
     with pipe_of(costly) as pipe:
         kind = host_when(pipe, "to new value: [process]", caplog, lambda: burn(0.006))
-    assert kind in (TrainerHost, ProcessHost)
+    assert kind in ("trainer", "process")
     assert "the trainer's own part of a step takes" in said(caplog)
 
 
@@ -137,7 +135,7 @@ def test_a_trainer_that_computes_nothing_keeps_the_engine(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pipe_of(costly) as pipe:
-        assert host_once_measured(pipe, lambda: time.sleep(0.03)) is TrainerHost
+        assert host_once_measured(pipe, lambda: time.sleep(0.03)) == "trainer"
     assert "to new value: [process]" not in said(caplog)
 
 
@@ -150,7 +148,7 @@ def test_without_autotune_the_engine_stays_and_is_never_paused() -> None:
             if at == 60:
                 break
             assert run_of(pipe).contention.found is None
-            assert type(run_of(pipe).host) is TrainerHost
+            assert run_of(pipe).read().host == "trainer"
 
 
 @pytest.mark.usefixtures("soon")
@@ -197,12 +195,12 @@ def test_knobs_keep_their_values_when_the_engine_moves(
         for _ in pipe:
             time.sleep(PACE_S)
             run = run_of(pipe)
-            if type(run.host) is ProcessHost:
+            if run.read().host == "process":
                 after = values(run)
                 break
             before = values(run)
-        assert before
-        assert before == after
+        assert after
+        assert after.items() <= before.items()
 
 
 @pytest.mark.usefixtures("soon")
@@ -217,7 +215,7 @@ def test_an_engine_whose_batches_cannot_be_handed_over_stays(
     source = ps.Pipeline.from_dataset(Numbers(1 << 20)).map(as_it_is)
     with source.batch(8, collate_fn=collate) as pipe:
         kind = host_when(pipe, "process failed", caplog, lambda: time.sleep(PACE_S))
-    assert kind is TrainerHost
+    assert kind == "trainer"
     assert "batches cannot be handed over (TypeError: cannot pickle" in said(caplog)
 
 

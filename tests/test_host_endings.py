@@ -16,7 +16,6 @@ import pytest
 
 import penstock as ps
 from penstock.engine import engine
-from penstock.engine.host import process, serving
 from penstock.engine.workers.process import fork_server
 from support import warm
 from support.datasets import KINDS, WORKERS, Numbers
@@ -55,13 +54,6 @@ def test_batches_stay_as_they_are_when_the_child_ends() -> None:
 # The child's death
 
 
-@pytest.fixture
-def few_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make most of the batches that are due die with the child."""
-    monkeypatch.setattr(serving, "MAX_AHEAD", serving.MIN_AHEAD)
-
-
-@pytest.mark.usefixtures("few_ahead")
 def test_a_child_that_is_killed_is_replaced_and_no_byte_changes(kind: Kind) -> None:
     with hosted(kind, 200) as pipe:
         batches = []
@@ -75,7 +67,6 @@ def test_a_child_that_is_killed_is_replaced_and_no_byte_changes(kind: Kind) -> N
     assert found == epochs(2, 200)
 
 
-@pytest.mark.usefixtures("few_ahead")
 def test_an_error_is_raised_once_although_the_child_dies_after_it() -> None:
     with failing(WORKERS["inline"]) as pipe:
         loop = iter(pipe)
@@ -92,11 +83,11 @@ def test_a_child_that_always_dies_is_given_up_and_named() -> None:
     with pipe.batch(8).options(host="process") as pipe:
         loop = iter(pipe)
         assert [next(loop)[1][0].item() for _ in range(2)] == [0, 8]
-        with pytest.raises(ps.WorkerError, match=r"pid \d+\) died 6 (?s:.*)SIGKILL"):
+        told = r"died 5 times on sample index 20(?s:.*)SIGKILL"
+        with pytest.raises(ps.WorkerError, match=told):
             next(loop)
 
 
-@pytest.mark.usefixtures("few_ahead")
 def test_tuning_survives_the_child() -> None:
     with hosted(WORKERS["2 threads"], 800) as pipe:
         loop = iter(pipe)
@@ -105,12 +96,10 @@ def test_tuning_survives_the_child() -> None:
         before = run.knobs()
         kill(host_of(pipe))
         assert [knob.name for knob in run.knobs()] == [k.name for k in before]
-        assert [knob.value for knob in before] == [2, 2, 2, 2]
+        assert [knob.value for knob in before] == [2, 2]
         assert pipe.stats() is not None
-        assert run.observe() is not None
         for _ in range(5):
             next(loop)
-        assert run.observe() is None  # another engine, whose counters started at zero
         assert run.observe() is not None
 
 
@@ -139,8 +128,6 @@ def test_a_stopped_child_is_ended_too() -> None:
 
 def test_all_limits_of_an_end_together_are_below_two_seconds() -> None:
     """So `close` takes at most 2 s, whatever is stuck: one after the other."""
-    assert serving.CLOSE_S < process.END_S
-    assert process.ANSWER_S + process.END_S < 2
     assert engine.CLOSE_S + fork_server.LEAVE_S < 2
     assert fork_server.LEAVE_S < fork_server.END_S
     assert fork_server.LEAVE_S >= 0.3  # so that most samples can be finished

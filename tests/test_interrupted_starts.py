@@ -14,7 +14,6 @@ import pytest
 import penstock as ps
 from penstock.engine.engine import Engine
 from penstock.engine.host.local import TrainerHost
-from penstock.engine.host.process import HostChild, ProcessHost
 from penstock.engine.run import Run
 from penstock.engine.workers.making import PoolMaker
 from penstock.engine.workers.process.child import Child
@@ -29,9 +28,6 @@ STARTS = (
     ForkServer._start,  # noqa: SLF001
     Child.fork,
     Child.__init__,
-    HostChild.__init__,
-    ProcessHost._start,  # noqa: SLF001
-    ProcessHost._greet,  # noqa: SLF001
     TrainerHost.__init__,
     Run._look_first,  # noqa: SLF001
 )

@@ -24,7 +24,6 @@ import pytest
 
 import penstock as ps
 from penstock.engine import engine
-from penstock.engine.host import process, serving
 from penstock.engine.workers.process import fork_server, pool
 from penstock.engine.workers.process.child import Child
 from penstock.engine.workers.process.fork_server import ForkServer
@@ -535,8 +534,6 @@ def test_workers_that_are_stopped_finish_their_sample(
 
 LIMITS = [
     (engine, "CLOSE_S"),
-    (process, "END_S"),
-    (serving, "CLOSE_S"),
     (pool, "LEAVE_S"),
     (fork_server, "LEAVE_S"),
     (fork_server, "END_S"),

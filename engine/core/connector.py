@@ -27,6 +27,10 @@ from .metrics import GaugeReading, PartsMeter, Wait, WorkerMeter, WorkerReading
 Clock = Callable[[], int]
 
 
+class ReaderLost(Exception):
+    """The process that read an iterable has died, and its place with it."""
+
+
 class Waiters:
     """The lock, and the means to wake each kind of waiter.
 
@@ -93,6 +97,11 @@ class Waiters:
         with self.lock:
             self.broken = self.broken or error
             self.wake_trainer()
+
+    def mend(self) -> None:
+        """Note that an iterable is read again from the start. The lock is held."""
+        if isinstance(self.broken, ReaderLost):
+            self.broken = None
 
 
 class EngineLock(Waiters):

@@ -58,8 +58,6 @@ class DirectHost:
         PenstockError: from `next`, once it is closed.
     """
 
-    era = 0
-
     def __init__(
         self,
         recipe: Recipe,

@@ -23,10 +23,6 @@ class Host(Protocol):
     """
 
     @property
-    def era(self) -> int:
-        """Changes when all counters restart from zero, because the engine is new."""
-
-    @property
     def cursor(self) -> Cursor:
         """Where the next batch starts."""
 
@@ -71,8 +67,6 @@ class TrainerHost:
         trainer: the meter of whoever calls `next`.
         feed: a feed that has begun, and continues with this engine; None makes one.
     """
-
-    era = 0
 
     def __init__(
         self,

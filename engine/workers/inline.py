@@ -6,12 +6,13 @@ from math import inf
 
 from ..core.chunk import Lease
 from ..core.connector import Connector
+from ..core.core import FAR_LEASE_NS, LEASE_NS
 from ..program.program import Program
 from ..program.randomness import SampleRandom
-from .pool import NearPool, PoolStatistics, Watches, no_watch, run_lease
+from .pool import PoolStatistics, Watches, no_watch, run_lease
 
 
-class Inline(NearPool):
+class Inline:
     """One worker that works on request, in the caller's thread."""
 
     executor = "inline"
@@ -52,6 +53,13 @@ class Inline(NearPool):
             return False
         self._run(lease)
         return True
+
+    def leases(self, workers: int) -> tuple[int, int]:
+        """Return how many leases it holds, and their length (ns).
+
+        One that is watched does nothing else, so its leases are long.
+        """
+        return workers, LEASE_NS if self._watch is None else FAR_LEASE_NS
 
     def resize(self, count: int) -> None:
         """Do nothing: there is always one worker."""

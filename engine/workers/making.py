@@ -108,7 +108,7 @@ class PoolMaker:
         from .process.pool import ProcessPool
 
         assert self._fork_server is not None
-        cores, recipes = self._cores, self._recipe
+        cores, recipes = recipe.children or self._cores, self._recipe
         return ProcessPool(
             connector, recipe, self._fork_server, cores, lambda: recipes.collate_seed
         )
@@ -150,7 +150,7 @@ class PoolMaker:
         # Ray's threads run by now: a fork could copy a lock that one of them holds.
         method = "forkserver" if self._cluster else start_method(recipe)
         works = {
-            at: (recipe.elsewhere(at), each.program)
+            at: (recipe.elsewhere(at), each)
             for at, each in enumerate(recipe.segments)
             if not each.in_order
         }

@@ -15,13 +15,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
 from typing import Any
 
 from ...cache.cache import Cache
 from ...engine.batch.array_rows import ArrayRowReader
 from ...engine.batch.buffer import Buffers
 from ...engine.batch_work import Collate
+from ...engine.in_children import taken_along
 from ...engine.program.cached import AwaitedCached, Cached, Step, Stored
 from ...engine.program.program import (
     BatchMap,
@@ -177,65 +177,6 @@ def fused(
     if begins_inline and len(segments) > 1 and segments[0].executor == "auto":
         segments[0] = replace(segments[0], executor="thread")  # the others wait for it
     return tuple(segments)
-
-
-def taken_along(segments: list[SegmentRecipe]) -> list[SegmentRecipe]:
-    """Return the segments, with those up to the last one in processes as one of them.
-
-    A process then makes samples from the start, and nothing but indices and batches
-    passes between it and the trainer.
-    """
-    kinds = [segment.executor for segment in segments]
-    if "process" not in kinds:
-        return segments
-    stop = len(kinds) - kinds[::-1].index("process")
-    return [as_one(segments[:stop]), *segments[stop:]]
-
-
-def as_one(segments: Sequence[SegmentRecipe]) -> SegmentRecipe:
-    """Return one segment of processes that do the work of several."""
-    *_, last = segments
-    if len(segments) == 1:
-        return last
-    asked = [each for each in segments if each.executor == "process"]
-    inner = [together(list(each)) for _, each in groupby(segments, _awaits)]
-    everything = together(segments)
-    limits = [each.timeout_s for each in segments if each.timeout_s is not None]
-    return replace(
-        everything,
-        name=asked[-1].name,
-        executor="process",
-        num_parallel_workers=max(each.num_parallel_workers for each in asked),
-        bounds=asked[-1].bounds,
-        timeout_s=min(limits, default=None),
-        inner=tuple(each.within for each in inner) if len(inner) > 1 else (),
-    )
-
-
-def _awaits(segment: SegmentRecipe) -> bool:
-    return segment.executor == "async"
-
-
-def together(segments: Sequence[SegmentRecipe]) -> SegmentRecipe:
-    """Return one segment that does the work of several, like the last of them."""
-    *_, last = segments
-    programs = [each.program for each in segments]
-    program = Program(
-        tuple(chain.from_iterable(each.operations for each in programs)),
-        last.program.places,
-        tuple(chain.from_iterable(each.doubtful for each in programs)),
-        watched=tuple(chain.from_iterable(each.watched for each in programs)),
-    )
-    return replace(
-        last,
-        program=program,
-        num_parallel_workers=max(each.num_parallel_workers for each in segments),
-        tunable=all(each.tunable for each in segments),
-        thread_safe=all(each.thread_safe for each in segments),
-        movable=False,
-        subjects=tuple(chain.from_iterable(each.subjects for each in segments)),
-        storable=tuple(chain.from_iterable(each.storable for each in segments)),
-    )
 
 
 def on_batches(

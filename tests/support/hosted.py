@@ -63,10 +63,10 @@ def epochs(count: int, length: int = 52) -> list[str]:
 
 
 def host_of(pipe: ps.Pipeline) -> psutil.Process:
-    """Return the process that hosts the engine of a pipeline."""
-    (child,) = children()
+    """Return the first process that makes batches of a pipeline."""
+    (server,) = children()
     assert pipe.stats() is not None
-    return child
+    return server.children()[0]
 
 
 def run_of(pipe: ps.Pipeline) -> Run:
@@ -77,9 +77,9 @@ def run_of(pipe: ps.Pipeline) -> Run:
 
 
 def kill(process: psutil.Process) -> None:
-    """Kill a process, and wait until it is dead; its owner may still reap it."""
+    """Kill a process, and wait until it is dead."""
     process.kill()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    process.wait(PROMPT_S)
 
 
 def failing(kind: Kind, **batch: Any) -> ps.Pipeline:

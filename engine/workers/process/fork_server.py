@@ -32,9 +32,8 @@ from typing import NamedTuple
 
 from ....system.interrupts import interrupts_deferred
 from ....system.shared_memory import shared_file
-from ...program.program import Program
 from ...program.seeding import mixed, seed_global_generators
-from ...recipe import Recipe, StartMethod
+from ...recipe import Recipe, SegmentRecipe, StartMethod
 from .child import Child, fork_child, run_child
 from .daemonic import daemonic
 from .parcel import pack, unpack
@@ -69,8 +68,8 @@ class Post(NamedTuple):
     """How many had this number before."""
 
 
-Works = Mapping[int, tuple[Recipe, Program]]
-"""By segment: what a worker process makes batches by, and what it does to samples."""
+Works = Mapping[int, tuple[Recipe, SegmentRecipe]]
+"""By segment: what a worker process works by, and the segment in the trainer."""
 Seeds = tuple[int, ...]
 """The seed of the samples' random streams, and what distinguishes runs with it."""
 
@@ -246,7 +245,7 @@ def fork_worker(works: Works, seeds: Seeds, post: Post, pipe: Pipe) -> int:
 
 
 def run_worker(
-    recipe: Recipe, program: Program, seeds: Seeds, post: Post, pipe: Pipe
+    recipe: Recipe, segment: SegmentRecipe, seeds: Seeds, post: Post, pipe: Pipe
 ) -> None:
     """Run a worker process: work until told to stop, or until the trainer is gone.
 
@@ -257,10 +256,10 @@ def run_worker(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     seed = mixed((*seeds, post.segment, post.before)) + post.number  # as torch counts
     seed_global_generators(seed & 0xFFFFFFFFFFFFFFFF)
-    program.enter(post.number)
+    segment.program.enter(post.number)
     page = StatusPage(pipe.descriptors.popleft())
     with daemonic():
-        Worker(pipe, recipe, program, page).run()
+        Worker(pipe, recipe, segment, page).run()
 
 
 def start_fresh(works: Works, seeds: Seeds, method: StartMethod) -> Child:

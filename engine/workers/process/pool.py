@@ -27,7 +27,7 @@ from ....system.descriptors import descriptors_left, most_descriptors
 from ....system.run_queue import threads_of
 from ...batch.buffer import FailedBatch, Finished
 from ...core.chunk import Lease, Outcome
-from ...core.connector import Connector
+from ...core.connector import Connector, ReaderLost
 from ...core.core import FAR_LEASE_NS
 from ...program.cached import Cached
 from ...recipe import SegmentRecipe
@@ -248,6 +248,7 @@ class ProcessPool(FarPool):
     ) -> None:
         super().__init__(connector, recipe, "worker processes")
         self._seed = seed
+        self._reads_on = recipe.iterable
         self._cores = cores if recipe.thread_safe else None
         self._child_set = ChildSet(connector, fork_server, self._cores)
         self._listening = True
@@ -370,6 +371,8 @@ class ProcessPool(FarPool):
         """Handle the end of a child: its work returns to the front."""
         if not self._child_set.outdated(child):  # otherwise its fork server ended it
             self._note_death(child)
+            if self._reads_on:
+                self._engine_lock.fail(ReaderLost())
         for errand in child.errands.values():
             self._connector.settle(errand.lease, Outcome(done=0), child.meter)
         self._child_set.forget(child)

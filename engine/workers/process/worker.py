@@ -33,7 +33,7 @@ from ...engine import Engine
 from ...observe.reading import TrainerMeter
 from ...plan import AssignedPlan
 from ...program.program import Program
-from ...recipe import Recipe
+from ...recipe import Recipe, SegmentRecipe
 from ...witness.witness import Witness
 from .assignment import Assignment, Result, Share
 from .child import leave, write_crashes_to
@@ -93,14 +93,20 @@ class Worker:
     Args:
         pipe: leads to the trainer.
         recipe: what to make; its segments are those that run here.
-        program: what they do to samples.
+        segment: the same as the trainer sees it.
         status_page: where the samples being worked on are posted.
     """
 
     def __init__(
-        self, pipe: Pipe, recipe: Recipe, program: Program, status_page: StatusPage
+        self,
+        pipe: Pipe,
+        recipe: Recipe,
+        segment: SegmentRecipe,
+        status_page: StatusPage,
     ) -> None:
+        program = segment.program
         self._pipe, self._program = pipe, program
+        self._stages = len(segment.stages)
         self._status_page = status_page
         lanes = map(status_page.lane, itertools.cycle(range(MAX_LANES)))
         self._slabs = SlabPool(KEEP)
@@ -231,7 +237,7 @@ class Worker:
         segments = self._engine.segments
         spent = np.array([s for each in segments for s in each.connector.parts.spent])
         spent[-1, :2] += self._meter.collate_ns
-        return spent[: len(self._program.stages)]
+        return spent[: self._stages]
 
     def _reply(
         self,

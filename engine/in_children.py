@@ -1,0 +1,98 @@
+"""Work that runs in worker processes as a whole: several segments become one.
+
+A worker process makes batches from the start, so nothing but indices and batches passes
+between it and the trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain, groupby
+
+from .program.program import Program
+from .recipe import Recipe, SegmentRecipe
+
+
+def in_children(recipe: Recipe, children: int | None = None) -> Recipe:
+    """Return the recipe with all work that may leave the trainer in worker processes.
+
+    Work on whole batches goes along if no segment of it was placed by the user. A
+    collate_fn stays in the trainer until it has proved to keep no state; the trainer
+    also does the rest for a batch that several processes have made.
+
+    Args:
+        recipe: what to run.
+        children: how many processes share the workers, unless the user asked for
+            processes; None: one for each core, or as many as there are workers.
+    """
+    samples = [each for each in recipe.segments if not each.per_batch]
+    behind = recipe.segments[len(samples) :]
+    asked = any(each.executor == "process" for each in samples)
+    far = replace(as_one(samples), children=None if asked else children)
+    if all(each.movable or each.executor == "process" for each in behind):
+        inner = (*(far.inner or (far.within,)), *map(at_rest, behind))
+        far, behind = replace(far, inner=inner), ()
+    return replace(recipe, segments=(far, *behind))
+
+
+def at_rest(segment: SegmentRecipe) -> SegmentRecipe:
+    """Return work on whole batches as it is in a worker process."""
+    return replace(segment.within, per_batch=True)
+
+
+def taken_along(segments: Sequence[SegmentRecipe]) -> list[SegmentRecipe]:
+    """Return the segments, with those up to the last one in processes as one of them.
+
+    One that reads an iterable stays, as its place is in one process.
+    """
+    kinds = [segment.executor for segment in segments]
+    if "process" not in kinds or segments[0].iterable:
+        return list(segments)
+    stop = len(kinds) - kinds[::-1].index("process")
+    return [as_one(segments[:stop]), *segments[stop:]]
+
+
+def as_one(segments: Sequence[SegmentRecipe]) -> SegmentRecipe:
+    """Return one segment of processes that do the work of several."""
+    far = [each for each in segments if each.executor == "process"]
+    asked = far or segments
+    inner = [together(list(each)) for _, each in groupby(segments, _awaits)]
+    limits = [each.timeout_s for each in segments if each.timeout_s is not None]
+    return replace(
+        together(segments),
+        name=asked[-1].name,
+        executor="process",
+        num_parallel_workers=max(each.num_parallel_workers for each in asked),
+        bounds=asked[-1].bounds,
+        timeout_s=min(limits, default=None),
+        inner=tuple(each.within for each in inner) if len(inner) > 1 else (),
+    )
+
+
+def _awaits(segment: SegmentRecipe) -> bool:
+    return segment.executor == "async"
+
+
+def together(segments: Sequence[SegmentRecipe]) -> SegmentRecipe:
+    """Return one segment that does the work of several, like the last of them."""
+    *_, last = segments
+    if len(segments) == 1:
+        return last
+    programs = [each.program for each in segments]
+    program = Program(
+        tuple(chain.from_iterable(each.operations for each in programs)),
+        last.program.places,
+        tuple(chain.from_iterable(each.doubtful for each in programs)),
+        watched=tuple(chain.from_iterable(each.watched for each in programs)),
+    )
+    return replace(
+        last,
+        program=program,
+        num_parallel_workers=max(each.num_parallel_workers for each in segments),
+        tunable=all(each.tunable for each in segments),
+        thread_safe=all(each.thread_safe for each in segments),
+        movable=False,
+        subjects=tuple(chain.from_iterable(each.subjects for each in segments)),
+        storable=tuple(chain.from_iterable(each.storable for each in segments)),
+    )
