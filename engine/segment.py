@@ -242,10 +242,11 @@ class Segment:
 
     def _tell_core(self) -> None:
         with self.connector.engine_lock.lock:
-            leases, lease_ns = self._pool.leases(self.num_parallel_workers)
+            held = self._pool.leases(self.num_parallel_workers)
             # Inline, the trainer works on demand, on the batch it asks for.
             inline = self.inline is not None
-            self.connector.resize(leases, self.prefetch_size, lease_ns, inline=inline)
+            leases, *others = held
+            self.connector.resize(leases, self.prefetch_size, *others, inline=inline)
 
     def __repr__(self) -> str:
         return (

@@ -381,11 +381,15 @@ class Connector:
         workers: int,
         prefetch: int,
         lease_ns: int = LEASE_NS,
+        makers: int = 1,
         *,
         inline: bool = False,
     ) -> None:
-        """Set how many workers there are, and how far ahead they may work."""
-        self._core.set_workers(self.segment, workers, lease_ns, inline=inline)
+        """Set how many workers there are, and how far ahead they may work.
+
+        The arguments are those of `Core.set_workers` and `set_prefetch`.
+        """
+        self._core.set_workers(self.segment, workers, lease_ns, makers, inline=inline)
         self._core.set_prefetch(self.segment, prefetch)
         self.engine_lock.wake()
 

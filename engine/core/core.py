@@ -97,6 +97,7 @@ class SegmentState:
     prefetch: int
     """Batches it may work ahead of its consumer."""
     workers: int
+    """Leases that its workers hold at once."""
     gauge: Gauge
     """Rows waiting after it: for the next segment, or finished for the trainer."""
     pieces: list[Piece] = field(default_factory=list)
@@ -114,6 +115,8 @@ class SegmentState:
     ahead: bool = True
     """Whether, inline, it may start a batch before the trainer asks for it. Not if it
     may overwrite the memory of the previous batch."""
+    makers: int = 1
+    """Workers elsewhere that each make a whole batch."""
     collates: bool = False
     """Whether workers elsewhere may make whole batches of their rows."""
     inline: bool = False
@@ -375,14 +378,28 @@ class Core:
         self._widened(at, ALL)
 
     def set_workers(
-        self, at: int, workers: int, lease_ns: int = LEASE_NS, *, inline: bool = False
+        self,
+        at: int,
+        workers: int,
+        lease_ns: int = LEASE_NS,
+        makers: int = 1,
+        *,
+        inline: bool = False,
     ) -> None:
         """Set the number of workers of segment `at`, and the time of a lease.
 
-        Both widen its window if needed. `inline`: its only worker is the trainer.
+        Both widen its window if needed.
+
+        Args:
+            at: the segment.
+            workers: leases that they hold at once.
+            lease_ns: work in one of these.
+            makers: how many make whole batches elsewhere.
+            inline: whether its only worker is the trainer.
         """
         state = self.segments[at]
         state.workers, state.lease_ns, state.inline = workers, lease_ns, inline
+        state.makers = makers
         self._widened(at, ALL)
 
     # Their parts
@@ -495,6 +512,8 @@ class Core:
         """
         start, rows = in_flight.next_row, len(in_flight.rows.indices)
         size = state.lease_rows(rows)
+        if state.whole and not self.outbox:
+            size = self._shared(in_flight, state, rows - start)
         in_flight.next_row = min(rows, start + size)
         in_flight.called -= 1
         left = rows - in_flight.next_row
@@ -507,6 +526,22 @@ class Core:
         whole = state.whole and len(chunk) == rows
         inputs = in_flight.inputs and in_flight.inputs[start : in_flight.next_row]
         return Lease(0, chunk, inputs, in_flight, whole=whole)
+
+    def _shared(self, in_flight: InFlightBatch, state: SegmentState, left: int) -> int:
+        """Return how many of the rows that are left make a lease if nothing is ready.
+
+        One worker makes a whole batch, unless there are fewer batches than workers. The
+        batch that the trainer waits for is shared by all that are free.
+        """
+        idle = state.makers - sum(lease.segment == 0 for lease in self.leases)
+        batches, number = 1, in_flight.number
+        known = self.reservations.expected(in_flight.plan.image_size) is not None
+        if known and number > self.head:
+            last = self._limit(0)
+            if self.until is not None:
+                last = min(last, self.until - 1)
+            batches += last - number
+        return left if batches >= idle else max(1, -(-left * batches // idle))
 
     def _lease_pieces(self, at: int, state: SegmentState, now_ns: int) -> Lease:
         in_flight = self.batches_in_flight[state.pieces[0][0]]

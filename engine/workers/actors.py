@@ -35,7 +35,7 @@ from ..core.metrics import WorkerMeter
 from ..recipe import SegmentRecipe
 from .actor import Actor
 from .cluster import RayCluster
-from .pool import PoolStatistics, join_all
+from .pool import Holding, PoolStatistics, join_all
 from .process.child import Errand
 from .process.far import NEVER_BEGUN, FarPool
 from .process.handover import flattened, restored
@@ -147,9 +147,9 @@ class ActorPool(FarPool):
         cluster.begin(engine, self)
         self._start()
 
-    def leases(self, workers: int) -> tuple[int, int]:
-        """Return how many leases so many actors hold: one may wait at each."""
-        return 2 * workers, FAR_LEASE_NS
+    def leases(self, workers: int) -> Holding:
+        """Return what leases so many actors hold: one may wait at each."""
+        return Holding(2 * workers, FAR_LEASE_NS, workers)
 
     def statistics(self) -> PoolStatistics:
         """Return the numbers of workers."""

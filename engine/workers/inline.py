@@ -9,7 +9,7 @@ from ..core.connector import Connector
 from ..core.core import FAR_LEASE_NS, LEASE_NS
 from ..program.program import Program
 from ..program.randomness import SampleRandom
-from .pool import PoolStatistics, Watches, no_watch, run_lease
+from .pool import Holding, PoolStatistics, Watches, no_watch, run_lease
 
 
 class Inline:
@@ -54,12 +54,9 @@ class Inline:
         self._run(lease)
         return True
 
-    def leases(self, workers: int) -> tuple[int, int]:
-        """Return how many leases it holds, and their length (ns).
-
-        One that is watched does nothing else, so its leases are long.
-        """
-        return workers, LEASE_NS if self._watch is None else FAR_LEASE_NS
+    def leases(self, workers: int) -> Holding:
+        """Return what leases it holds; if it is watched, it does nothing else."""
+        return Holding(workers, LEASE_NS if self._watch is None else FAR_LEASE_NS)
 
     def resize(self, count: int) -> None:
         """Do nothing: there is always one worker."""

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ...system.wakeup import Wakeup
 from ..batch.buffer import BatchBuffer
@@ -37,6 +37,17 @@ class PoolStatistics:
     """Workers that there is room for."""
 
 
+class Holding(NamedTuple):
+    """The leases that workers hold."""
+
+    leases: int
+    """How many at once."""
+    lease_ns: int
+    """Work in one of them."""
+    makers: int = 1
+    """How many work on one each, if they make whole batches."""
+
+
 class WorkerPool(Protocol):
     """The workers of one segment, of one kind. They only `take` and `settle`."""
 
@@ -47,8 +58,8 @@ class WorkerPool(Protocol):
     def resize(self, count: int) -> None:
         """Request `count` workers; return at once, without waiting for running work."""
 
-    def leases(self, workers: int) -> tuple[int, int]:
-        """Return how many leases so many workers hold, and their length (ns)."""
+    def leases(self, workers: int) -> Holding:
+        """Return what leases so many workers hold."""
 
     def retire(self) -> None:
         """Let all workers leave for good after their current lease; return at once."""
@@ -73,9 +84,9 @@ class WorkerPool(Protocol):
 class NearPool:
     """What all workers in this process have in common."""
 
-    def leases(self, workers: int) -> tuple[int, int]:
-        """Return how many leases so many workers hold, and their length (ns)."""
-        return workers, LEASE_NS
+    def leases(self, workers: int) -> Holding:
+        """Return what leases so many workers hold: one each."""
+        return Holding(workers, LEASE_NS)
 
 
 class ServedPool(ABC):

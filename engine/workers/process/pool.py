@@ -31,7 +31,7 @@ from ...core.connector import Connector, ReaderLost
 from ...core.core import FAR_LEASE_NS
 from ...program.cached import Cached
 from ...recipe import SegmentRecipe
-from ..pool import PoolStatistics
+from ..pool import Holding, PoolStatistics
 from .assignment import Assignment, Result, Share
 from .child import Errand, Watchdog, WorkerChild
 from .far import NEVER_BEGUN, FarPool, recalled
@@ -263,11 +263,11 @@ class ProcessPool(FarPool):
         counts = self._asked, child_set.workers, child_set.beginning()
         return PoolStatistics(self.executor, *counts)
 
-    def leases(self, workers: int) -> tuple[int, int]:
-        """Return how many leases so many workers hold at once, and for how long."""
+    def leases(self, workers: int) -> Holding:
+        """Return what leases so many workers hold; some wait at children."""
         children = children_for(workers, self._cores)
         each = -(-workers // children)
-        return children + -(-children // 2), FAR_LEASE_NS * each
+        return Holding(children + -(-children // 2), FAR_LEASE_NS * each, children)
 
     def threads(self) -> list[str]:
         """Return the /proc folders of the children's threads."""
