@@ -534,7 +534,9 @@ class Engine:
     ) -> Segment:
         connector = Connector(core, self.engine_lock, at, finish, len(recipe.stages))
         make = partial(self._pools.make, connector, recipe)
-        return Segment(recipe, connector, make)
+        samples = [each for each in self.recipe.segments if not each.per_batch]
+        alone = len(samples) == 1 or recipe.per_batch
+        return Segment(recipe, connector, make, alone=alone)
 
     def __repr__(self) -> str:
         return f"<Engine {'closed' if self._closed else self.engine_lock}>"

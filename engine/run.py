@@ -366,7 +366,7 @@ class Run:
             check_stateless(before.engine.segments, self._collate)
             segments = _as_now(before.engine.segments)
             self._home = replace(self._recipe, segments=segments)
-            recipe = in_children(self._home, 1)
+            recipe = in_children(self._home)
             quiet = before.engine.still()  # a fork copies the locks that threads hold
         with quiet:
             after = TrainerHost(recipe, self._byte_budget, before.cursor, trainer)

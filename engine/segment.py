@@ -45,19 +45,31 @@ class Segment:
     Its workers may be replaced by another kind while it runs: the new ones take leases
     from the same connector, and the old ones leave after finishing theirs. Only the
     trainer's thread does this; other threads may set knobs.
+
+    Args:
+        recipe: what it is.
+        connector: hands out its work.
+        make_pool: creates its workers.
+        alone: whether no other segment makes samples. Several move to processes
+            together, which is not theirs to do.
     """
 
     def __init__(
-        self, recipe: SegmentRecipe, connector: Connector, make_pool: MakePool
+        self,
+        recipe: SegmentRecipe,
+        connector: Connector,
+        make_pool: MakePool,
+        *,
+        alone: bool = True,
     ) -> None:
         self.recipe = recipe
         self.connector = connector
         self.undecided = recipe.executor == "auto"
         """Whether it runs inline until it has shown what a batch costs."""
         self.movable = (
-            recipe.movable and recipe.thread_safe and recipe.timeout_s is None
+            alone and recipe.movable and recipe.thread_safe and recipe.timeout_s is None
         )
-        """Whether it may move between threads and processes."""
+        """Whether it may move between threads and processes by itself."""
         moves = self.undecided or recipe.movable
         looks = moves or recipe.program.watched or recipe.per_batch
         self.witness = Witness(recipe.subjects if looks else ())

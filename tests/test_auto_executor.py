@@ -23,6 +23,7 @@ from penstock.autotune import tuner
 from penstock.engine import auto_executor
 from penstock.engine.engine import Engine
 from penstock.engine.segment import Kind
+from penstock.engine.workers.process.slabs import block_at
 from support.datasets import WORKERS, Numbers
 from support.functions import augment, digest
 
@@ -122,14 +123,14 @@ def test_worker_processes_inherit_no_held_lock_of_the_user() -> None:
         assert found == list(range(120))
 
 
-def test_batches_lie_in_shared_memory_while_processes_write_them() -> None:
-    with two_segments() as pipe:
+def test_batches_that_processes_make_lie_in_shared_memory() -> None:
+    with ps.Pipeline.from_dataset(range(1200)).batch(8) as pipe:
         loop = iter(pipe)
-        next(loop)
-        engine = engine_of(pipe)
-        engine.move(engine.segments[-1], "process")
-        list(loop)
-        assert engine._slabs.keys()  # noqa: SLF001 where memory lies is not told
+        assert block_at(next(loop).data_ptr()) is None
+    pipe = ps.Pipeline.from_dataset(range(1200), executor="process").batch(8)
+    with pipe:
+        *_, last = pipe
+    assert block_at(last.data_ptr()) is not None
 
 
 def counts_in_python(index: int) -> int:

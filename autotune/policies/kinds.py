@@ -106,10 +106,18 @@ class Kinds:
         return replace(self, pasts=tuple(pasts.items()))
 
     def other_executor(self, situation: Situation) -> Iterator[Decision]:
-        """Try another kind of workers for a segment, the one with most CPU first."""
+        """Try another kind of workers for a segment, the one with most CPU first.
+
+        Several segments on threads are tried on processes together: a process then
+        makes whole batches.
+        """
         seen = situation.observation
+        host = next((key for key in situation.knobs if key[1] == "host"), None)
         for segment in sorted(seen.segments, key=lambda s: s.cpu_s, reverse=True):
             knob = situation.knobs.get((segment.name, "executor"))
+            if knob is None and host is not None:
+                yield from self._together(situation, segment, host)
+                return
             if knob is None or not knob.tunable or knob.kind != segment.executor:
                 continue
             lost = self._lost(seen, segment)
@@ -131,6 +139,30 @@ class Kinds:
             if new == "process":
                 yield from _one_a_core(situation, segment)
             return
+
+    def _together(
+        self, situation: Situation, segment: SegmentObservation, host: KnobKey
+    ) -> Iterator[Decision]:
+        """Try all segments in processes, if the busiest one may do better there."""
+        seen, knob = situation.observation, situation.knobs[host]
+        past = dict(self.pasts).get((host, "process"))
+        lost = past is not None and past.speaks(seen.time_s, _cpu_s(seen, ""))
+        if lost or not knob.tunable or knob.kind != "trainer":
+            return
+        reason = self._reason(situation, segment, frozenset())
+        if reason is None or segment.executor != "thread":
+            return
+        idle = ratio(situation.budget.cpu_cores, seen.used_cores) or 1.0
+        yield Decision(
+            *host,
+            "trainer",
+            "process",
+            rule="executor",
+            reason=phrases.executor(segment.name, "process", reason),
+            expected=min(MAX_GAIN, max(1.0, idle)),
+            evidence=_evidence(seen, segment),
+        )
+        yield from _one_a_core(situation, segment)
 
     def collated_elsewhere(self, situation: Situation) -> Iterator[Decision]:
         """Try worker processes if the trainer waits for its own collating.

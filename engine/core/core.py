@@ -530,9 +530,12 @@ class Core:
     def _shared(self, in_flight: InFlightBatch, state: SegmentState, left: int) -> int:
         """Return how many of the rows that are left make a lease if nothing is ready.
 
-        One worker makes a whole batch, unless there are fewer batches than workers. The
-        batch that the trainer waits for is shared by all that are free.
+        One worker makes a whole batch, unless there are fewer batches than workers, and
+        one takes long. The batch that the trainer waits for is shared by all that are
+        free.
         """
+        if state.ns_per_row is not None and left * state.ns_per_row < state.lease_ns:
+            return left
         idle = state.makers - sum(lease.segment == 0 for lease in self.leases)
         batches, number = 1, in_flight.number
         known = self.reservations.expected(in_flight.plan.image_size) is not None
