@@ -114,7 +114,19 @@ BORDERS: dict[str, tuple[list[Stage], list[str]]] = {
         ],
     ),
     "another executor": (
-        [DATA, MapStage(decode), MapStage(flip, executor="process")],
+        [DATA, MapStage(decode), MapStage(flip, executor="thread")],
+        ["Map(ID:1) decode > Map(ID:1) decode", "Map(ID:2) flip > Batch(ID:3)"],
+    ),
+    "none: processes make samples from the start": (
+        [
+            DATA,
+            MapStage(decode, num_parallel_workers=2),
+            MapStage(flip, executor="process"),
+        ],
+        ["Map(ID:2) flip > Batch(ID:3)"],
+    ),
+    "processes before others": (
+        [DATA, MapStage(decode, executor="process"), MapStage(flip)],
         ["Map(ID:1) decode > Map(ID:1) decode", "Map(ID:2) flip > Batch(ID:3)"],
     ),
     "tuned or not": (
@@ -179,7 +191,7 @@ EXECUTORS: dict[str, tuple[list[Stage], list[str]]] = {
     "a limit of time": ([DATA, MapStage(decode, timeout=2.0)], ["process"]),
     "a limit of time and workers": (
         [DATA, MapStage(decode, num_parallel_workers=2, timeout=2.0)],
-        ["auto", "process"],
+        ["process"],
     ),
     "iterable": (
         [SourceStage(iter([1]), iterable=True), MapStage(decode)],
