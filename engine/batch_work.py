@@ -51,9 +51,8 @@ class Collate(Operation):
         (gathered,) = work.samples
         plan = gathered.plan
         # Workers of other segments may draw at the same time.
-        made = self._calls.call(
-            gathered.collate, self._seed, plan.epoch, plan.batch, alone=False
-        )
+        seeds = self._seed, plan.epoch, plan.batch
+        made = self._calls.call(gathered.collate, *seeds)
         work.samples = [made.data if isinstance(made, Finished) else made]
 
 

@@ -127,13 +127,10 @@ class Engine:
             self.engine_lock.listeners[at].append(listener)
 
     def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def start(self) -> None:
         """Start the workers."""
         for segment in self.segments:
             segment.start()
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -185,13 +182,8 @@ class Engine:
 
     def _collate(self, gathered: Gathered) -> Finished | FailedBatch:
         """Run the user's `collate_fn` here and now, its draws seeded by the batch."""
-        plan = gathered.plan
-        seed = self.recipe.collate_seed
-        kinds = {segment.executor for segment in self.segments}
-        alone = kinds.isdisjoint(("thread", "async"))
-        made = self._calls.call(
-            gathered.collate, seed, plan.epoch, plan.batch, alone=alone
-        )
+        plan, seed = gathered.plan, self.recipe.collate_seed
+        made = self._calls.call(gathered.collate, seed, plan.epoch, plan.batch)
         if not self._calls.keeps:
             self._let_collate()
         return made

@@ -187,7 +187,7 @@ class PlannedBatches:
                 if sample:
                     buffer = self._engine.recipe.buffers.of(plan)
                     buffer.place(range(plan.n_rows), sample * plan.n_rows)
-                    in_flight = replace(in_flight, buffer=buffer)
+                    in_flight = replace(in_flight, buffer=buffer, made=None)
                     return replace(self._finished(in_flight), failures=failed.failures)
         return failed
 
@@ -387,7 +387,7 @@ class RepackFeed:
             if buffers.collate is None:
                 return buffers.together(plan, samples)
             make = partial(buffers.collate, list(samples))
-            return self._calls.call(make, seed, plan.epoch, plan.batch, alone=False)
+            return self._calls.call(make, seed, plan.epoch, plan.batch)
         except Exception as error:
             buffer = buffers.of(plan)
             buffer.keep(range(len(samples)), samples)

@@ -90,7 +90,8 @@ def _samples(plan: Plan, step: int) -> Iterator[Chunk]:
     with suppress(Exception):  # of a schedule's function: raised once a batch is due
         batches.append(plan.batch(step))
         epoch = batches[0].epoch
-        batches.append(plan.batch_at(epoch, plan.steps_in(epoch) // 2))
+        middle = plan.first_step(epoch) + plan.steps_in(epoch) // 2
+        batches.append(plan.batch(middle))
     for batch in batches:
         rows = plan.rows(batch)
         chunk = Chunk(batch.step, 0, rows.indices, rows.rounds, batch.ctx)

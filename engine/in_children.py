@@ -17,9 +17,9 @@ from .recipe import Recipe, SegmentRecipe
 def in_children(recipe: Recipe, children: int | None = None) -> Recipe:
     """Return the recipe with all work that may leave the trainer in worker processes.
 
-    Work on whole batches goes along if no segment of it was placed by the user. A
-    collate_fn stays in the trainer until it has proved to keep no state; the trainer
-    also does the rest for a batch that several processes have made.
+    Work on whole batches goes along; with several children, only if no segment of it
+    was placed by the user. A collate_fn stays in the trainer until it has proved to
+    keep no state. The trainer also does the rest for a batch that several have made.
 
     Args:
         recipe: what to run.
@@ -30,7 +30,8 @@ def in_children(recipe: Recipe, children: int | None = None) -> Recipe:
     behind = recipe.segments[len(samples) :]
     asked = any(each.executor == "process" for each in samples)
     far = replace(as_one(samples), children=None if asked else children)
-    if all(each.movable or each.executor == "process" for each in behind):
+    placed = (each for each in behind if each.executor != "process")
+    if children is not None or all(each.movable for each in placed):
         inner = (*(far.inner or (far.within,)), *map(at_rest, behind))
         far, behind = replace(far, inner=inner), ()
     return replace(recipe, segments=(far, *behind))

@@ -256,6 +256,7 @@ class Recipe:
             buffers=self.buffers.elsewhere,
             device=None,
             caches=(),
+            batch_work=(),
         )
 
     @property

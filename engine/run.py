@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -71,16 +71,13 @@ class Run:
     def __init__(self, recipe: Recipe, byte_budget: ByteBudget, cursor: Cursor) -> None:
         self._lane, self._to_device = ways_to(recipe.device)
         self._parts = recipe.batch.microbatches
-        self._trainer = TrainerMeter()
-        self._caches = recipe.caches
+        self._trainer, self._caches = TrainerMeter(), recipe.caches
         for cache in self._caches:
             cache.open()  # before any process forks, so that all find it
         self._home, self._byte_budget = recipe, byte_budget
         self._far = recipe.options.host == "process"
         """Whether all work is in a worker process."""
-        if self._far:
-            recipe = in_children(recipe, 1)
-        self._recipe = recipe
+        self._recipe = in_children(recipe, 1) if self._far else recipe
         """What runs now; `_home` is the same in the trainer's process."""
         alone = recipe.direct and self._lane is None
         (first, *_) = recipe.segments
@@ -90,33 +87,27 @@ class Run:
         """The workers that the knob requests; None: no change."""
         self._s_per_row = 0.0
         """Seconds that a sample took the trainer; 0 if unknown."""
-        self.contention = ContentionMeter()
-        self._movable = may_move(recipe)
+        self.contention, self._movable = ContentionMeter(), may_move(recipe)
         self._collate = Witness([recipe.buffers.collate])
-        chosen = () if recipe.iterable else recipe.segments
-        self._chosen = {s.name: s for s in chosen if s.executor == "auto"}
+        autos = [s for s in recipe.segments if s.executor == "auto"]
+        self._chosen = {} if recipe.iterable else {s.name: s for s in autos}
         """The segments whose workers nobody asked for: if they load elsewhere, the
         batches must still be those that the trainer would make."""
         self._watch: ChangeWatch | None = None
         """The watch over what those segments work with, once one has moved."""
         self._moves: tuple[Move, ...] = ()
-        self._moved = 0
-        self._closed = False
+        self._moved, self._closed = 0, False
         self._history: deque[tuple[int, Reading]] = deque(maxlen=HISTORY)
+        make: Callable[..., Host] = DirectHost if alone else TrainerHost
         host: Host | None = None
         try:
-            host = self.host = self._first_host(cursor, alone=alone)
+            host = make(self._recipe, byte_budget, cursor, self._trainer)
+            self.host = host
             self._look_first()
         except BaseException:  # Ctrl-C, and nobody knows of this run yet
             if host is not None:
                 host.close()
             raise
-
-    def _first_host(self, cursor: Cursor, *, alone: bool) -> Host:
-        recipe, byte_budget = self._recipe, self._byte_budget
-        if alone:
-            return DirectHost(recipe, byte_budget, cursor, self._trainer)
-        return TrainerHost(recipe, byte_budget, cursor, self._trainer)
 
     def _look_first(self) -> None:
         # The host that the knob requests; the trainer's thread moves the engine.

@@ -187,7 +187,7 @@ def test_cases_that_once_differed_agree_now(case: Case) -> None:
         ("loader", 0, 2, ("process", "trainer")),
         ("pipeline", 0, 3, ("inline", "trainer")),  # to threads and back
         ("pipeline", 3, 1, ("process", "trainer")),
-        ("pipeline", 3, 2, ("thread", "process")),
+        ("pipeline", 3, 2, ("process", "process")),
     ],
 )
 def test_the_moves_of_a_case_take_place(

@@ -444,13 +444,10 @@ def test_a_sample_that_cannot_be_sent_to_a_worker_is_named() -> None:
     def closure(sample: Any) -> Any:
         return lambda: sample
 
-    pipe = (
-        ps.Pipeline.from_dataset(Numbers(8), **WORKERS["2 threads"])
-        .map(closure, **WORKERS["2 threads"])
-        .map(lambda function: function(), **WORKERS["3 processes"])
-        .batch(8)
-    )
-    error = first_error(pipe)
+    source = ps.Pipeline.from_dataset(Counting(8))
+    functions = source.map(closure, **WORKERS["2 threads"])
+    pipe = functions.map(lambda function: function(), **WORKERS["3 processes"])
+    error = first_error(pipe.batch(8))
     assert type(error) is ps.SampleError
     assert "sample index 0 (" in notes(error)
 

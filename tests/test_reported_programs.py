@@ -521,7 +521,8 @@ if __name__ == "__main__":
     data = Opens()
     if method == "host":
         data.late = True
-        loader = ps.Pipeline.from_dataset(data).batch(8).options(host="process")
+        pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=1)
+        loader = pipe.batch(8).options(host="process")
     else:
         loader = ps.DataLoader(data, 8, num_workers=1, worker_init_fn=begin)
     assert len(list(loader)) == 8

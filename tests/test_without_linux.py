@@ -43,7 +43,7 @@ with pytest.raises(ps.SpecError, match="worker processes need fork and memfd"):
     of(executor="process")
 with pytest.raises(ps.SpecError, match='executor="async" needs eventfd'):
     list(ps.Pipeline.from_dataset(range(8)).map(awaited).batch(4))
-with pytest.raises(ps.SpecError, match='needs fork and memfd.*use host="trainer"'):
+with pytest.raises(ps.SpecError, match='need fork and memfd.*and host="trainer"'):
     of(host="process")
 """
 

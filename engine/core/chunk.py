@@ -67,7 +67,7 @@ class Piece(NamedTuple):
     """Rows waiting for a segment; ordered by address."""
 
     number: int
-    """Of their batch in flight."""
+    """Number of their batch in flight."""
     first_row: int
     chunk: Chunk
     inputs: list[Any] | None

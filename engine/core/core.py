@@ -512,7 +512,7 @@ class Core:
         """
         start, rows = in_flight.next_row, len(in_flight.rows.indices)
         size = state.lease_rows(rows)
-        if state.whole and not self.outbox:
+        if state.whole and not (state.unsplit or self.outbox):
             size = self._shared(in_flight, state, rows - start)
         in_flight.next_row = min(rows, start + size)
         in_flight.called -= 1

@@ -13,7 +13,7 @@
     plan.py         Plan: all of these together, by step
     batch_plan.py   BatchPlan: the stamp that a batch carries
     cursor.py       Cursor: where the next batch starts, and its state dict
-    assigned.py     AssignedPlan: what a worker process was told to make
+    assigned.py     AssignedPlan: the work of a worker process, as it comes
     drawn.py        DrawnPlan: batches drawn by torch's samplers, not pure, not O(1);
                     Drawing: the origin of their order, and its state dict
 

@@ -1,4 +1,4 @@
-"""The plan of a worker process: what it was told to make, in that order."""
+"""The plan of a worker process: its assignments, in the order in which they come."""
 
 from __future__ import annotations
 

@@ -135,19 +135,6 @@ class Plan:
             return 0
         return min(most, self.timeline.steps_in(plan.epoch) - plan.batch - 2)
 
-    def batch_at(self, epoch: int, batch: int) -> BatchPlan:
-        """Return batch number `batch` of `epoch`.
-
-        Raises:
-            IndexError: the epoch has no such batch.
-            SpecError: the schedule contradicts itself there.
-            Exception: whatever a function of the schedule raises.
-        """
-        steps = self.timeline.steps_in(epoch)
-        if not (0 <= batch < steps and epoch >= 0):
-            raise IndexError(f"epoch {epoch} has batches 0 to {steps - 1}, got {batch}")
-        return self._batch(self.timeline.run_at(epoch, batch), epoch, batch)
-
     def _batch(self, run: SettingRun | BatchRun, epoch: int, batch: int) -> BatchPlan:
         """Return a batch of a run."""
         timeline, size = self.timeline, run.size

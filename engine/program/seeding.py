@@ -160,14 +160,14 @@ class SeededCalls:
         self.keeps: bool | None = None
         """Whether calls change the subject; None before the first."""
 
-    def call(self, make: Callable[[], T], *seed: int, alone: bool = True) -> T:
+    def call(self, make: Callable[[], T], *seed: int) -> T:
         """Return the result of `make`; its draws depend on `seed` alone.
+
+        A draw of another thread looks like one of this call.
 
         Args:
             make: calls the subject.
             seed: the numbers that seed this call.
-            alone: whether no other thread may draw meanwhile. Otherwise a draw of any
-                thread looks like one of this call, so it seeds all further calls.
         """
         undrawn = self._undrawn
         if self._seeds is False:
@@ -176,7 +176,7 @@ class SeededCalls:
             if not undrawn.drawn:
                 return made
             undrawn.put_back()
-            self._seeds = not alone
+            self._seeds = True
         witness = Witness(self._subject) if self.keeps is None else None
         with seeded_by(*seed):
             undrawn.look()

@@ -142,7 +142,7 @@ class PoolMaker:
         check(
             FORKS,
             "worker processes need fork and memfd, which only Linux has; use"
-            ' executor="thread" or "inline"',
+            ' executor="thread" or "inline", and host="trainer"',
         )
         from .process.fork_server import ForkServer
 

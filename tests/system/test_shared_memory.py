@@ -81,7 +81,7 @@ def test_processes_write_into_such_files_as_well(expected: str) -> None:
         assert digest(pipe) == expected
 
 
-def test_rows_come_through_pipes_where_there_is_no_shared_memory(
+def test_batches_come_through_pipes_where_there_is_no_shared_memory(
     expected: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(slabs, "shared_file", refused)

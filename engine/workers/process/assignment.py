@@ -39,6 +39,8 @@ class Result(NamedTuple):
     outcome: Outcome
     packed: Packed | None
     """The batch, or the samples of the rows in `outcome.offsets`."""
+    short: str = ""
+    """Why it does not lie in shared memory; empty if it does."""
 
 
 class Share(NamedTuple):

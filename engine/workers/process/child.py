@@ -221,7 +221,7 @@ class WorkerChild(Child):
         self.meter = meter
         """The meter of its workers."""
         self.share: Share | None = None
-        """How many of all workers it was told to have."""
+        """Its part of all workers, as sent to it."""
         self.errands: dict[int, Errand] = {}
         self.settled = False
         """Whether it has returned a task."""

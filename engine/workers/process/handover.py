@@ -461,7 +461,9 @@ def travel(error: BaseException) -> BaseException:
     except Exception:  # noqa: BLE001 whatever it raises, it cannot travel
         copy = None
     if type(copy) is not type(error):
+        notes = getattr(error, "__notes__", [])
         error = WorkerError(f"{type(error).__qualname__}: {error}")
+        set_on(error, "__notes__", list(notes))
     set_on(error, "__cause__", None)
     set_on(error, "__context__", None)
     add_note(error, TRACEBACK + text)

@@ -46,6 +46,10 @@ __all__ = [
 ]
 
 LOGGER = logging.getLogger("penstock")
+NO_SLAB = (
+    "no shared memory for a batch (%s): batches come from worker processes through"
+    " pipes, which takes longer; free some memory, or raise the container's limit"
+)
 NO_MORE = (
     "`ulimit -n` is %d, which leaves room for %d worker processes beside the other open"
     " files; training goes on with these. Raise it to get more"
@@ -251,6 +255,8 @@ class ProcessPool(FarPool):
         self._reads_on = recipe.iterable
         self._cores = cores if recipe.thread_safe else None
         self._child_set = ChildSet(connector, fork_server, self._cores)
+        self._short = False
+        """Whether there was no shared memory for a batch."""
         self._listening = True
         """Whether to wake the selector when there may be work."""
         self._watchdog = Watchdog(recipe.timeout_s)
@@ -360,6 +366,9 @@ class ProcessPool(FarPool):
     def _take_back(self, child: WorkerChild, result: Result) -> None:
         errand = child.errands.pop(result.number)
         child.settled = True
+        if result.short and not self._short:
+            self._short = True
+            LOGGER.warning(NO_SLAB, result.short)
         outcome = result.outcome
         outcome.done = len(errand.chunk)  # more than one row, if it is a batch
         received(child, result)

@@ -138,7 +138,7 @@ class Worker:
         write_crashes_to(self._status_page)
         self._pipe.send(os.getpid())
         receiver = threading.Thread(target=self._receive, name="receiver", daemon=True)
-        self._engine.start()
+        self._engine.__enter__()
         receiver.start()
         try:
             while True:
@@ -282,19 +282,16 @@ class Worker:
         """Return a result as it is sent, and descriptors to send with it."""
         if data is None:
             return dumps(Result(number, outcome, None)), ()
-        packed, descriptors = self._pack(data, outcome)
-        return dumps(Result(number, outcome, packed)), descriptors
-
-    def _pack(self, data: Any, outcome: Outcome) -> tuple[Packed, tuple[int, ...]]:
+        short = ""
         with self._packing:
             try:
                 packed, descriptors = self._packer.pack(data)
-            except OSError:  # there is no shared memory left
-                packed, descriptors = Packed(dumps(data), (), (), ()), ()
-                outcome.nbytes = len(packed.body)
-            else:
-                outcome.nbytes = max(self._packer.nbytes, len(packed.body))
-        return packed, descriptors
+            except OSError as error:  # there is no shared memory left
+                short, descriptors = str(error), ()
+                packed = Packed(dumps(data), (), (), ())
+                self._packer.nbytes = 0
+            outcome.nbytes = max(self._packer.nbytes, len(packed.body))
+        return dumps(Result(number, outcome, packed, short)), descriptors
 
     def _lend(self, layout: Layout, rows: int) -> tuple[Any, Allocate]:
         """Lend shared memory for a batch; if there is none, memory of this process."""

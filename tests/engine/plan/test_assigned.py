@@ -1,4 +1,4 @@
-"""What a worker process was told to make: numbered as it comes, forgotten in order."""
+"""Assignments are numbered as they come, and forgotten in that order."""
 
 from __future__ import annotations
 

@@ -91,7 +91,9 @@ def test_an_epoch_has_every_position_once_in_batches_within_the_budget(
             assert longest * len(batch) <= tokens
         last = plan.first_step(epoch + 1) - 1
         assert plan.batch(last).last
-        assert plan.batch(last) == plan.batch_at(epoch, plan.steps_in(epoch) - 1)
+        assert plan.batch(last) == plan.batch(
+            plan.first_step(epoch) + plan.steps_in(epoch) - 1
+        )
         assert {plan.regime(step) for step in range(last)} <= {""}
 
 

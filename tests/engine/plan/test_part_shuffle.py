@@ -63,7 +63,9 @@ def flat(batches: Iterable[list[int]]) -> list[int]:
 
 def read_by(plan: Plan, epoch: int) -> list[list[int]]:
     """Return the samples of each batch of an epoch that count, for one rank."""
-    batches = (plan.batch_at(epoch, n) for n in range(plan.steps_in(epoch)))
+    batches = (
+        plan.batch(plan.first_step(epoch) + n) for n in range(plan.steps_in(epoch))
+    )
     return [plan.rows(batch).indices[: batch.n_local].tolist() for batch in batches]
 
 

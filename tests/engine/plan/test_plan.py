@@ -120,7 +120,9 @@ def test_an_epoch_delivers_every_position_once(
 ) -> None:
     plan = Plan(order, schedule, Shard.single())
     for epoch in range(3):
-        batches = [plan.batch_at(epoch, b) for b in range(plan.steps_in(epoch))]
+        batches = [
+            plan.batch(plan.first_step(epoch) + b) for b in range(plan.steps_in(epoch))
+        ]
         rows = list(chain(*(true_rows(plan, batch) for batch in batches)))
         whole = order.rows(epoch, 0, order.epoch_length)
         assert [index for index, _ in rows] == whole.indices.tolist()
@@ -144,7 +146,9 @@ def test_a_run_cut_anywhere_goes_on_in_any_world_as_if_uncut(
         while cursor.step < last:
             if cursor.batch == plan.steps_in(cursor.epoch):
                 cursor = plan.start(cursor.epoch + 1)
-            batches = [p.batch_at(cursor.epoch, cursor.batch) for p in together]
+            batches = [
+                p.batch(p.first_step(cursor.epoch) + cursor.batch) for p in together
+            ]
             rows = [true_rows(p, b) for p, b in zip(together, batches, strict=True)]
             seen.append(list(chain(*rows)))
             cursor = together[0].cursor_after(batches[0])
@@ -331,13 +335,6 @@ def test_there_is_no_batch_before_the_first_step(step: int) -> None:
     (plan,) = constant(10, 4)
     with pytest.raises(IndexError, match=f"`step` must be >= 0, got {step}"):
         plan.batch(step)
-
-
-@pytest.mark.parametrize("batch", [-1, 3])
-def test_a_batch_beyond_the_epoch_is_refused_by_name(batch: int) -> None:
-    (plan,) = constant(10, 4)
-    with pytest.raises(IndexError, match=f"epoch 5 has batches 0 to 2, got {batch}"):
-        plan.batch_at(5, batch)
 
 
 def test_a_global_batch_smaller_than_the_world_is_refused() -> None:

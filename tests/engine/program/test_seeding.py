@@ -126,10 +126,9 @@ def test_draws_are_undone(trainers: list[str], datas: list[str]) -> None:
     assert next_ones() == expected
 
 
-@pytest.mark.parametrize("alone", [True, False])
 @given(draws=st.lists(st.booleans(), min_size=1, max_size=6))
 def test_calls_are_repeatable_and_leave_the_trainers_draws_alone(
-    draws: list[bool], *, alone: bool
+    draws: list[bool],
 ) -> None:
     def run(*, seeded: bool) -> tuple[list[float], tuple[object, ...]]:
         random.seed(5)
@@ -139,7 +138,7 @@ def test_calls_are_repeatable_and_leave_the_trainers_draws_alone(
             if not seeded:
                 random.random()  # the trainer's draws change nothing
             make = random.random if drawing else lambda: 0.0
-            made.append(calls.call(make, 7, number, alone=alone))
+            made.append(calls.call(make, 7, number))
         return made, next_ones()[:1]
 
     made, after = run(seeded=True)
@@ -150,10 +149,9 @@ def test_calls_are_repeatable_and_leave_the_trainers_draws_alone(
     assert len(set(drawn)) == len(drawn)
 
 
-def test_a_function_that_draws_nothing_is_not_seeded_beside_other_threads(
+def test_a_function_is_seeded_from_its_first_draw_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another thread's draw looks like the call's own, so later calls are seeded."""
     seeded = []
 
     def note(seed: int) -> None:
@@ -162,9 +160,9 @@ def test_a_function_that_draws_nothing_is_not_seeded_beside_other_threads(
     monkeypatch.setattr(seeding, "seed_global_generators", note)
     calls = SeededCalls(None)
     for number in range(3):
-        assert calls.call(int, 7, number, alone=False) == 0
+        assert calls.call(int, 7, number) == 0
     assert len(seeded) == 1
-    assert 0 <= calls.call(random.random, 7, 3, alone=False) < 1
+    assert 0 <= calls.call(random.random, 7, 3) < 1
     for number in range(2):
-        calls.call(int, 7, number, alone=False)
+        calls.call(int, 7, number)
     assert len(seeded) == 4
