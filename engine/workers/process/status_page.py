@@ -15,7 +15,7 @@ import os
 import signal
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,8 +55,13 @@ class Held:
 class LaneStatus:
     """One lane's words: posts which sample it is working on."""
 
-    def __init__(self, words: memoryview[int], lane: int) -> None:
-        self._words = words
+    def __init__(
+        self,
+        words: memoryview[int],
+        lane: int,
+        ended: Callable[[], object] | None = None,
+    ) -> None:
+        self._words, self._ended = words, ended
         self._at = FIRST + EACH * lane
         self._first = 0
 
@@ -76,6 +81,8 @@ class LaneStatus:
         """Note that the lane is idle, and since when."""
         self._words[self._at + 2] = time.monotonic_ns()
         self._words[self._at] = 0
+        if self._ended is not None:
+            self._ended()
 
     def each(self, items: Iterable[Any], rows: Sequence[int]) -> Iterator[Any]:
         """Yield `items`, posting the row of each as it is taken."""
@@ -110,9 +117,11 @@ class StatusPage:
             os.close(descriptor)
             raise
 
-    def lane(self, number: int) -> LaneStatus:
-        """Return the part of one lane."""
-        return LaneStatus(self._words, number)
+    def lane(
+        self, number: int, ended: Callable[[], object] | None = None
+    ) -> LaneStatus:
+        """Return the part of one lane; `ended` is called at the end of each task."""
+        return LaneStatus(self._words, number, ended)
 
     def held(self) -> list[Held]:
         """Return the samples being worked on, or those at the worker's death."""

@@ -15,14 +15,12 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import inf
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ....errors import PenstockError, SampleError
 from ...batch.buffer import BatchBuffer, FailedBatch, Finished
@@ -108,12 +106,12 @@ class Worker:
         self._pipe, self._program = pipe, program
         self._stages = len(segment.stages)
         self._status_page = status_page
-        lanes = map(status_page.lane, itertools.cycle(range(MAX_LANES)))
+        numbers = itertools.cycle(range(MAX_LANES))
         self._slabs = SlabPool(KEEP)
         self._packer = Packer(self._slabs)
         self._packing = threading.Lock()
         self._plan = AssignedPlan()
-        self._meter = CollatingMeter(self._plan, next(lanes))
+        self._meter = CollatingMeter(self._plan, status_page.lane(next(numbers)))
         self._watch = Witness(program.watched) if program.watched else None
         self._share, self._alone = Share(1, 1), bool(program.doubtful)
         # Of what threads may not share; None once that is known.
@@ -124,9 +122,10 @@ class Worker:
             ByteBudget(UNBOUNDED),
             0,
             trainer=self._meter,
-            watch=lanes.__next__,
+            watch=lambda: status_page.lane(next(numbers), self._listen),
         )
         self._engine.engine_lock.extend(0)
+        self._receiver: threading.Thread | None = None
         self._spent = self._spent_now()
 
     def run(self) -> None:
@@ -137,9 +136,9 @@ class Worker:
         """
         write_crashes_to(self._status_page)
         self._pipe.send(os.getpid())
-        receiver = threading.Thread(target=self._receive, name="receiver", daemon=True)
         self._engine.__enter__()
-        receiver.start()
+        if any(segment.executor == "async" for segment in self._engine.segments):
+            self._let_receive()
         try:
             while True:
                 self._serve()
@@ -150,23 +149,46 @@ class Worker:
             segment.close(inf, [])
         self._program.leave()
 
-    # The receiver
+    # Whoever receives
+
+    def _let_receive(self) -> None:
+        """Let a thread receive from now on: the main thread waits for workers."""
+        if self._receiver is None:
+            self._receiver = threading.Thread(
+                target=self._receive, name="receiver", daemon=True
+            )
+            self._receiver.start()
 
     def _receive(self) -> None:
-        """Take what the trainer sends, until the pipe ends; then stop the engine."""
-        engine_lock = self._engine.engine_lock
+        """Take what the trainer sends, until the pipe ends."""
         try:
-            with contextlib.suppress(EOFError):
-                while (message := self._pipe.receive()) is not None:
-                    self._hear(message)
-            with engine_lock.lock:
-                engine_lock.close()
-                engine_lock.wake_trainer()
+            while not self._engine.engine_lock.closed:
+                self._take(self._pipe.receive_all)
         except BaseException:  # noqa: BLE001 nobody above could report it
             traceback.print_exc()
             leave(1)
 
-    def _hear(self, message: Assignment | Share) -> None:
+    def _listen(self) -> None:
+        """Take what has come, if no thread does."""
+        if self._receiver is None:
+            self._take(self._pipe.collect)
+
+    def _take(self, receive: Callable[[], list[Any]]) -> None:
+        """Take some messages; stop the engine after the last one."""
+        try:
+            messages = receive()
+        except EOFError:
+            messages = [None]
+        for message in messages:
+            self._hear(message)
+
+    def _hear(self, message: Assignment | Share | None) -> None:
+        engine_lock = self._engine.engine_lock
+        if message is None:
+            with engine_lock.lock:
+                engine_lock.close()
+                engine_lock.wake_trainer()
+            return
         if isinstance(message, Share):
             self._share = message
             if not self._alone:
@@ -176,14 +198,19 @@ class Worker:
             with self._packing:
                 self._packer.take_back(message.returned)
         planned = message.planned
-        with self._engine.engine_lock.lock:
+        with engine_lock.lock:
             self._plan.add(planned, message.seed)
-            self._engine.engine_lock.extend(self._plan.stop)
+            engine_lock.extend(self._plan.stop)
 
     # The main thread
 
     def _serve(self) -> None:
         """Make one batch, or some rows of one. Keeps no reference between two."""
+        plan = self._plan
+        while self._receiver is None and plan.oldest == plan.stop:
+            self._take(self._pipe.receive_all)
+            if self._engine.engine_lock.closed:
+                break
         with self._doubts or contextlib.nullcontext():
             in_flight, made = self._engine.pop()
         with self._engine.engine_lock.lock:
@@ -200,6 +227,8 @@ class Worker:
     def _share_out(self) -> None:
         """Give each segment its part of the workers; one alone is the main thread."""
         workers, of = self._share
+        if workers > 1:
+            self._let_receive()
         for segment in self._engine.segments:
             recipe = segment.recipe
             if recipe.executor == "async":
@@ -224,19 +253,26 @@ class Worker:
         else:
             outcome.made = Finished(None, tuple(failures))
         before, self._spent = self._spent, self._spent_now()
-        spent = self._spent - before
-        outcome.run_ns, outcome.cpu_ns = spent[:, :2].sum(axis=0).tolist()
-        outcome.parts = tuple(
-            (run_ns, cpu_ns, nbytes // max(rows, 1))
-            for run_ns, cpu_ns, nbytes in spent.tolist()
-        )
+        parts = []
+        for (run, cpu, size), now in zip(before, self._spent, strict=True):
+            run_ns, cpu_ns, nbytes = now[0] - run, now[1] - cpu, now[2] - size
+            outcome.run_ns += run_ns
+            outcome.cpu_ns += cpu_ns
+            parts.append((run_ns, cpu_ns, nbytes // max(rows, 1)))
+        outcome.parts = tuple(parts)
         return outcome
 
-    def _spent_now(self) -> NDArray[np.int64]:
-        """Return the nanoseconds (wall, CPU) and bytes of each stage, `[stages, 3]`."""
-        segments = self._engine.segments
-        spent = np.array([s for each in segments for s in each.connector.parts.spent])
-        spent[-1, :2] += self._meter.collate_ns
+    def _spent_now(self) -> list[tuple[int, int, int]]:
+        """Return the nanoseconds (wall, CPU) and bytes of each stage so far."""
+        spent = [
+            stage
+            for segment in self._engine.segments
+            for stage in segment.connector.parts.spent
+        ]
+        collate_ns = self._meter.collate_ns
+        if collate_ns:
+            run_ns, cpu_ns, nbytes = spent[-1]
+            spent[-1] = run_ns + collate_ns, cpu_ns + collate_ns, nbytes
         return spent[: self._stages]
 
     def _reply(
