@@ -34,8 +34,8 @@ from .layout import (
 Collate = Callable[[list[Any]], Any]
 
 
-Lend = Callable[[Layout, int], tuple[Any, Allocate]]
-"""Lends memory for a batch of so many rows: what holds it, and an allocator."""
+Lend = Callable[[Layout, int], Any]
+"""Lends memory for a batch of so many rows, as `Layout.open` returns it."""
 
 
 def on_heap(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -103,7 +103,7 @@ class Buffers:
     allocate: Allocate = on_heap
     """Allocates the memory of batches."""
     lend: Lend | None = None
-    """Lends memory instead that other processes write to; None: none do."""
+    """Lends memory instead that other processes read; None: none do."""
     pin: Callable[[Any], Any] | None = None
     """Applied to every batch that workers have made, before the trainer asks for it:
     moves it to pinned memory. None: the batch stays where it is."""
@@ -119,13 +119,10 @@ class Buffers:
         maker = self if planned.whole else replace(self, keep=True)
         return BatchBuffer(maker, planned.plan)
 
-    def memory(self, layout: Layout, rows: int) -> tuple[Any, Allocate]:
-        """Return memory for a batch: what holds it, if it is lent, and an allocator.
-
-        Raises:
-            OSError: `lend` has none.
-        """
-        return self.lend(layout, rows) if self.lend else (None, self.allocate)
+    def memory(self, layout: Layout, rows: int) -> Any:
+        """Return empty memory for a batch."""
+        lend = self.lend
+        return lend(layout, rows) if lend else layout.open(rows, self.allocate)
 
     @property
     def elsewhere(self) -> Buffers:
@@ -208,17 +205,17 @@ class Buffers:
 class BatchBuffer:
     """One batch being filled.
 
-    The lock guards opening `_memory`; rows are written without it.
+    The lock guards opening `memory`; rows are written without it.
     """
 
     __slots__ = (
         "_layout",
         "_lock",
         "_loose",
-        "_memory",
         "_opened",
         "_size",
         "maker",
+        "memory",
         "rows",
     )
 
@@ -229,7 +226,7 @@ class BatchBuffer:
         self._lock = threading.Lock()
         self._opened = maker.keep or maker.collate is not None
         self._layout: Layout | None = None
-        self._memory: Any = None
+        self.memory: Any = None
         self._loose: dict[int, Any] = {}
 
     @property
@@ -244,17 +241,12 @@ class BatchBuffer:
         return self.maker.layouts.get(self._size)
 
     def open(self, layout: Layout | None) -> None:
-        """Open the memory for rows of this layout, unless it is open already.
-
-        Raises:
-            OSError: there is no memory for them.
-        """
+        """Open the memory for rows of this layout, unless it is open already."""
         with self._lock:
             if self._opened:
                 return
             if layout is not None:
-                _, allocate = self.maker.memory(layout, self.rows)
-                self._memory = layout.open(self.rows, allocate)
+                self.memory = self.maker.memory(layout, self.rows)
             self._layout = layout
             self._opened = True
 
@@ -264,7 +256,7 @@ class BatchBuffer:
         layout = self._layout
         if layout is not None:
             try:
-                write_rows(layout, self._memory, rows, samples)
+                write_rows(layout, self.memory, rows, samples)
             except Misfit:
                 pass
             else:
@@ -277,13 +269,18 @@ class BatchBuffer:
         self._loose.update(zip(rows, samples, strict=True))
 
     @property
+    def sealed(self) -> bool:
+        """Whether the batch is its memory, as its layout says."""
+        return self._layout is not None and not self._loose
+
+    @property
     def kept(self) -> dict[int, Any]:
         """The samples that are kept as they are, by row."""
         return self._loose
 
     def let_go(self) -> None:
         """Release everything: the batch is made, and stands on its own from now on."""
-        self._layout = self._memory = None
+        self._layout = self.memory = None
         self._loose = {}
 
     def collect(self, failed: tuple[int, ...]) -> Any:
@@ -293,8 +290,8 @@ class BatchBuffer:
             return self._gather(failed)
         if failed:
             for row, donor in donors(failed, self.rows):
-                layout.write(self._memory, row, [layout.read(self._memory, donor)])
-        return layout.seal(self._memory)
+                layout.write(self.memory, row, [layout.read(self.memory, donor)])
+        return layout.seal(self.memory)
 
     def blame(self, plan: BatchPlan, indices: Indices | None) -> str:
         """Describe, for a collation error, which batch and which samples are odd."""
@@ -311,7 +308,7 @@ class BatchBuffer:
         if layout is None:
             return {row: loose[row] for row in present if row in loose}
         return {
-            row: loose[row] if row in loose else layout.read(self._memory, row)
+            row: loose[row] if row in loose else layout.read(self.memory, row)
             for row in present
         }
 

@@ -79,9 +79,12 @@ class Inline:
 
     def _run(self, lease: Lease) -> None:
         queue, clock = self._connector.own_queue, self._meter.clock
-        queue.begin()
+        counts = self._watch is None  # elsewhere the trainer reads the queue
+        if counts:
+            queue.begin()
         outcome = run_lease(lease, self._program, self._random, clock, self._watch)
-        queue.end(outcome.run_ns)
+        if counts:
+            queue.end(outcome.run_ns)
         for failure in outcome.failures:
             if isinstance(failure.error, KeyboardInterrupt):
                 raise failure.error  # at once: it was meant for the trainer's loop

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ...core.chunk import Chunk, Outcome
 from ...plan import BatchPlan, PlannedBatch, Rows
 from .handover import Packed, Returned, loads
+from .shelf import Laid
 
 
 class Assignment(NamedTuple):
@@ -37,8 +38,10 @@ class Result(NamedTuple):
 
     number: int
     outcome: Outcome
-    packed: Packed | None
+    sent: Laid | Packed | None = None
     """The batch, or the samples of the rows in `outcome.offsets`."""
+    whole: bool = False
+    """Whether it is the batch. Then failures of its rows are those substituted."""
     short: str = ""
     """Why it does not lie in shared memory; empty if it does."""
 

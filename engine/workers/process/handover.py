@@ -22,15 +22,18 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ....errors import ExitError, WorkerError, add_note, set_on, users_frames
-from ...batch.layout import ALIGN
-from .slabs import Block, Slab, SlabPool, map_shared
+from ...batch.layout import ALIGN, Layout
+from .slabs import Block, Slab, SlabPool, allocate_on, map_shared
+
+if TYPE_CHECKING:
+    from .shelf import Laid
 
 __all__ = [
     "Flat",
@@ -45,6 +48,7 @@ __all__ = [
     "flattened",
     "is_dense",
     "loads",
+    "plain_dumps",
     "recall",
     "restored",
     "travel",
@@ -186,6 +190,8 @@ class Unpacker:
         self._marks: dict[int, SlabMark] = {}
         self._died: deque[SlabMark] = deque()
         self._shared: set[int] = set()
+        self._layout: Layout | None = None
+        """The layout of the batch laid out last."""
         _unpackers.add(self)
 
     def unpack(self, packed: Packed, descriptors: deque[int]) -> Any:
@@ -195,16 +201,26 @@ class Unpacker:
             Exception: whatever unpickling the rest of the data raises.
         """
         for key, nbytes in packed.new:
-            descriptor = descriptors.popleft()
-            try:
-                self._blocks[key] = map_shared(descriptor, nbytes)
-            finally:
-                os.close(descriptor)
+            self._map(key, nbytes, descriptors)
         memories = {key: self._open(key) for key in {part.key for part in packed.parts}}
         for key in packed.forget:
             self._blocks.pop(key, None)
         arrays = [array_of(part, memories[part.key]) for part in packed.parts]
         return PartUnpickler(packed.body, arrays).load()
+
+    def lay_out(self, laid: Laid, descriptors: deque[int]) -> Any:
+        """Return a batch that lies in a slab as its layout says."""
+        key = laid.key
+        if laid.new:
+            self._map(key, laid.nbytes, descriptors)
+        self._layout = layout = laid.layout or self._layout
+        assert layout is not None
+        allocate, memory = allocate_on(self._blocks[key])
+        self._mark(key, memory)
+        batch = layout.seal(layout.open(laid.rows, allocate))
+        for old in laid.forget:
+            self._blocks.pop(old, None)
+        return batch
 
     def returned(self) -> Returned:
         """Return the slabs whose claim has ended since the last call."""
@@ -228,10 +244,20 @@ class Unpacker:
         memory = None if known is None else known()
         if memory is None:
             memory = np.frombuffer(memoryview(self._blocks[key]), np.uint8)
-            # The callback is pure C: one in Python could swallow a Ctrl-C.
-            mark = self._marks[key] = SlabMark(memory, self._died.append)
-            mark.key = key
+            self._mark(key, memory)
         return memory
+
+    def _map(self, key: int, nbytes: int, descriptors: deque[int]) -> None:
+        descriptor = descriptors.popleft()
+        try:
+            self._blocks[key] = map_shared(descriptor, nbytes)
+        finally:
+            os.close(descriptor)
+
+    def _mark(self, key: int, memory: NDArray[np.uint8]) -> None:
+        # The callback is pure C: one in Python could swallow a Ctrl-C.
+        mark = self._marks[key] = SlabMark(memory, self._died.append)
+        mark.key = key
 
 
 _unpackers: weakref.WeakSet[Unpacker] = weakref.WeakSet()
@@ -313,6 +339,11 @@ def dumps(message: object) -> bytes:
     file = io.BytesIO()
     Pickler(file, pickle.HIGHEST_PROTOCOL).dump(message)
     return file.getvalue()
+
+
+def plain_dumps(message: object) -> bytes:
+    """Return the same for a message that holds no tensor: pickle needs no help."""
+    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
 
 
 def loads(body: bytes | bytearray) -> Any:

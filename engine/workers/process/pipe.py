@@ -197,7 +197,7 @@ class Pipe:
             EOFError: the other end is gone, or this one is closed.
             OSError: a descriptor was lost, as this process has too many open.
         """
-        messages = self.collect()
+        messages = list(self._whole())
         while not messages and self._wait(select.POLLIN, timeout_s):
             messages = self.collect()
         return messages

@@ -37,6 +37,7 @@ from .child import Errand, Watchdog, WorkerChild
 from .far import NEVER_BEGUN, FarPool, recalled
 from .fork_server import LEAVE_S, ForkServer
 from .handover import dumps, recall
+from .shelf import Laid
 
 __all__ = [
     "READ",
@@ -89,12 +90,17 @@ class ChildSet:
         self._asked = 0
         self._most = sys.maxsize
         """Number of children that there are descriptors for."""
+        self._staffed: tuple[int, int, int] | None = None
+        """The request, children and generation for which nothing is left to adjust."""
         self.selector = selectors.DefaultSelector()
         self.children: dict[int, WorkerChild] = {}
         """By the descriptor of their pipe."""
 
     def staff(self, asked: int) -> None:
         """Adjust the children, and what each has of the workers, to the request."""
+        now = asked, len(self.children), self._fork_server.generation
+        if now == self._staffed:
+            return
         self._asked = asked
         for child in list(self.children.values()):
             surplus = len(self.children) > self._wanted
@@ -107,6 +113,10 @@ class ChildSet:
                 break
             self._start_child()
         self._share_out()
+        settled = len(self.children) == self._wanted and not any(
+            map(self.outdated, self.children.values())
+        )
+        self._staffed = (asked, len(self.children), now[2]) if settled else None
 
     @property
     def workers(self) -> int:
@@ -407,19 +417,24 @@ class ProcessPool(FarPool):
 
 def received(child: WorkerChild, result: Result) -> None:
     """Put what a child has made into the outcome of its result."""
-    outcome, packed = result.outcome, result.packed
-    made: Finished | FailedBatch | None = outcome.made
-    if isinstance(made, FailedBatch):
+    outcome, sent = result.outcome, result.sent
+    made: FailedBatch | None = outcome.made
+    if made is not None:
         failures = tuple(recalled(made.failures))
         outcome.made = FailedBatch(recall(made.error), failures)
-    if packed is None:
+    if sent is None:
         return
+    descriptors = child.pipe.descriptors
     try:
-        data = child.unpacker.unpack(packed, child.pipe.descriptors)
+        if isinstance(sent, Laid):
+            data = child.unpacker.lay_out(sent, descriptors)
+        else:
+            data = child.unpacker.unpack(sent, descriptors)
     except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
         outcome.made = FailedBatch(error)
         return
-    if isinstance(made, Finished):
-        outcome.made = Finished(data, tuple(recalled(made.failures)))
+    if result.whole:
+        substituted, outcome.failures = tuple(recalled(outcome.failures)), []
+        outcome.made = Finished(data, substituted)
     else:
         outcome.outputs = data

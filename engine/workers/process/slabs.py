@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import math
 import mmap
 import os
 import threading
@@ -32,6 +33,7 @@ __all__ = [
     "allocate_on",
     "block_at",
     "map_shared",
+    "whole_pages",
 ]
 
 KEPT_FREE = 16
@@ -98,10 +100,12 @@ def allocate_on(block: Block) -> tuple[Allocate, NDArray[np.uint8]]:
 
     def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         nonlocal place
-        nbytes = dtype.itemsize * int(np.prod(shape))
-        part = memory[place : place + nbytes]
-        place += -(-nbytes // ALIGN) * ALIGN
-        return torch.from_numpy(part).view(dtype).view(shape)
+        count, start = math.prod(shape), place
+        place += -(-dtype.itemsize * count // ALIGN) * ALIGN
+        if count == 0:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        line = torch.frombuffer(memory, dtype=dtype, count=count, offset=start)
+        return line if len(shape) == 1 else line.view(shape)
 
     return allocate, memory
 

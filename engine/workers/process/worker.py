@@ -14,6 +14,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,7 +25,7 @@ import torch
 
 from ....errors import PenstockError, SampleError
 from ...batch.buffer import BatchBuffer, FailedBatch, Finished
-from ...batch.layout import Allocate, Layout
+from ...batch.layout import Layout
 from ...core.byte_budget import ByteBudget
 from ...core.chunk import Chunk, Failure, InFlightBatch, Outcome
 from ...engine import Engine
@@ -35,13 +36,16 @@ from ...recipe import Recipe, SegmentRecipe
 from ...witness.witness import Witness
 from .assignment import Assignment, Result, Share
 from .child import leave, write_crashes_to
-from .handover import Packed, Packer, dumps, travel
+from .handover import Packed, Packer, dumps, plain_dumps, travel
 from .pipe import Pipe
+from .shelf import Shelf
 from .slabs import SlabPool
 from .status_page import MAX_LANES, LaneStatus, StatusPage
 
 KEEP = 40
 """Slabs that the trainer may hold, including those of batches it has not taken yet."""
+LISTEN_S = 0.005
+"""How often a worker that is the main thread looks whether it must end, at most."""
 UNBOUNDED = 1 << 62
 """Bytes of the budget here: the trainer's bounds what is assigned."""
 
@@ -108,7 +112,10 @@ class Worker:
         self._status_page = status_page
         numbers = itertools.cycle(range(MAX_LANES))
         self._slabs = SlabPool(KEEP)
-        self._packer = Packer(self._slabs)
+        self._packer, self._shelf = Packer(self._slabs), Shelf(KEEP)
+        own = any(each.per_batch for each in recipe.segments) or recipe.buffers.collate
+        self._bare = not own
+        """Whether a batch is its rows, as their layout says."""
         self._packing = threading.Lock()
         self._plan = AssignedPlan()
         self._meter = CollatingMeter(self._plan, status_page.lane(next(numbers)))
@@ -126,6 +133,7 @@ class Worker:
         )
         self._engine.engine_lock.extend(0)
         self._receiver: threading.Thread | None = None
+        self._listened_s = 0.0
         self._spent = self._spent_now()
 
     def run(self) -> None:
@@ -169,8 +177,10 @@ class Worker:
             leave(1)
 
     def _listen(self) -> None:
-        """Take what has come, if no thread does."""
-        if self._receiver is None:
+        """Take now and then what has come, if no thread does."""
+        now_s = time.monotonic()
+        if self._receiver is None and now_s - self._listened_s > LISTEN_S:
+            self._listened_s = now_s
             self._take(self._pipe.collect)
 
     def _take(self, receive: Callable[[], list[Any]]) -> None:
@@ -197,6 +207,7 @@ class Worker:
         if message.returned is not None:
             with self._packing:
                 self._packer.take_back(message.returned)
+            self._shelf.take_back(message.returned)
         planned = message.planned
         with engine_lock.lock:
             self._plan.add(planned, message.seed)
@@ -209,6 +220,7 @@ class Worker:
         plan = self._plan
         while self._receiver is None and plan.oldest == plan.stop:
             self._take(self._pipe.receive_all)
+            self._listened_s = time.monotonic()
             if self._engine.engine_lock.closed:
                 break
         with self._doubts or contextlib.nullcontext():
@@ -243,15 +255,12 @@ class Worker:
         """Return the outcome of an assignment, without what was made."""
         rows = len(in_flight.rows)
         outcome = Outcome(rows, dropped=in_flight.dropped, ended=in_flight.ended)
-        failures = [
+        outcome.failures = [
             replace(failure, error=travel(failure.error)) for failure in made.failures
         ]
-        if not in_flight.whole:
-            outcome.failures = failures
-        elif isinstance(made, FailedBatch):
-            outcome.made = FailedBatch(travel(made.error), tuple(failures))
-        else:
-            outcome.made = Finished(None, tuple(failures))
+        if isinstance(made, FailedBatch):
+            failures, outcome.failures = tuple(outcome.failures), []
+            outcome.made = FailedBatch(travel(made.error), failures)
         before, self._spent = self._spent, self._spent_now()
         parts = []
         for (run, cpu, size), now in zip(before, self._spent, strict=True):
@@ -276,49 +285,52 @@ class Worker:
         return spent[: self._stages]
 
     def _reply(
-        self,
-        in_flight: InFlightBatch,
-        made: Finished | FailedBatch,
-        outcome: Outcome,
+        self, in_flight: InFlightBatch, made: Finished | FailedBatch, outcome: Outcome
     ) -> None:
         """Send a result. A batch that cannot be pickled is left to the trainer."""
-        number, buffer, data = in_flight.number, in_flight.buffer, None
+        buffer = in_flight.buffer
         assert isinstance(buffer, BatchBuffer)
-        if isinstance(made, Finished):
-            data = made.data
-            if not in_flight.whole:
-                data = as_rows(in_flight, outcome, data)
+        whole = isinstance(made, Finished) and in_flight.whole
+        result = Result(in_flight.number, outcome, None, whole)
+        if whole and self._bare and buffer.sealed and self._shelf.has(buffer.memory):
+            laid, descriptors = self._shelf.send(buffer.memory)
+            outcome.nbytes = laid.nbytes
+            body = plain_dumps(result._replace(sent=laid))
+            self._pipe.send_packed(body, descriptors)
+            return
+        self._shelf.put_back(buffer.memory)
         try:
-            message = self._packed(number, outcome, data)
+            message = self._packed(in_flight, result, made)
         except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
-            message = self._instead(in_flight, buffer.kept, outcome, error)
+            message = self._instead(in_flight, buffer.kept, result, error)
         self._pipe.send_packed(*message)
 
     def _instead(
         self,
         in_flight: InFlightBatch,
         kept: dict[int, Any],
-        outcome: Outcome,
+        result: Result,
         error: Exception,
     ) -> tuple[bytes, tuple[int, ...]]:
         """Return the samples of a batch that cannot be sent, or the error for that."""
-        number = in_flight.number
         if in_flight.whole and kept:
-            outcome.failures, outcome.made = list(outcome.made.failures), None
             with contextlib.suppress(Exception):
-                data = as_rows(in_flight, outcome, kept)
-                return self._packed(number, outcome, data)
+                rows = result._replace(whole=False)
+                return self._packed(in_flight, rows, Finished(kept))
         chunk = in_flight.chunk(0, len(in_flight.rows))
-        failed = unsendable(self._program, chunk, outcome, error)
-        return self._packed(number, failed, None)
+        failed = unsendable(self._program, chunk, result.outcome, error)
+        return dumps(Result(result.number, failed)), ()
 
     def _packed(
-        self, number: int, outcome: Outcome, data: Any
+        self, in_flight: InFlightBatch, result: Result, made: Finished | FailedBatch
     ) -> tuple[bytes, tuple[int, ...]]:
         """Return a result as it is sent, and descriptors to send with it."""
-        if data is None:
-            return dumps(Result(number, outcome, None)), ()
-        short = ""
+        if isinstance(made, FailedBatch):
+            return dumps(result), ()
+        data, outcome, short = made.data, result.outcome, ""
+        if not result.whole:
+            outcome.offsets = [row - in_flight.first_row for row in data]
+            data = list(data.values())
         with self._packing:
             try:
                 packed, descriptors = self._packer.pack(data)
@@ -327,21 +339,15 @@ class Worker:
                 packed = Packed(dumps(data), (), (), ())
                 self._packer.nbytes = 0
             outcome.nbytes = max(self._packer.nbytes, len(packed.body))
-        return dumps(Result(number, outcome, packed, short)), descriptors
+        return dumps(result._replace(sent=packed, short=short)), descriptors
 
-    def _lend(self, layout: Layout, rows: int) -> tuple[Any, Allocate]:
+    def _lend(self, layout: Layout, rows: int) -> Any:
         """Lend shared memory for a batch; if there is none, memory of this process."""
         with contextlib.suppress(OSError):
-            return self._slabs.lend(layout, rows)
-        return None, self._engine.recipe.buffers.allocate
-
-
-def as_rows(
-    in_flight: InFlightBatch, outcome: Outcome, samples: dict[int, Any]
-) -> list[Any]:
-    """Return samples by row of the batch as those of an outcome's offsets."""
-    outcome.offsets = [row - in_flight.first_row for row in samples]
-    return list(samples.values())
+            if self._bare and layout.solid:
+                return self._shelf.lend(layout, rows)
+            return layout.open(rows, self._slabs.lend(layout, rows)[1])
+        return layout.open(rows, self._engine.recipe.buffers.allocate)
 
 
 def unsendable(
