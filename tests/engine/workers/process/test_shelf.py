@@ -54,6 +54,7 @@ def ferry() -> Iterator[Ferry]:
     made = Ferry()
     yield made
     made.shelf.close()
+    vars(made).clear()  # what it has mapped ends with it
 
 
 def values(batch: Any) -> list[float]:
