@@ -122,7 +122,7 @@ def _look(
     pipe: Pipe,
 ) -> None:
     """Make these samples; report what is held then, or has changed."""
-    from .workers.process.worker import use_one_thread
+    from .workers.process.assigned_engine import use_one_thread
 
     use_one_thread()
     works = [Work(chunk, SampleRandom(seed), []) for chunk in chunks]

@@ -17,7 +17,7 @@ import logging
 import select
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,13 +32,14 @@ from ..core.chunk import Lease, Outcome
 from ..core.connector import Connector
 from ..core.core import FAR_LEASE_NS
 from ..core.metrics import WorkerMeter
-from ..recipe import SegmentRecipe
+from ..recipe import Recipe, SegmentRecipe
 from .actor import Actor
 from .cluster import RayCluster
 from .pool import Holding, PoolStatistics, join_all
+from .process.assignment import Result
 from .process.child import Errand
-from .process.far import NEVER_BEGUN, FarPool
-from .process.handover import flattened, restored
+from .process.far import NEVER_BEGUN, FarPool, with_data
+from .process.handover import restored
 from .process.parcel import pack
 
 __all__ = [
@@ -98,12 +99,13 @@ class ActorPool(FarPool):
 
     Args:
         connector: where leases come from.
-        recipe: the segment's recipe.
+        work: what the actors work by, and the segment's recipe.
         cluster: where the actors live.
         engine: has joined the cluster, and this is the pool of one of its stages.
         seeds: the seed of the samples' random streams, and what distinguishes this run
             from others with the same seed.
         options: Ray's options for each actor.
+        collate_seed: as `seed` for `FarPool`.
 
     Raises:
         SpecError: something in the program cannot be sent.
@@ -114,15 +116,17 @@ class ActorPool(FarPool):
     def __init__(
         self,
         connector: Connector,
-        recipe: SegmentRecipe,
+        work: tuple[Recipe, SegmentRecipe],
         cluster: RayCluster,
         engine: object,
         seeds: tuple[int, ...],
         options: Mapping[str, Any],
+        collate_seed: Callable[[], int],
     ) -> None:
         import ray
 
-        super().__init__(connector, recipe, "Ray actors")
+        super().__init__(connector, work[1], "Ray actors", collate_seed)
+        self._sent = work
         self._ray = ray
         self._cluster = cluster
         self._seeds = *seeds, connector.segment
@@ -191,7 +195,7 @@ class ActorPool(FarPool):
 
     def _pack(self) -> Any:
         """Put the program into the object store, from where each node gets it once."""
-        body = pack(self._program, "program", 'executor="process"')
+        body = pack(self._sent, "work", 'executor="process"')
         return self._ray.put(np.frombuffer(body, np.uint8))
 
     def _hear_of_work(self) -> None:
@@ -342,16 +346,15 @@ class ActorPool(FarPool):
         return False
 
     def _send(self, actor: RemoteActor, lease: Lease, meter: WorkerMeter) -> None:
-        chunk, inputs = self._to_send(lease), lease.inputs
         try:
-            packed = None if inputs is None else flattened(inputs[: len(chunk)])
+            chunk, assignment = self._assignment(lease)
         except Exception as error:  # noqa: BLE001 whatever pickling user data raises
             self._give_up(lease, meter, self._unsendable(error))
             self._free(actor)
             return
         task = next(self._tasks)
         actor.errands[task] = Errand(lease, chunk, time.monotonic_ns())
-        self._follow(actor, task, actor.handle.run.remote(chunk, packed))
+        self._follow(actor, task, actor.handle.run.remote(assignment))
 
     def _free(self, actor: RemoteActor) -> None:
         """Note that a lease of this actor was settled."""
@@ -380,7 +383,7 @@ class ActorPool(FarPool):
         actor.settled, meter = True, actor.meter
         assert meter is not None
         try:
-            outcome = restored(packed)
+            result: Result = restored(packed)
         except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
             text = (
                 f"a sample made by {self._stage} cannot be received from a Ray actor "
@@ -389,6 +392,7 @@ class ActorPool(FarPool):
             )
             self._give_up(errand.lease, meter, SampleError(text))
         else:
+            outcome = with_data(result, result.sent)
             self._settle(errand.lease, errand.chunk, outcome, meter)
         self._free(actor)
 

@@ -117,9 +117,18 @@ class PoolMaker:
         from .actors import ActorPool
 
         assert self._cluster is not None
-        seeds = self._recipe.seed, *self._begun
-        options = self._actor_options
-        pool = ActorPool(connector, recipe, self._cluster, self, seeds, options)
+        recipes, cluster, options = self._recipe, self._cluster, self._actor_options
+        work = recipes.elsewhere(connector.segment), recipe
+        seeds = recipes.seed, *self._begun
+        pool = ActorPool(
+            connector,
+            work,
+            cluster,
+            self,
+            seeds,
+            options,
+            lambda: recipes.collate_seed,
+        )
         self._actor_pools.append(pool)
         return pool
 

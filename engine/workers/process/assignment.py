@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...core.chunk import Chunk, Outcome
 from ...plan import BatchPlan, PlannedBatch, Rows
@@ -38,8 +38,9 @@ class Result(NamedTuple):
 
     number: int
     outcome: Outcome
-    sent: Laid | Packed | None = None
-    """The batch, or the samples of the rows in `outcome.offsets`."""
+    sent: Laid | Packed | Any = None
+    """The batch, or the samples of the rows in `outcome.offsets`; from an actor, as
+    they are."""
     whole: bool = False
     """Whether it is the batch. Then failures of its rows are those substituted."""
     short: str = ""

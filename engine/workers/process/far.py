@@ -8,21 +8,22 @@ many workers is given up.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from ....errors import SampleError, WorkerError
-from ...batch.buffer import BatchBuffer
+from ...batch.buffer import BatchBuffer, FailedBatch, Finished
 from ...core.chunk import Chunk, Failure, Lease, Outcome
 from ...core.connector import Connector
 from ...core.core import LEARNING
 from ...core.metrics import WorkerMeter
 from ...recipe import SegmentRecipe
 from ..pool import ServedPool
+from .assigned_engine import failed_outcome
+from .assignment import Assignment, Result
 from .deaths import LIMIT, Blame
-from .handover import recall
-from .worker import failed_outcome
+from .handover import dumps, recall
 
 __all__ = [
     "NEVER_BEGUN",
@@ -43,6 +44,21 @@ def recalled(failures: Iterable[Failure]) -> list[Failure]:
     return [replace(each, error=recall(each.error)) for each in failures]
 
 
+def with_data(result: Result, data: Any) -> Outcome:
+    """Return the outcome in a result, with the data that came with it."""
+    outcome = result.outcome
+    made: FailedBatch | None = outcome.made
+    if made is not None:
+        failures = tuple(recalled(made.failures))
+        outcome.made = FailedBatch(recall(made.error), failures)
+    elif result.whole:
+        substituted, outcome.failures = tuple(recalled(outcome.failures)), []
+        outcome.made = Finished(data, substituted)
+    else:
+        outcome.outputs = data
+    return outcome
+
+
 class FarPool(ServedPool):
     """Workers in other processes. All its state belongs to the thread that serves them.
 
@@ -50,15 +66,20 @@ class FarPool(ServedPool):
         connector: where leases come from.
         recipe: the segment's recipe.
         workers: what error messages call the workers, such as `worker processes`.
+        seed: returns the seed for the draws of a collate_fn now.
     """
 
     def __init__(
-        self, connector: Connector, recipe: SegmentRecipe, workers: str
+        self,
+        connector: Connector,
+        recipe: SegmentRecipe,
+        workers: str,
+        seed: Callable[[], int],
     ) -> None:
         super().__init__(connector, f"{recipe.name} {workers.rpartition(' ')[2]}")
         self._program = recipe.program
         self._per_batch = recipe.per_batch or recipe.unsplit
-        self._workers = workers
+        self._workers, self._seed = workers, seed
         self._lease_ns = 0.0
         """Recent duration of a lease, in nanoseconds."""
         self._blame = Blame()
@@ -80,6 +101,19 @@ class FarPool(ServedPool):
             self._give_up(lease, meter, WorkerError(text), rows)
         return None
 
+    def _assignment(self, lease: Lease) -> tuple[Chunk, Assignment]:
+        """Return the rows of a lease that may be sent, and how they are sent.
+
+        Raises:
+            Exception: whatever pickling their inputs raises.
+        """
+        chunk, given = self._to_send(lease), lease.inputs
+        inputs = None if given is None else dumps(given[: len(chunk)])
+        whole = lease.whole and len(chunk) == len(lease.chunk)
+        rows = chunk.part(0, 1) if self._per_batch and inputs else chunk
+        plan, seed = lease.in_flight.plan, self._seed()
+        return chunk, Assignment(rows, plan, whole, seed, inputs=inputs)
+
     def _to_send(self, lease: Lease) -> Chunk:
         """Return the rows to send: a suspect must run alone, after the rows before."""
         chunk = lease.chunk
@@ -100,6 +134,9 @@ class FarPool(ServedPool):
         self._barren = 0
         self._blame.acquit(chunk)
         outcome.failures = recalled(outcome.failures)
+        outcome.done = len(chunk)  # more than one row, if what was sent is a batch
+        if outcome.made is not None:
+            lease.in_flight.made, outcome.made = outcome.made, None
         if self._program.places and outcome.outputs is not None:
             self._place_here(lease, outcome)
         if outcome.changed is not None:

@@ -34,12 +34,13 @@ from ....system.interrupts import interrupts_deferred
 from ....system.shared_memory import shared_file
 from ...program.seeding import mixed, seed_global_generators
 from ...recipe import Recipe, SegmentRecipe, StartMethod
+from .assigned_engine import use_one_thread
 from .child import Child, fork_child, run_child
 from .daemonic import daemonic
 from .parcel import pack, unpack
 from .pipe import Pipe, shut_down
 from .status_page import StatusPage, post_status
-from .worker import Worker, use_one_thread
+from .worker import Worker
 
 __all__ = [
     "LEAVE_S",

@@ -25,18 +25,17 @@ from typing import Any
 
 from ....system.descriptors import descriptors_left, most_descriptors
 from ....system.run_queue import threads_of
-from ...batch.buffer import FailedBatch, Finished
+from ...batch.buffer import FailedBatch
 from ...core.chunk import Lease, Outcome
 from ...core.connector import Connector, ReaderLost
 from ...core.core import FAR_LEASE_NS
 from ...program.cached import Cached
 from ...recipe import SegmentRecipe
 from ..pool import Holding, PoolStatistics
-from .assignment import Assignment, Result, Share
+from .assignment import Result, Share
 from .child import Errand, Watchdog, WorkerChild
-from .far import NEVER_BEGUN, FarPool, recalled
+from .far import NEVER_BEGUN, FarPool, with_data
 from .fork_server import LEAVE_S, ForkServer
-from .handover import dumps, recall
 from .shelf import Laid
 
 __all__ = [
@@ -247,7 +246,7 @@ class ProcessPool(FarPool):
         recipe: the segment's recipe.
         fork_server: starts the processes.
         cores: as for `ChildSet`, if the segment is thread-safe.
-        seed: returns the seed for the draws of a collate_fn now.
+        seed: as for `FarPool`.
     """
 
     executor = "process"
@@ -260,8 +259,7 @@ class ProcessPool(FarPool):
         cores: int,
         seed: Callable[[], int],
     ) -> None:
-        super().__init__(connector, recipe, "worker processes")
-        self._seed = seed
+        super().__init__(connector, recipe, "worker processes", seed)
         self._reads_on = recipe.iterable
         self._cores = cores if recipe.thread_safe else None
         self._child_set = ChildSet(connector, fork_server, self._cores)
@@ -351,20 +349,12 @@ class ProcessPool(FarPool):
         self._listening = any(len(c.errands) < most for c in child_set.by_leases())
 
     def _send(self, child: WorkerChild, lease: Lease) -> None:
-        chunk, returned = self._to_send(lease), child.unpacker.returned()
-        whole = lease.whole and len(chunk) == len(lease.chunk)
-        errand = Errand(lease, chunk, time.monotonic_ns())
+        returned = child.unpacker.returned()
         try:
-            given = lease.inputs
-            inputs = None if given is None else dumps(given[: len(chunk)])
-            assignment = Assignment(
-                chunk.part(0, 1) if self._per_batch and inputs else chunk,
-                lease.in_flight.plan,
-                whole,
-                self._seed(),
-                returned if any(returned) else None,
-                inputs,
-            )
+            chunk, assignment = self._assignment(lease)
+            errand = Errand(lease, chunk, time.monotonic_ns())
+            if any(returned):
+                assignment = assignment._replace(returned=returned)
             child.assign(errand, assignment)
         except EOFError:
             return  # its end of file will arrive, and return the lease
@@ -379,12 +369,7 @@ class ProcessPool(FarPool):
         if result.short and not self._short:
             self._short = True
             LOGGER.warning(NO_SLAB, result.short)
-        outcome = result.outcome
-        outcome.done = len(errand.chunk)  # more than one row, if it is a batch
-        received(child, result)
-        if outcome.made is not None:
-            errand.lease.in_flight.made, outcome.made = outcome.made, None
-        self._settle(errand.lease, errand.chunk, outcome, child.meter)
+        self._settle(errand.lease, errand.chunk, received(child, result), child.meter)
 
     def _reap(self, child: WorkerChild) -> None:
         """Handle the end of a child: its work returns to the front."""
@@ -415,26 +400,17 @@ class ProcessPool(FarPool):
         self._child_set.end_all(STORE_S if stores else LEAVE_S)
 
 
-def received(child: WorkerChild, result: Result) -> None:
-    """Put what a child has made into the outcome of its result."""
-    outcome, sent = result.outcome, result.sent
-    made: FailedBatch | None = outcome.made
-    if made is not None:
-        failures = tuple(recalled(made.failures))
-        outcome.made = FailedBatch(recall(made.error), failures)
+def received(child: WorkerChild, result: Result) -> Outcome:
+    """Return the outcome in a child's result, with what the child has made."""
+    sent, descriptors = result.sent, child.pipe.descriptors
     if sent is None:
-        return
-    descriptors = child.pipe.descriptors
+        return with_data(result, None)
     try:
         if isinstance(sent, Laid):
             data = child.unpacker.lay_out(sent, descriptors)
         else:
             data = child.unpacker.unpack(sent, descriptors)
     except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
-        outcome.made = FailedBatch(error)
-        return
-    if result.whole:
-        substituted, outcome.failures = tuple(recalled(outcome.failures)), []
-        outcome.made = Finished(data, substituted)
-    else:
-        outcome.outputs = data
+        result.outcome.made = FailedBatch(error)
+        return result.outcome
+    return with_data(result, data)

@@ -12,18 +12,22 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.engine.batch.buffer import FailedBatch, Finished
 from penstock.engine.core.chunk import Chunk, Outcome
-from penstock.engine.plan import Context
-from penstock.engine.program.program import Map, Program, Read
+from penstock.engine.plan import BatchPlan, Context
 from penstock.engine.program.randomness import SampleRandom
 from penstock.engine.program.seeding import restore, states
-from penstock.engine.witness.witness import Witness
 from penstock.engine.workers.actor import Actor
-from penstock.engine.workers.process.handover import flattened, recall, restored
+from penstock.engine.workers.process.assignment import Assignment
+from penstock.engine.workers.process.far import with_data
+from penstock.engine.workers.process.handover import dumps, recall, restored
 from penstock.engine.workers.process.parcel import pack
+from penstock.pipeline.stages import BatchStage, MapStage, SourceStage
+from support.recipes import compiled
 
 CHUNK = Chunk(3, 4, np.arange(10, 16), np.arange(6), Context(0, 3, None))
 """Rows 4 to 9 of the batch of step 3."""
+PLAN = BatchPlan(0, 3, 3, 6, False, 12, 12, 12, 1.0, None, 1.0, None)  # noqa: FBT003
 SEEDS = 7, 2, 0
 """The seed of the pipeline, and what distinguishes the run."""
 
@@ -46,6 +50,9 @@ class Rows:
     def __init__(self) -> None:
         self.asked = 0
 
+    def __len__(self) -> int:
+        return 100
+
     def __getitem__(self, index: int) -> int:
         self.asked += 1
         if index == 13:
@@ -58,50 +65,90 @@ def drawn(sample: int, rng: np.random.Generator) -> tuple[int, int]:
     return sample, int(rng.integers(1 << 40))
 
 
+def doubled(sample: int) -> int:
+    """Return twice the sample."""
+    return 2 * sample
+
+
+class Broken:
+    """Cannot be restored."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("x",)
+
+
 def refused(sample: int) -> Any:
     """Return what cannot be sent."""
     return threading.Lock()
 
 
-def program(*operations: Any, places: str = "", data: Any = None) -> Program:
-    read = Read("Dataset(ID:0)", (data or Rows()).__getitem__)
-    return Program((read, *operations), places)
-
-
-def begun(program: Program, number: int = 0, seeds: tuple[int, ...] = SEEDS) -> Actor:
-    actor = Actor(np.frombuffer(pack(program, "program"), np.uint8), seeds, number)
+def begun(
+    data: Any, *stages: Any, number: int = 0, seeds: tuple[int, ...] = SEEDS
+) -> Actor:
+    source = SourceStage(data, name="data", executor="ray")
+    recipe = compiled(source, *stages, BatchStage(6))
+    parcel = pack((recipe.elsewhere(0), recipe.segments[0]), "work")
+    actor = Actor(np.frombuffer(parcel, np.uint8), seeds, number)
     assert str(os.getpid()) in actor.begin()
     return actor
 
 
-def outcome(actor: Actor, inputs: list[Any] | None = None) -> Outcome:
-    made = actor.run(CHUNK, None if inputs is None else flattened(inputs))
-    found: Outcome = restored(made)
-    return found
+def outcome(
+    actor: Actor, *, whole: bool = False, inputs: list[Any] | None = None
+) -> Outcome:
+    given, chunk, plan = None if inputs is None else dumps(inputs), CHUNK, PLAN
+    if whole:
+        chunk = Chunk(3, 0, chunk.indices, chunk.rounds, chunk.context)
+        plan = plan._replace(n_rows=len(chunk))
+    assignment = Assignment(chunk, plan, whole, 0, inputs=given)
+    result = restored(actor.run(assignment))
+    return with_data(result, result.sent)
 
 
-@pytest.mark.parametrize("places", ["", "Batch(ID:2)"])
-def test_rows_are_made_as_by_any_other_worker(places: str) -> None:
-    made = program(Map("Map(ID:1)", 1, drawn, wants_rng=True), places=places)
-    found = outcome(begun(made))
-    expected = program(*made.operations[1:]).run(CHUNK, None, None, SampleRandom(7))
-    assert found.outputs == expected.outputs
+def test_rows_are_made_as_by_any_other_worker() -> None:
+    draws = MapStage(drawn, executor="ray")
+    found = outcome(begun(Rows(), draws))
+    random = SampleRandom(11)
+    expected = [
+        (index, int(random.at(round_, index, 1).integers(1 << 40)))
+        for round_, index in enumerate(range(10, 16))
+        if index != 13
+    ]
+    assert found.outputs == expected
     assert found.offsets == [0, 1, 2, 4, 5]
     assert found.done == 6
-    assert found.nbytes == expected.nbytes
     (failure,) = found.failures
     assert (failure.index, failure.row) == (13, 7)
-    assert isinstance(recall(failure.error), ValueError)
-    assert "in __getitem__" in str(recall(failure.error).__cause__)
+    error = recall(failure.error)
+    assert isinstance(error, ValueError)
+    assert "in __getitem__" in str(error.__cause__)
+
+
+def test_a_whole_batch_is_made_of_them_where_that_is_asked_for() -> None:
+    found = outcome(begun(list(range(100))), whole=True)
+    assert isinstance(found.made, Finished)
+    assert found.made.data.tolist() == list(range(10, 16))
+    failed = outcome(begun(Rows()), whole=True)
+    assert isinstance(failed.made, FailedBatch)
+    assert failed.failures == []
+    assert "sample index 13 (" in str(failed.made.error.__notes__)
 
 
 def test_inputs_come_from_the_stage_before() -> None:
-    doubled = Program((Map("Map(ID:1)", 1, lambda sample: 2 * sample),))
-    assert outcome(begun(doubled), list(range(6))).outputs == [0, 2, 4, 6, 8, 10]
+    recipe = compiled(
+        SourceStage(list(range(9)), executor="thread"),
+        MapStage(doubled, executor="ray"),
+        BatchStage(6),
+    )
+    parcel = pack((recipe.elsewhere(1), recipe.segments[1]), "work")
+    actor = Actor(np.frombuffer(parcel, np.uint8), SEEDS, 0)
+    actor.begin()
+    found = outcome(actor, inputs=list(range(6)))
+    assert found.outputs == [0, 2, 4, 6, 8, 10]
 
 
 def test_what_cannot_be_sent_is_the_error_of_its_row() -> None:
-    found = outcome(begun(program(Map("Map(ID:1) refused", 1, refused))))
+    found = outcome(begun(list(range(100)), MapStage(refused, executor="ray")))
     assert found.outputs is None
     assert [failure.row for failure in found.failures] == list(range(4, 10))
     text = str(found.failures[0].error)
@@ -109,19 +156,16 @@ def test_what_cannot_be_sent_is_the_error_of_its_row() -> None:
 
 
 def test_an_input_that_cannot_be_restored_is_the_error_of_its_row() -> None:
-    class Broken:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return int, ("x",)
-
-    actor = begun(Program((Map("Map(ID:1)", 1, str),)))
-    found = outcome(actor, [Broken()] * 6)
+    actor = begun(Rows())
+    found = outcome(actor, inputs=[Broken()] * 6)
     assert len(found.failures) == 6
     assert "an actor cannot receive a sample" in str(found.failures[0].error)
+    assert outcome(actor).done == 6  # it goes on
 
 
 def test_actors_draw_different_values_and_the_same_in_each_run() -> None:
     def first_draw(number: int, seeds: tuple[int, ...]) -> float:
-        begun(program(), number, seeds)
+        begun([1], number=number, seeds=seeds)
         return random.random()
 
     before = [first_draw(number, SEEDS) for number in range(2)]
@@ -130,8 +174,13 @@ def test_actors_draw_different_values_and_the_same_in_each_run() -> None:
 
 
 def test_an_only_worker_reports_what_changed_in_its_copy() -> None:
-    data = Rows()
-    watched = Program(program(data=data).operations, watched=(data,))
-    assert Witness([data]).changed() is None
-    assert "asked" in str(outcome(begun(watched)).changed)
-    assert outcome(begun(program())).changed is None
+    recipe = compiled(
+        SourceStage(Rows(), executor="ray", num_parallel_workers=1), BatchStage(6)
+    )
+    (segment,) = recipe.segments
+    assert segment.program.watched
+    parcel = pack((recipe.elsewhere(0), segment), "work")
+    actor = Actor(np.frombuffer(parcel, np.uint8), SEEDS, 0)
+    actor.begin()
+    assert "asked" in str(outcome(actor).changed)
+    assert outcome(begun(Rows())).changed is None

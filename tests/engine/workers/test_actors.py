@@ -97,7 +97,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
         program = Program((Map("Map(ID:1) len", 1, len),))
         recipe = SegmentRecipe("f", "q", program, "ray", 1, (1, 1), 1, tunable=True)
         engine, options = object(), {"num_cpus": 1}
-        pool = ActorPool(connector, recipe, played, engine, (0,), options)  # type: ignore[arg-type]
+        work: Any = (None, recipe)
+        pool = ActorPool(connector, work, played, engine, (0,), options, int)  # type: ignore[arg-type]
         pools.append(pool)
         return pool
 

@@ -54,6 +54,8 @@ def recipe(*executors: str, ray_options: Any = None, context: Any = None) -> Any
     return SimpleNamespace(
         plan=plan,
         planned=plan,
+        collate_seed=9,
+        elsewhere=lambda at: ("elsewhere", at),
         segments=segments,
         seed=7,
         options=options,
@@ -88,11 +90,14 @@ def test_pools_of_actors_are_handed_out_seeded_and_renewed_together(
     made = recipe("ray", "ray")
     maker = PoolMaker(made, 5)
     maker.begin()
-    connector: Any = object()
+    connector: Any = SimpleNamespace(segment=0)
     pools: list[Any] = [maker.make(connector, each, "ray") for each in made.segments]
     seeds = (7, 5, 2)  # the seed, the first batch and the rank
     for pool, segment in zip(pools, made.segments, strict=True):
-        assert pool.given == (connector, segment, played, maker, seeds, ACTOR)
+        *given, seed = pool.given
+        work = (("elsewhere", 0), segment)
+        assert given == [connector, work, played, maker, seeds, ACTOR]
+        assert seed() == 9
     maker.renew()
     assert played.calls[-2:] == [("renew", pool) for pool in pools]
 
