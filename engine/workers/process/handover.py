@@ -1,20 +1,16 @@
 """Data between our processes: arrays in slabs, everything else pickled.
 
-    sender      Packer.pack(data) ─▶ Packed, descriptors of new slabs
-    receiver    Unpacker.unpack(packed, descriptors) ─▶ data
+    sender      Shelf (shelf.py) ─▶ Laid or Packed, and the descriptor of a new slab
+    receiver    Unpacker ─▶ data
 
-A dense CPU tensor, or a large numpy array, that lies in a slab travels as its place
-there. Others are first copied into one more slab. Everything else is pickled: it comes
-from our own process, over our own pipe. `travel` makes exceptions fit for that.
-
-A slab belongs to the receiver while an array over it lives there. One that the receiver
-keeps for long is given away, as by SlabPool: both sides let go of it, and its arrays
-live on.
+Everything but arrays is pickled: it comes from our own process, over our own pipe.
+`travel` makes exceptions fit for that.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import os
 import pickle
 import traceback
@@ -29,8 +25,8 @@ import torch
 from numpy.typing import NDArray
 
 from ....errors import ExitError, WorkerError, add_note, set_on, users_frames
-from ...batch.layout import ALIGN, Layout
-from .slabs import Block, Slab, SlabPool, allocate_on, map_shared
+from ...batch.layout import Layout
+from .slabs import Block, allocate_on, map_shared
 
 if TYPE_CHECKING:
     from .shelf import Laid
@@ -38,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Flat",
     "Packed",
-    "Packer",
     "Pickler",
     "RemoteTraceback",
     "Returned",
@@ -81,6 +76,11 @@ class ArrayPart(NamedTuple):
     stride: tuple[int, ...] | None
     """In elements; None for a numpy array, whose rows are contiguous."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
 
 class Packed(NamedTuple):
     """Data ready to be sent."""
@@ -93,6 +93,11 @@ class Packed(NamedTuple):
     forget: tuple[int, ...]
     """Keys of slabs that will not be reused."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the data takes, about: those of its arrays, and the rest."""
+        return len(self.body) + sum(part.nbytes for part in self.parts)
+
 
 class Returned(NamedTuple):
     """Slabs that a receiver no longer claims."""
@@ -101,85 +106,6 @@ class Returned(NamedTuple):
     """Keys of slabs whose arrays have died: they may be reused."""
     shared: tuple[int, ...]
     """Keys of slabs that a fork has shared with others: they must not be reused."""
-
-
-class Packer:
-    """The sender's side.
-
-    Args:
-        slabs: shared memory for the data, and for copies.
-    """
-
-    def __init__(self, slabs: SlabPool) -> None:
-        self._slabs = slabs
-        self._out: dict[int, list[Array]] = {}
-        """What keeps each slab alive for the receiver, the oldest first."""
-        self._mapped: set[int] = set()
-        """Keys of the slabs that the receiver has mapped and kept."""
-        self._room = 0
-        """Bytes of slabs for copies; the same for batches of similar size."""
-        self.nbytes = 0
-        """Bytes of the slabs that the last batch lies in."""
-
-    def pack(self, data: Any) -> tuple[Packed, tuple[int, ...]]:
-        """Return the data ready to be sent, and descriptors to send with it.
-
-        Raises:
-            Exception: whatever pickling the rest of the data raises.
-        """
-        file = io.BytesIO()
-        pickler = PartPickler(file)
-        pickler.dump(data)
-        parts, slabs = self._place(pickler.arrays)
-        self.nbytes = sum(slab.nbytes for slab in slabs.values())
-        new = [slab for slab in slabs.values() if slab.key not in self._mapped]
-        self._mapped.update(slabs)
-        for key in slabs:
-            self._slabs.hand_over(key)
-        forget = self._mapped - self._slabs.keys()
-        self._mapped -= forget
-        for key in forget:
-            self._out.pop(key, None)
-        sizes = tuple((slab.key, slab.nbytes) for slab in new)
-        packed = Packed(file.getvalue(), tuple(parts), sizes, tuple(forget))
-        return packed, tuple(slab.descriptor for slab in new)
-
-    def take_back(self, returned: Returned) -> None:
-        """Reuse the slabs that may be reused."""
-        for key in returned.shared:
-            self._slabs.give_away(key)
-        for key in returned.died + returned.shared:
-            self._out.pop(key, None)
-
-    def _place(self, arrays: list[Array]) -> tuple[list[ArrayPart], dict[int, Slab]]:
-        """Return the place of each array, copying those that lie in no slab."""
-        found = [self._slabs.at(address_of(array)) for array in arrays]
-        loose = [array for array, slab in zip(arrays, found, strict=True) if not slab]
-        spare, copies = self._copy(loose)
-        rest = iter(copies)
-        parts, slabs = [], {}
-        for array, home in zip(arrays, found, strict=True):
-            slab, placed = (home, array) if home else (spare, next(rest))
-            assert slab is not None
-            offset = address_of(placed) - slab.address
-            parts.append(part_of(placed, slab.key, offset))
-            slabs[slab.key] = slab
-            self._out.setdefault(slab.key, []).append(placed)
-        return parts, slabs
-
-    def _copy(self, arrays: list[Array]) -> tuple[Slab | None, list[Array]]:
-        """Copy arrays into one slab."""
-        if not arrays:
-            return None, []
-        room = sum(-(-array.nbytes // ALIGN) * ALIGN for array in arrays)
-        if not room <= self._room <= 2 * room:
-            self._room = room + room // 8
-        slab, allocate = self._slabs.lend_bytes(self._room)
-        copies: list[Array] = []
-        for array in arrays:
-            memory = allocate((array.nbytes,), torch.uint8)
-            copies.append(copied(array, memory))
-        return slab, copies
 
 
 class Unpacker:

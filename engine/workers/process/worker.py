@@ -26,10 +26,9 @@ from ...recipe import Recipe, SegmentRecipe
 from .assigned_engine import AssignedEngine, Made, unsendable
 from .assignment import Assignment, Result, Share
 from .child import leave, write_crashes_to
-from .handover import Packed, Packer, dumps, plain_dumps
+from .handover import Packed, dumps, plain_dumps
 from .pipe import Pipe
 from .shelf import Shelf
-from .slabs import SlabPool
 from .status_page import MAX_LANES, StatusPage
 
 KEEP = 40
@@ -42,7 +41,7 @@ class Worker:
     """One worker process.
 
     The main thread reads the pipe if it is the only worker, otherwise a thread of its
-    own does. Only the main thread writes to it. `_packing` guards the packer.
+    own does. Only the main thread writes to it.
 
     Args:
         pipe: leads to the trainer.
@@ -60,9 +59,7 @@ class Worker:
     ) -> None:
         self._pipe, self._status_page = pipe, status_page
         self._program = segment.program
-        self._slabs = SlabPool(KEEP)
-        self._packer, self._shelf = Packer(self._slabs), Shelf(KEEP)
-        self._packing = threading.Lock()
+        self._shelf = Shelf(KEEP)
         own = any(each.per_batch for each in recipe.segments) or recipe.buffers.collate
         self._bare = not own
         """Whether a batch is its rows, as their layout says."""
@@ -85,16 +82,20 @@ class Worker:
         write_crashes_to(self._status_page)
         self._pipe.send(os.getpid())
         try:
-            with self._engine as engine:
+            with self._engine:
                 while True:
-                    self._let_receive()
-                    while self._receiver is None and not engine.left:
-                        self._take(self._pipe.receive_all)
-                    self._reply(engine.make())
+                    self._serve()
         except PenstockError:
             if not self._engine.closed:
                 raise
         self._program.leave()
+
+    def _serve(self) -> None:
+        """Do what was assigned first. Keeps no reference between two assignments."""
+        self._let_receive()
+        while self._receiver is None and not self._engine.left:
+            self._take(self._pipe.receive_all)
+        self._reply(self._engine.make())
 
     # Whoever receives
 
@@ -138,18 +139,13 @@ class Worker:
             self._engine.share(message)
         else:
             if message.returned is not None:
-                with self._packing:
-                    self._packer.take_back(message.returned)
                 self._shelf.take_back(message.returned)
             self._engine.assign(message)
 
     # The main thread
 
     def _reply(self, made: Made) -> None:
-        """Send a result. A batch that cannot be pickled is left to the trainer.
-
-        Keeps no reference between two results.
-        """
+        """Send a result. A batch that cannot be pickled is left to the trainer."""
         result, memory = made.result, made.buffer.memory
         sealed = result.whole and self._bare and made.buffer.sealed
         if sealed and self._shelf.has(memory):
@@ -179,21 +175,18 @@ class Worker:
         """Return a result as it is sent, and descriptors to send with it."""
         if data is None and result.outcome.made is not None:  # the batch has failed
             return dumps(result), ()
-        outcome, short = result.outcome, ""
-        with self._packing:
-            try:
-                packed, descriptors = self._packer.pack(data)
-            except OSError as error:  # there is no shared memory left
-                short, descriptors = str(error), ()
-                packed = Packed(dumps(data), (), (), ())
-                self._packer.nbytes = 0
-            outcome.nbytes = max(self._packer.nbytes, len(packed.body))
+        short = ""
+        try:
+            packed, descriptors = self._shelf.pack(data)
+        except OSError as error:  # there is no shared memory left
+            short, descriptors = str(error), ()
+            packed = Packed(dumps(data), (), (), ())
+        result.outcome.nbytes = packed.nbytes
         return dumps(result._replace(sent=packed, short=short)), descriptors
 
     def _lend(self, layout: Layout, rows: int) -> Any:
-        """Lend shared memory for a batch; if there is none, memory of this process."""
-        with contextlib.suppress(OSError):
-            if self._bare and layout.solid:
+        """Lend shared memory for a batch that is sent as it is, if there is any."""
+        if self._bare and layout.solid:
+            with contextlib.suppress(OSError):
                 return self._shelf.lend(layout, rows)
-            return layout.open(rows, self._slabs.lend(layout, rows)[1])
         return layout.open(rows, on_heap)

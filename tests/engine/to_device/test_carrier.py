@@ -5,17 +5,23 @@ The device is a stand-in whose copies are done when the test says so.
 
 from __future__ import annotations
 
+import ctypes
+
+import numpy as np
 import torch
 
 from penstock.engine.batch.device import DeviceStage, ToDevice
 from penstock.engine.feed import Delivery
 from penstock.engine.to_device.carrier import Carrier
 from penstock.engine.to_device.lane import DEPTH
-from penstock.engine.workers.process.slabs import SlabPool
+from penstock.engine.workers.process.slabs import block_at
 from support.clocked_bus import ClockedBus
+from support.ferry import ferries, layout_of
 from support.given_host import PLAN, Given, as_it_is, images, lane_from, taken
 
 PAGE = 4096
+EIGHT = layout_of(np.zeros(8, np.uint8))
+"""Samples of eight bytes."""
 
 
 def test_pinned_memory_holds_one_batch_more_than_are_ahead() -> None:
@@ -44,47 +50,45 @@ def test_no_more_batches_are_taken_ahead_while_copies_lag() -> None:
 
 
 def test_a_slab_is_pinned_once_and_kept_until_its_copy_is_done() -> None:
-    bus, pool = ClockedBus(), SlabPool()
+    bus = ClockedBus()
     carrier = Carrier(bus, as_it_is(), 3)
-    slab, allocate = pool.lend_bytes(PAGE)
-    address = slab.address
-    first = [allocate((8,), torch.uint8).fill_(at) for at in (1, 2)]
-    del allocate
-    crossing = carrier.send(Delivery(first, PLAN))
-    assert bus.registered == {address: PAGE}
-    assert (bus.pinned_bytes, bus.from_pageable) == (0, 0)
-    del first
-    other, held = pool.lend_bytes(PAGE)
-    assert other is not slab
-    bus.tick(2)
-    assert [each[0].item() for each in crossing.data] == [1, 2]
-    carrier.send(Delivery([], PLAN))
-    again, allocate = pool.lend_bytes(PAGE)
-    assert again is slab
-    carrier.send(Delivery(allocate((8,), torch.uint8), PLAN))
-    assert bus.registered == {address: PAGE}
-    carrier.close()
-    pool.close()
-    del allocate, slab, again, other, held
+    with ferries() as ferry:
+        first = ferry.carry(EIGHT, 1)
+        block = block_at(first.data_ptr())
+        assert block is not None
+        address = ctypes.addressof(block)
+        crossing = carrier.send(Delivery(first, PLAN))
+        assert bus.registered == {address: PAGE}
+        assert (bus.pinned_bytes, bus.from_pageable) == (0, 0)
+        del first
+        held = ferry.carry(EIGHT, 2)  # not in memory that is still read
+        bus.tick(2)
+        assert crossing.data.unique().tolist() == [1]
+        carrier.send(Delivery([], PLAN))
+        again = ferry.carry(EIGHT, 3)
+        assert [laid.key for laid in ferry.sent] == [1, 2, 1]
+        carrier.send(Delivery(again, PLAN))
+        assert bus.registered == {address: PAGE}
+        carrier.close()
+        del again, held, block
     assert bus.unregistered == [address]
 
 
 def test_slabs_that_cannot_be_pinned_are_copied_through_the_ring() -> None:
-    bus, pool = ClockedBus(), SlabPool()
+    bus = ClockedBus()
     bus.refusing = {"register"}
     carrier = Carrier(bus, as_it_is(), 3)
-    slab, allocate = pool.lend_bytes(PAGE)
-    batch = allocate((8,), torch.uint8).fill_(5)
-    crossing = carrier.send(Delivery(batch, PLAN))
-    del allocate, batch
-    assert pool.lend_bytes(PAGE)[0] is slab  # free again, as it has been read
-    slab.block[0] = 9
-    bus.refusing.clear()
-    bus.tick()
-    assert crossing.data.tolist() == [5] * 8
-    assert (bus.registered, bus.from_pageable) == ({}, 0)
-    carrier.close()
-    pool.close()
+    with ferries() as ferry:
+        batch = ferry.carry(EIGHT, 5)
+        crossing = carrier.send(Delivery(batch, PLAN))
+        del batch
+        ferry.carry(EIGHT, 9)  # in the same slab, as that has been read
+        assert [laid.key for laid in ferry.sent] == [1, 1]
+        bus.refusing.clear()
+        bus.tick()
+        assert crossing.data.unique().tolist() == [5]
+        assert (bus.registered, bus.from_pageable) == ({}, 0)
+        carrier.close()
 
 
 def test_batches_are_copied_in_place_where_no_memory_can_be_pinned() -> None:

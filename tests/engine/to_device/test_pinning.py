@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import closing, nullcontext
 from typing import Any, Self
@@ -15,7 +16,7 @@ from penstock.engine import run
 from penstock.engine.batch.buffer import Buffers
 from penstock.engine.to_device import pinning
 from penstock.engine.to_device.pinning import Pinning
-from penstock.engine.workers.process.slabs import SlabPool, block_at
+from penstock.engine.workers.process.slabs import Slab, allocate_on, block_at
 from support.datasets import KINDS, Numbers
 
 
@@ -140,8 +141,8 @@ def test_a_pipeline_to_cuda_has_its_batches_pinned_or_in_shared_memory(
 def test_what_is_in_shared_memory_is_moved_only_if_asked(
     memory: Memory, *, slabs: bool
 ) -> None:
-    pool = SlabPool()
-    _, allocate = pool.lend_bytes(64)
+    slab = Slab(1, os.sysconf("SC_PAGE_SIZE"))
+    allocate, _ = allocate_on(slab.block)
     shared, heap = allocate((8,), torch.float32).fill_(1), torch.ones(3, 4).t()
     batch = {"images": [shared, heap], "again": heap, "name": "a"}
     pin = Pinning(0, slabs=slabs).pin
@@ -154,7 +155,7 @@ def test_what_is_in_shared_memory_is_moved_only_if_asked(
     assert torch.equal(moved["images"][0], shared)
     assert (pin([shared, "a"])[0] is not shared) == slabs
     assert moved["again"].data_ptr() in memory.addresses
-    pool.close()
+    slab.give_away()
 
 
 @pytest.mark.usefixtures("memory")

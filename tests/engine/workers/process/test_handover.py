@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engine.batch.layout import learn
-from penstock.engine.workers.process.handover import Packed, Packer, Unpacker, dumps
-from penstock.engine.workers.process.slabs import SlabPool
+from penstock.engine.workers.process.handover import Packed, dumps
 from support.batches import COLLATES, Refusing, same
 from support.datasets import Numbers
+from support.ferry import Ferry, ferries
 
 
 def keeps_bytes(dtype: torch.dtype) -> bool:
@@ -34,37 +32,10 @@ DTYPES = sorted({t for t in DTYPES if keeps_bytes(t)}, key=str)
 SAMPLES = [Numbers(50)[index] for index in range(8)]
 
 
-class Ferry:
-    """Both sides of a handover, in one process."""
-
-    def __init__(self) -> None:
-        self.slabs = SlabPool(KEEP)
-        self.packer = Packer(self.slabs)
-        self.unpacker = Unpacker()
-
-    def carry(self, data: Any) -> tuple[Packed, Any]:
-        """Bring a batch over, after telling the child which arrays have died."""
-        self.packer.take_back(self.unpacker.returned())
-        packed, descriptors = self.packer.pack(data)
-        copies = deque(map(os.dup, descriptors))  # as a pipe does
-        found = self.unpacker.unpack(packed, copies)
-        assert not copies
-        return packed, found
-
-    def made_in_place(self, value: float) -> torch.Tensor:
-        """Return a batch that is written straight into a slab, as the engine does."""
-        layout = learn(np.zeros(4, np.float32))
-        assert layout is not None
-        _, allocate = self.slabs.lend(layout, 8)
-        return allocate((8, 4), torch.float32).fill_(value)
-
-
 @pytest.fixture
 def ferry() -> Iterator[Ferry]:
-    ferry = Ferry()
-    yield ferry
-    ferry.slabs.close()
-    vars(ferry).clear()
+    with ferries(KEEP) as ferry:
+        yield ferry
 
 
 def descriptors() -> int:
@@ -77,56 +48,24 @@ def test_a_batch_arrives_unchanged(
 ) -> None:
     for _ in range(3):
         data = collate(SAMPLES)
-        assert same(ferry.carry(data)[1], data)
+        assert same(ferry.pack(data)[1], data)
 
 
 def test_a_tensor_that_a_batch_holds_twice_arrives_as_one(ferry: Ferry) -> None:
     tensor = torch.ones(3)
-    _, (first, second, third) = ferry.carry([tensor, tensor, torch.ones(3)])
+    _, (first, second, third) = ferry.pack([tensor, tensor, torch.ones(3)])
     assert first is second
     assert first is not third
 
 
-def test_a_batch_made_in_a_slab_is_not_copied(ferry: Ferry) -> None:
-    tensor = ferry.made_in_place(1.0)
-    packed, found = ferry.carry({"x": tensor, "y": [tensor[2:4]]})
-    tensor.fill_(5.0)
-    assert len(packed.new) == 1
-    assert len(packed.body) < 200
-    assert torch.equal(found["x"], tensor)
-    assert found["y"][0].tolist() == [[5.0] * 4] * 2
-
-
 def test_loose_arrays_share_one_slab(ferry: Ferry) -> None:
-    packed, _ = ferry.carry([torch.ones(5), np.ones(5000), torch.ones(7)])
+    packed, _ = ferry.pack([torch.ones(5), np.ones(5000), torch.ones(7)])
     assert len({part.key for part in packed.parts}) == 1
 
 
-def test_memory_is_reused_only_after_its_last_array_has_died(
-    ferry: Ferry,
-) -> None:
-    _, first = ferry.carry(ferry.made_in_place(1.0))
-    row = first[3]
-    del first
-    _, second = ferry.carry(ferry.made_in_place(2.0))
-    assert row.tolist() == [1.0] * 4
-    packed, third = ferry.carry(ferry.made_in_place(3.0))
-    assert (row[0], second[0, 0], third[0, 0]) == (1.0, 2.0, 3.0)
-    assert packed.new
-    del row, second, third
-    assert ferry.carry(ferry.made_in_place(4.0))[
-        0
-    ].new  # they died too late to be reused for it
-    assert ferry.carry(ferry.made_in_place(5.0))[0].new == ()
-
-
-@pytest.mark.parametrize("where", ["slab", "heap"])
-def test_a_steady_trainer_receives_no_new_slabs(where: str, ferry: Ferry) -> None:
+def test_a_steady_trainer_receives_no_new_slabs(ferry: Ferry) -> None:
     def carry(value: float) -> Packed:
-        data = (
-            ferry.made_in_place(value) if where == "slab" else torch.full((8, 4), value)
-        )
-        packed, found = ferry.carry(data)
+        packed, found = ferry.pack(torch.full((8, 4), value))
         assert found[0, 0] == value
         return packed
 
@@ -137,30 +76,23 @@ def test_a_steady_trainer_receives_no_new_slabs(where: str, ferry: Ferry) -> Non
     assert descriptors() == before
 
 
-@pytest.mark.parametrize("where", ["slab", "heap"])
-def test_batches_that_the_trainer_keeps_cost_no_descriptor(
-    where: str, ferry: Ferry
-) -> None:
+def test_batches_that_the_trainer_keeps_cost_no_descriptor(ferry: Ferry) -> None:
     kept, seen = [], []
     for value in range(2 * KEEP):
-        data = (
-            ferry.made_in_place(value) if where == "slab" else torch.full((8, 4), value)
-        )
-        kept.append(ferry.carry(data)[1])
+        kept.append(ferry.pack(torch.full((8, 4), value))[1])
         seen.append(descriptors())
-        del data
     assert max(seen[KEEP + 5 :]) == seen[KEEP + 5]
     assert [tensor[7, 3].item() for tensor in kept] == list(range(2 * KEEP))
     kept.clear()
-    assert ferry.carry(torch.zeros(2))[1].tolist() == [0.0, 0.0]
+    assert ferry.pack(torch.zeros(2))[1].tolist() == [0.0, 0.0]
 
 
 def test_memory_that_a_fork_shares_is_not_reused(ferry: Ferry) -> None:
-    packed, batch = ferry.carry(ferry.made_in_place(1.0))
+    packed, batch = ferry.pack(torch.ones(4))
     ferry.unpacker.share()  # as before a fork there; the sender is another process
     shared = packed.parts[0].key
     del batch
-    later = [ferry.carry(ferry.made_in_place(2.0))[0] for _ in range(5)]
+    later = [ferry.pack(torch.full((4,), 2.0))[0] for _ in range(5)]
     assert shared not in {part.key for packed in later for part in packed.parts}
     assert shared in {key for packed in later for key in packed.forget}
 
@@ -170,7 +102,7 @@ def test_memory_that_a_fork_shares_is_not_reused(ferry: Ferry) -> None:
 def test_a_tensor_of_any_dtype_crosses(dtype: torch.dtype, ferry: Ferry) -> None:
     raw = torch.arange(64, dtype=torch.uint8).reshape(4, 16) % 2
     tensor = raw.view(dtype)
-    for found in (pickle.loads(dumps(tensor)), ferry.carry(tensor)[1]):  # noqa: S301
+    for found in (pickle.loads(dumps(tensor)), ferry.pack(tensor)[1]):  # noqa: S301
         assert (found.dtype, found.shape) == (dtype, tensor.shape)
         assert torch.equal(found.view(torch.uint8), raw)
 
@@ -195,25 +127,14 @@ def test_a_message_carries_tensors_of_any_memory_layout(tensor: torch.Tensor) ->
     assert found.stride() == torch.empty_like(tensor, device="meta").stride()
 
 
-def test_memory_that_arrives_twice_is_held_by_both_batches(ferry: Ferry) -> None:
-    tensor = ferry.made_in_place(1.0)
-    packed, descriptors = ferry.packer.pack(tensor)
-    ferry.unpacker.unpack(packed, deque(map(os.dup, descriptors)))  # it dies at once
-    first, second = ferry.carry(tensor)[1], ferry.carry(tensor)[1]
-    del tensor, second
-    for value in range(2, 5):
-        ferry.carry(ferry.made_in_place(float(value)))
-    assert first[0, 0] == 1.0
-
-
 def test_batches_of_unequal_size_cross_whole(ferry: Ferry) -> None:
     for size in (3, 50_000, 1, 700, 49_000, 50_001):
-        assert ferry.carry(torch.arange(size))[1].tolist() == list(range(size))
+        assert ferry.pack(torch.arange(size))[1].tolist() == list(range(size))
 
 
 def test_a_batch_that_cannot_be_pickled_is_an_error_and_the_next_crosses(
     ferry: Ferry,
 ) -> None:
     with pytest.raises(TypeError, match="it stays here"):
-        ferry.carry([torch.ones(3), Refusing()])
-    assert ferry.carry([torch.ones(3)])[1][0].tolist() == [1.0] * 3
+        ferry.pack([torch.ones(3), Refusing()])
+    assert ferry.pack([torch.ones(3)])[1][0].tolist() == [1.0] * 3

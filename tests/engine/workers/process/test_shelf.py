@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,50 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engine.batch.layout import Layout, learn
-from penstock.engine.workers.process.handover import Returned, Unpacker
-from penstock.engine.workers.process.shelf import Laid, Shelf
+from penstock.engine.workers.process.handover import Returned
+from support.ferry import Ferry, ferries, layout_of
 
 ROWS = 4
-
-
-def layout_of(sample: Any) -> Layout:
-    layout = learn(sample)
-    assert layout is not None
-    assert layout.solid
-    return layout
-
-
 IMAGE = layout_of((np.zeros((2, 3), np.uint8), 1.5))
 OTHER = layout_of((np.zeros((5, 3), np.uint8), 1.5))
 
 
-class Ferry:
-    """A shelf and its receiver, which gets copies of the descriptors."""
-
-    def __init__(self, keep: int = 3) -> None:
-        self.shelf, self.unpacker = Shelf(keep), Unpacker()
-        self.seen: list[Laid] = []
-
-    def carry(self, layout: Layout, value: int) -> Any:
-        """Make a batch of this value in lent memory; return what arrives."""
-        memory = self.shelf.lend(layout, ROWS)
-        for part in memory:
-            part.fill_(value)
-        laid, descriptors = self.shelf.send(memory)
-        self.seen.append(laid)
-        return self.unpacker.lay_out(laid, deque(map(os.dup, descriptors)))
-
-    def back(self) -> None:
-        self.shelf.take_back(self.unpacker.returned())
-
-
 @pytest.fixture
 def ferry() -> Iterator[Ferry]:
-    made = Ferry()
-    yield made
-    made.shelf.close()
-    vars(made).clear()  # what it has mapped ends with it
+    """A ferry whose receiver may hold three slabs."""
+    with ferries(3) as ferry:
+        yield ferry
 
 
 def values(batch: Any) -> list[float]:
@@ -71,20 +38,16 @@ def test_a_batch_arrives_as_its_layout_says(ferry: Ferry) -> None:
 def test_a_slab_is_used_again_once_its_batch_has_died(ferry: Ferry) -> None:
     for value in range(5):
         assert values(ferry.carry(IMAGE, value)) == [value, value]
-        ferry.back()
-    assert {laid.key for laid in ferry.seen} == {ferry.seen[0].key}
-    assert [laid.new for laid in ferry.seen] == [True] + [False] * 4
+    assert {laid.key for laid in ferry.sent} == {ferry.sent[0].key}
+    assert [laid.new for laid in ferry.sent] == [True] + [False] * 4
 
 
 def test_a_batch_that_the_receiver_keeps_is_never_overwritten(ferry: Ferry) -> None:
-    kept = []
-    for value in range(8):  # more than it may hold
-        kept.append(ferry.carry(IMAGE, value))
-        ferry.back()
+    kept = [ferry.carry(IMAGE, value) for value in range(8)]  # more than it may hold
     assert [values(batch) for batch in kept] == [[n, n] for n in range(8)]
-    assert len({laid.key for laid in ferry.seen}) == 8
-    forgotten = [key for laid in ferry.seen for key in laid.forget]
-    assert forgotten == [laid.key for laid in ferry.seen[: len(forgotten)]]
+    assert len({laid.key for laid in ferry.sent}) == 8
+    forgotten = [key for laid in ferry.sent for key in laid.forget]
+    assert forgotten == [laid.key for laid in ferry.sent[: len(forgotten)]]
     assert len(forgotten) >= 4
 
 
@@ -93,7 +56,6 @@ def test_a_part_of_a_batch_keeps_its_slab(ferry: Ferry) -> None:
     del numbers
     row = images[2]
     del images
-    ferry.back()
     ferry.carry(IMAGE, 2)
     assert row.unique().item() == 1
 
@@ -101,15 +63,13 @@ def test_a_part_of_a_batch_keeps_its_slab(ferry: Ferry) -> None:
 def test_a_layout_is_sent_once_until_it_changes(ferry: Ferry) -> None:
     for layout in (IMAGE, IMAGE, OTHER, OTHER, IMAGE):
         ferry.carry(layout, 3)
-        ferry.back()
-    assert [laid.layout for laid in ferry.seen] == [IMAGE, None, OTHER, None, IMAGE]
+    assert [laid.layout for laid in ferry.sent] == [IMAGE, None, OTHER, None, IMAGE]
 
 
 def test_slabs_of_a_layout_that_is_over_are_dropped(ferry: Ferry) -> None:
     for layout in (IMAGE, OTHER, OTHER):
         assert values(ferry.carry(layout, 4)) == [4, 4]
-        ferry.back()
-    first, second, _ = ferry.seen
+    first, second, _ = ferry.sent
     assert second.forget == (first.key,)
 
 
@@ -124,12 +84,12 @@ def test_memory_of_a_batch_that_is_not_sent_is_lent_again(ferry: Ferry) -> None:
 
 def test_a_slab_that_a_fork_shares_is_not_used_again(ferry: Ferry) -> None:
     ferry.carry(IMAGE, 5)
-    (first,) = ferry.seen
+    (first,) = ferry.sent
     ferry.unpacker.returned()
     ferry.shelf.take_back(Returned((), (first.key,)))
     ferry.carry(IMAGE, 6)
-    assert ferry.seen[-1].key != first.key
-    assert ferry.seen[-1].forget == (first.key,)
+    assert ferry.sent[-1].key != first.key
+    assert ferry.sent[-1].forget == (first.key,)
 
 
 def test_there_may_be_no_shared_memory(
@@ -141,3 +101,31 @@ def test_there_may_be_no_shared_memory(
     monkeypatch.setattr("penstock.engine.workers.process.slabs.shared_file", refused)
     with pytest.raises(OSError, match="no space left"):
         ferry.shelf.lend(IMAGE, ROWS)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda tensor: tensor.view(torch.int8),
+        lambda tensor: tensor.numpy()[1:],
+        torch.utils.dlpack.from_dlpack,
+        lambda tensor: {"a": [tensor[::2]]},
+    ],
+)
+def test_whatever_shares_its_memory_keeps_a_slab(part: Any, ferry: Ferry) -> None:
+    kept = part(ferry.carry(IMAGE, 1)[0])
+    ferry.carry(IMAGE, 2)
+    ferry.carry(IMAGE, 3)
+    first, second, third = ferry.sent
+    assert first.key not in (second.key, third.key)
+    del kept
+    ferry.carry(IMAGE, 4)
+    ferry.carry(IMAGE, 5)
+    assert first.key in {laid.key for laid in ferry.sent[3:]}
+
+
+def test_copies_and_batches_have_slabs_of_their_own(ferry: Ferry) -> None:
+    for value in range(3):
+        assert values(ferry.carry(IMAGE, value)) == [value, value]
+        assert ferry.pack([torch.full((9,), value)])[1][0].tolist() == [value] * 9
+    assert [laid.new for laid in ferry.sent] == [True, False, False]
