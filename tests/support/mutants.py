@@ -23,6 +23,7 @@ __all__ = ["Mutant", "changes", "draw", "near_tests", "product"]
 
 PACKAGES = ("autotune", "cache", "engine", "pipeline", "system")
 MIN_STATEMENTS = 30
+MIN_CHANGES = 10
 """Smaller modules are not drawn: they hold hardly anything to change."""
 
 COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
@@ -99,7 +100,8 @@ def product(root: Path) -> list[str]:
     return sorted(
         str(path.relative_to(root))
         for path in files
-        if statements(path.read_text()) > MIN_STATEMENTS
+        if statements(text := path.read_text()) > MIN_STATEMENTS
+        and len(changes(text)) >= MIN_CHANGES
     )
 
 

@@ -10,7 +10,7 @@ import torch
 import penstock as ps
 from penstock.engine.batch.device import DeviceStage, ToDevice
 from penstock.engine.feed import Delivery
-from penstock.engine.workers.process.slabs import SlabPool
+from penstock.engine.workers.process.slabs import Slab, allocate_on
 from support.core_script import Script
 from support.datasets import KINDS
 
@@ -100,8 +100,8 @@ def test_a_copy_from_the_ring_or_from_a_slab_blocks_nobody() -> None:
 
     bus = Bus(torch.device("cuda"))
     carrier = Carrier(bus, ToDevice(DeviceStage.of("cuda")), 3)
-    pool = SlabPool()
-    slab, allocate = pool.lend_bytes(1 << 20)
+    slab = Slab(1, 1 << 20)
+    allocate, _ = allocate_on(slab.block)
     address = slab.address
     shared = allocate((1 << 20,), torch.uint8).fill_(3)
     heap = torch.full((1 << 20,), 5, dtype=torch.uint8)
@@ -116,7 +116,7 @@ def test_a_copy_from_the_ring_or_from_a_slab_blocks_nobody() -> None:
     moved = carrier.hand_over(crossing).data
     assert [each.sum().item() for each in moved] == [3 << 20, 5 << 20]
     carrier.close()
-    pool.close()
+    slab.give_away()
     del shared, allocate, slab, crossing, moved
     assert bus.register(address, 0) is False
     assert torch.ones(1, device="cuda").item() == 1  # nobody is blamed for that
