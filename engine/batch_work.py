@@ -71,7 +71,6 @@ class BatchWork:
         collates: Callable[[], None],
         judge: Callable[[int, Any], None],
     ) -> None:
-        self._recipe = recipe
         self._segments = segments = recipe.segments
         self._buffers = recipe.buffers
         self._collates = collates
@@ -91,12 +90,9 @@ class BatchWork:
 
     def _filled(self, in_flight: InFlightBatch) -> Made:
         """Handle a batch whose rows are all finished, or have failed."""
-        elsewhere = in_flight.made is not None
         made = self._buffers.finish(in_flight)
         if not in_flight.whole:
             return made
-        if self._recipe.late_work and isinstance(made, Finished) and not elsewhere:
-            made = worked_late(self._recipe, in_flight.plan, made)
         if self._first == len(self._segments) or isinstance(made, FailedBatch):
             return self._pinned(in_flight, made)
         in_flight.substituted = made.failures
@@ -161,9 +157,11 @@ def batch_error(failure: Failure, plan: BatchPlan) -> BaseException:
 
 
 def worked_late(
-    recipe: Recipe, plan: BatchPlan, made: Finished
+    recipe: Recipe, plan: BatchPlan, made: Finished | FailedBatch
 ) -> Finished | FailedBatch:
     """Do the work on whole batches that worker processes have not done."""
+    if isinstance(made, FailedBatch):
+        return made
     try:
         return replace(made, data=worked(recipe, plan, made.data))
     except Exception as error:  # noqa: BLE001 the trainer raises it

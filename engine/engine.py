@@ -36,7 +36,7 @@ from .observe.observation import Move, MoveOutcome
 from .observe.reading import TrainerMeter
 from .plan import AssignedPlan, PlannedBatch
 from .program.program import ReadOn
-from .program.seeding import SeededCalls, Undrawn
+from .program.seeding import SeededCalls, Undrawn, undisturbed
 from .recipe import Recipe, SegmentRecipe
 from .segment import Segment
 from .witness.hazards import Finding
@@ -176,8 +176,9 @@ class Engine:
         if isinstance(made, Gathered):
             with self.trainer.collating():
                 made = self._collate(made)
-                if self.recipe.late_work and isinstance(made, Finished):
-                    made = worked_late(self.recipe, in_flight.plan, made)
+        if self.recipe.late_work and not in_flight.elsewhere:
+            with undisturbed():
+                made = worked_late(self.recipe, in_flight.plan, made)
         return in_flight, made
 
     def _collate(self, gathered: Gathered) -> Finished | FailedBatch:
@@ -500,7 +501,8 @@ class Engine:
     ) -> Core:
         now_ns = time.perf_counter_ns()
         alone = sum(not segment.per_batch for segment in recipe.segments) == 1
-        makes = alone and not recipe.repack and recipe.buffers.collate is None
+        here = not isinstance(recipe.plan, AssignedPlan)  # and others make batches
+        makes = alone and here and not recipe.repack and recipe.buffers.collate is None
         states = [
             SegmentState(
                 step,

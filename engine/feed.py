@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ..errors import add_note
+from ..errors import WorkerError, add_note
 from .batch.buffer import Buffers, FailedBatch, Finished, Gathered
 from .batch_work import worked
 from .core.chunk import Chunk, Failure, InFlightBatch
@@ -21,6 +21,12 @@ from .program.randomness import SampleRandom
 from .program.seeding import SeededCalls
 from .recipe import Recipe
 
+LOSSES = 5
+"""How often the process that reads an iterable may die with no batch in between."""
+UNREADABLE = (
+    "the process that reads the iterable died {} times with no batch in between; look"
+    " for a crash in native code, or for the system's out-of-memory killer"
+)
 NEAR = 16
 """How many samples before a tail are tried if all of the tail's own failed."""
 
@@ -288,6 +294,8 @@ class RepackFeed:
         self._samples: list[Any] = []
         self._over = False
         self._clean = True
+        self._lost = 0
+        """How often the process that reads has died since the last batch."""
         self.cursor = cursor
 
     def begin(self, cursor: Cursor) -> None:
@@ -335,7 +343,11 @@ class RepackFeed:
         """Take the survivors of one block."""
         try:
             in_flight, finished = self._engine.pop()
-        except ReaderLost:
+        except ReaderLost as lost:
+            self._lost += 1
+            if self._lost > LOSSES:
+                times, self._lost = self._lost, 0
+                raise WorkerError(UNREADABLE.format(times)) from lost
             self._read_again()
             return
         self._over = in_flight.plan.last or in_flight.ended
@@ -361,6 +373,7 @@ class RepackFeed:
     def _deliver(self, start: int, stop: int, taken: list[Any]) -> Delivery:
         """Deliver samples of the tickets from `start` to before `stop`."""
         cursor, count = self.cursor, len(taken)
+        self._lost = 0
         plan = BatchPlan(
             epoch=cursor.epoch,
             step=cursor.step,

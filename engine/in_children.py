@@ -29,12 +29,27 @@ def in_children(recipe: Recipe, children: int | None = None) -> Recipe:
     samples = [each for each in recipe.segments if not each.per_batch]
     behind = recipe.segments[len(samples) :]
     asked = any(each.executor == "process" for each in samples)
-    far = replace(as_one(samples), children=None if asked else children)
+    lone = samples[0].iterable  # only one process can read it
+    if not alike(samples) or any(s.executor == "ray" for s in samples):
+        return recipe
+    if lone and asked:
+        return recipe
+    many = None if asked else children
+    far = replace(as_one(samples), children=1 if lone else many)
     placed = (each for each in behind if each.executor != "process")
     if children is not None or all(each.movable for each in placed):
         inner = (*(far.inner or (far.within,)), *map(at_rest, behind))
         far, behind = replace(far, inner=inner), ()
     return replace(recipe, segments=(far, *behind))
+
+
+def alike(segments: Sequence[SegmentRecipe]) -> bool:
+    """Whether one limit of time holds for all samples there, if any does.
+
+    Coroutines keep their own, and cannot be seen by whoever enforces that of others.
+    """
+    limits = {each.timeout_s for each in segments if not _awaits(each)}
+    return len(limits) < 2 and (limits <= {None} or not any(map(_awaits, segments)))
 
 
 def at_rest(segment: SegmentRecipe) -> SegmentRecipe:
@@ -43,36 +58,52 @@ def at_rest(segment: SegmentRecipe) -> SegmentRecipe:
 
 
 def taken_along(segments: Sequence[SegmentRecipe]) -> list[SegmentRecipe]:
-    """Return the segments, with those up to the last one in processes as one of them.
+    """Return the segments, with those before one in processes going along with it.
 
-    One that reads an iterable stays, as its place is in one process.
+    One that the user placed in the trainer or on other machines stays, and so does the
+    reader of an iterable, as its place is in one process.
     """
     kinds = [segment.executor for segment in segments]
-    if "process" not in kinds or segments[0].iterable:
+    if "process" not in kinds:
         return list(segments)
     stop = len(kinds) - kinds[::-1].index("process")
-    return [as_one(segments[:stop]), *segments[stop:]]
+    start = stop - 1
+    while start > 0 and _goes_along(segments[start - 1 : stop]):
+        start -= 1
+    return [*segments[:start], as_one(segments[start:stop]), *segments[stop:]]
+
+
+def _goes_along(segments: Sequence[SegmentRecipe]) -> bool:
+    """Whether the first of these segments may run in the processes of the others."""
+    first = segments[0]
+    stays = first.executor in ("inline", "ray") or first.iterable
+    return not stays and alike(segments)
 
 
 def as_one(segments: Sequence[SegmentRecipe]) -> SegmentRecipe:
     """Return one segment of processes that do the work of several."""
     far = [each for each in segments if each.executor == "process"]
     asked = far or segments
-    inner = [together(list(each)) for _, each in groupby(segments, _awaits)]
-    limits = [each.timeout_s for each in segments if each.timeout_s is not None]
+    inner = [together(list(each)) for _, each in groupby(segments, _apart)]
+    limits = {each.timeout_s for each in segments if not _awaits(each)}
     return replace(
         together(segments),
         name=asked[-1].name,
         executor="process",
         num_parallel_workers=max(each.num_parallel_workers for each in asked),
         bounds=asked[-1].bounds,
-        timeout_s=min(limits, default=None),
+        timeout_s=limits.pop() if len(limits) == 1 else None,
         inner=tuple(each.within for each in inner) if len(inner) > 1 else (),
     )
 
 
 def _awaits(segment: SegmentRecipe) -> bool:
     return segment.executor == "async"
+
+
+def _apart(segment: SegmentRecipe) -> tuple[bool, bool]:
+    """Return what makes work another segment in a worker process, too."""
+    return _awaits(segment), segment.iterable
 
 
 def together(segments: Sequence[SegmentRecipe]) -> SegmentRecipe:

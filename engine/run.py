@@ -247,6 +247,7 @@ class Run:
         self._workers = None
         if self._direct is None or not isinstance(host, TrainerHost):
             return
+        self._far = False
         (segment,) = _as_now(host.engine.segments)
         self._watch = None
         program = self._direct.segments[0].program

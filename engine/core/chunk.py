@@ -244,6 +244,8 @@ class InFlightBatch:
     """Whether a batch is made of the rows; otherwise they stay samples."""
     inputs: list[Any] | None = None
     """A sample for each row, if they were begun elsewhere."""
+    elsewhere: bool = False
+    """Whether one worker in another process has made all of it."""
 
     def chunk(self, start: int, stop: int) -> Chunk:
         """Return rows `start` to `stop` as work for the first segment."""

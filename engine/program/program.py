@@ -454,6 +454,13 @@ def timed(
 
 
 @dataclass(frozen=True, slots=True)
+class Unread:
+    """Stands for a sample that could not be read in this process."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """The operations of one segment, in order.
 
@@ -540,6 +547,9 @@ class Program:
             watch: observes the samples.
         """
         work = Work(chunk, random, inputs or [], watch=watch)
+        if inputs and type(inputs[0]) is Unread:
+            work.fail_all(inputs[0].error, self.operations[0].stage)
+            return work, ()
         if len(self.operations) == 1:
             self.operations[0].run(work)  # its cost is the whole cost
             return work, ()

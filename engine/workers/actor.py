@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import SampleError
 from ..program.seeding import mixed, seed_global_generators
 from ..recipe import Recipe, SegmentRecipe
 from .process.assigned_engine import (
     AssignedEngine,
-    failed_outcome,
     unsendable,
     use_one_thread,
 )
@@ -69,12 +67,7 @@ class Actor:
     def run(self, assignment: Assignment) -> Flat:
         """Make what is assigned; return the result, packed, with all data in it."""
         program, engine = self._segment.program, self._engine
-        try:
-            engine.assign(assignment)
-        except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
-            text = f"an actor cannot receive a sample ({type(error).__name__}: {error})"
-            stage, chunk = program.stages[0], assignment.chunk
-            return flattened(Result(0, failed_outcome(chunk, stage, SampleError(text))))
+        engine.assign(assignment)
         made = engine.make()
         result = made.result
         try:

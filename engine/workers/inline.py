@@ -85,7 +85,7 @@ class Inline:
         outcome = run_lease(lease, self._program, self._random, clock, self._watch)
         if counts:
             queue.end(outcome.run_ns)
-        for failure in outcome.failures:
+        for failure in outcome.failures if counts else ():
             if isinstance(failure.error, KeyboardInterrupt):
                 raise failure.error  # at once: it was meant for the trainer's loop
         self._connector.settle(lease, outcome, self._meter)

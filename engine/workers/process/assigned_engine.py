@@ -154,7 +154,10 @@ class AssignedEngine:
 
     def assign(self, assignment: Assignment) -> None:
         """Plan to make these rows next."""
-        planned = assignment.planned  # unpickles, so no lock is held
+        try:
+            planned = assignment.planned  # unpickles, so no lock is held
+        except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
+            planned = assignment.unread(error)
         with self._engine.engine_lock.lock:
             self._plan.add(planned, assignment.seed)
             self._engine.engine_lock.extend(self._plan.stop)
@@ -176,7 +179,7 @@ class AssignedEngine:
             if recipe.executor == "async":
                 permits = recipe.num_parallel_workers * share.workers
                 segment.request("async", -(-permits // share.of))
-            elif not recipe.in_order:
+            elif not (recipe.in_order or recipe.iterable):
                 kind: Kind = "inline" if share.workers == 1 else "thread"
                 segment.request(kind, share.workers)
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from ...core.chunk import Chunk, Outcome
 from ...plan import BatchPlan, PlannedBatch, Rows
+from ...program.program import Unread
 from .handover import Packed, Returned, loads
 from .shelf import Laid
 
@@ -31,6 +32,11 @@ class Assignment(NamedTuple):
         rows = Rows(chunk.indices, chunk.rounds)
         inputs = None if self.inputs is None else loads(self.inputs)
         return PlannedBatch(self.plan, rows, chunk.first_row, self.whole, inputs)
+
+    def unread(self, error: Exception) -> PlannedBatch:
+        """Return the rows, each of which fails, as they cannot be unpickled."""
+        planned = self._replace(inputs=None).planned
+        return planned._replace(inputs=[Unread(error)] * len(planned.rows))
 
 
 class Result(NamedTuple):

@@ -26,7 +26,7 @@ from ...core.chunk import Chunk, Lease
 from ...core.metrics import WorkerMeter
 from .assignment import Assignment, Share
 from .deaths import cause_of, is_stopped
-from .handover import Unpacker
+from .handover import NOTHING_RETURNED, Unpacker
 from .pipe import Pipe, kept
 from .status_page import ALL_ROWS, STACK_SIGNAL, Held, StatusPage, post_status
 
@@ -234,6 +234,8 @@ class WorkerChild(Child):
         self.writing = False
         """Whether the selector watches its pipe for room."""
         self._tasks = 0
+        self._owed = NOTHING_RETURNED
+        """Slabs that it does not know of yet that they may be reused."""
         self._was_stopped = False
 
     @property
@@ -257,14 +259,16 @@ class WorkerChild(Child):
         number = self._tasks
         self._tasks += 1
         self.errands[number] = errand
+        owed = self._owed = self._owed.plus(self.unpacker.returned())
         try:
-            self.pipe.post(assignment)
+            self.pipe.post(assignment._replace(returned=owed if any(owed) else None))
         except EOFError:
             raise
         except Exception:
             del self.errands[number]
             self._tasks = number
             raise
+        self._owed = NOTHING_RETURNED
 
     def held(self, number: int) -> list[Held]:
         """Return the samples of a task that it is working on."""
@@ -284,6 +288,8 @@ class WorkerChild(Child):
                 return ()
             return rows if row == ALL_ROWS else (row,)
         held = [each.row for each in self.held(number)]
+        if not held:  # it was packing the oldest, or coroutines work there
+            return rows if number == min(self.errands) else ()
         return tuple(held) if all(row in rows for row in held) else rows
 
     def cause(self) -> str:

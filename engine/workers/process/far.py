@@ -137,6 +137,7 @@ class FarPool(ServedPool):
         outcome.done = len(chunk)  # more than one row, if what was sent is a batch
         if outcome.made is not None:
             lease.in_flight.made, outcome.made = outcome.made, None
+            lease.in_flight.elsewhere = True
         if self._program.places and outcome.outputs is not None:
             self._place_here(lease, outcome)
         if outcome.changed is not None:

@@ -107,6 +107,13 @@ class Returned(NamedTuple):
     shared: tuple[int, ...]
     """Keys of slabs that a fork has shared with others: they must not be reused."""
 
+    def plus(self, others: Returned) -> Returned:
+        """Return these and others."""
+        return Returned(self.died + others.died, self.shared + others.shared)
+
+
+NOTHING_RETURNED = Returned((), ())
+
 
 class Unpacker:
     """The receiver's side."""
@@ -136,17 +143,17 @@ class Unpacker:
 
     def lay_out(self, laid: Laid, descriptors: deque[int]) -> Any:
         """Return a batch that lies in a slab as its layout says."""
+        # First what later messages rely on, as the memory may be refused.
+        self._layout = layout = laid.layout or self._layout
+        for old in laid.forget:
+            self._blocks.pop(old, None)
         key = laid.key
         if laid.new:
             self._map(key, laid.nbytes, descriptors)
-        self._layout = layout = laid.layout or self._layout
         assert layout is not None
         allocate, memory = allocate_on(self._blocks[key])
         self._mark(key, memory)
-        batch = layout.seal(layout.open(laid.rows, allocate))
-        for old in laid.forget:
-            self._blocks.pop(old, None)
-        return batch
+        return layout.seal(layout.open(laid.rows, allocate))
 
     def returned(self) -> Returned:
         """Return the slabs whose claim has ended since the last call."""

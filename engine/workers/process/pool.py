@@ -26,12 +26,13 @@ from typing import Any
 from ....system.descriptors import descriptors_left, most_descriptors
 from ....system.run_queue import threads_of
 from ...batch.buffer import FailedBatch
-from ...core.chunk import Lease, Outcome
+from ...core.chunk import Chunk, Lease, Outcome
 from ...core.connector import Connector, ReaderLost
 from ...core.core import FAR_LEASE_NS
 from ...program.cached import Cached
 from ...recipe import SegmentRecipe
 from ..pool import Holding, PoolStatistics
+from .assigned_engine import failed_outcome
 from .assignment import Result, Share
 from .child import Errand, Watchdog, WorkerChild
 from .far import NEVER_BEGUN, FarPool, with_data
@@ -78,17 +79,21 @@ class ChildSet:
         fork_server: starts the children.
         cores: children that a thread-safe segment starts before several workers share
             one; None: each worker needs a child of its own.
+        most: largest number of children.
     """
 
     def __init__(
-        self, connector: Connector, fork_server: ForkServer, cores: int | None
+        self,
+        connector: Connector,
+        fork_server: ForkServer,
+        cores: int | None,
+        most: int = sys.maxsize,
     ) -> None:
         self._connector = connector
         self._fork_server = fork_server
         self._cores = cores
         self._asked = 0
-        self._most = sys.maxsize
-        """Number of children that there are descriptors for."""
+        self._most = most
         self._staffed: tuple[int, int, int] | None = None
         """The request, children and generation for which nothing is left to adjust."""
         self.selector = selectors.DefaultSelector()
@@ -262,7 +267,8 @@ class ProcessPool(FarPool):
         super().__init__(connector, recipe, "worker processes", seed)
         self._reads_on = recipe.iterable
         self._cores = cores if recipe.thread_safe else None
-        self._child_set = ChildSet(connector, fork_server, self._cores)
+        most = 1 if recipe.iterable else sys.maxsize
+        self._child_set = ChildSet(connector, fork_server, self._cores, most)
         self._short = False
         """Whether there was no shared memory for a batch."""
         self._listening = True
@@ -349,13 +355,9 @@ class ProcessPool(FarPool):
         self._listening = any(len(c.errands) < most for c in child_set.by_leases())
 
     def _send(self, child: WorkerChild, lease: Lease) -> None:
-        returned = child.unpacker.returned()
         try:
             chunk, assignment = self._assignment(lease)
-            errand = Errand(lease, chunk, time.monotonic_ns())
-            if any(returned):
-                assignment = assignment._replace(returned=returned)
-            child.assign(errand, assignment)
+            child.assign(Errand(lease, chunk, time.monotonic_ns()), assignment)
         except EOFError:
             return  # its end of file will arrive, and return the lease
         except Exception as error:  # noqa: BLE001 whatever pickling user data raises
@@ -369,7 +371,8 @@ class ProcessPool(FarPool):
         if result.short and not self._short:
             self._short = True
             LOGGER.warning(NO_SLAB, result.short)
-        self._settle(errand.lease, errand.chunk, received(child, result), child.meter)
+        outcome = received(child, result, errand.chunk, self._stage)
+        self._settle(errand.lease, errand.chunk, outcome, child.meter)
 
     def _reap(self, child: WorkerChild) -> None:
         """Handle the end of a child: its work returns to the front."""
@@ -400,7 +403,7 @@ class ProcessPool(FarPool):
         self._child_set.end_all(STORE_S if stores else LEAVE_S)
 
 
-def received(child: WorkerChild, result: Result) -> Outcome:
+def received(child: WorkerChild, result: Result, chunk: Chunk, stage: str) -> Outcome:
     """Return the outcome in a child's result, with what the child has made."""
     sent, descriptors = result.sent, child.pipe.descriptors
     if sent is None:
@@ -411,6 +414,7 @@ def received(child: WorkerChild, result: Result) -> Outcome:
         else:
             data = child.unpacker.unpack(sent, descriptors)
     except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
-        result.outcome.made = FailedBatch(error)
-        return result.outcome
+        if result.whole:
+            return Outcome(len(chunk), made=FailedBatch(error))
+        return failed_outcome(chunk, stage, error)
     return with_data(result, data)

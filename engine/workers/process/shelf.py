@@ -27,7 +27,16 @@ import torch
 
 from ....system.descriptors import descriptors_left
 from ...batch.layout import ALIGN, Layout, block_bytes
-from .handover import Array, Packed, PartPickler, Returned, address_of, copied, part_of
+from .handover import (
+    Array,
+    Packed,
+    PartPickler,
+    Returned,
+    address_of,
+    copied,
+    part_of,
+    plain_dumps,
+)
 from .slabs import Slab, allocate_on, whole_pages
 
 __all__ = ["Laid", "Shelf"]
@@ -112,9 +121,20 @@ class Shelf:
         return place is not None and place.memory is memory
 
     def send(self, memory: Any) -> tuple[Laid, tuple[int, ...]]:
-        """Return a batch made in lent memory as it is sent, with its descriptor."""
+        """Return a batch made in lent memory as it is sent, with its descriptor.
+
+        Raises:
+            Exception: whatever pickling a class that the layout names raises.
+        """
         with self._lock:
-            place = self._lent.pop(id(memory))
+            place = self._lent[id(memory)]
+            if place.layout is not self._layout:
+                try:
+                    plain_dumps(place.layout)
+                except Exception:
+                    self._free.append(self._lent.pop(id(memory)))
+                    raise
+            del self._lent[id(memory)]
             descriptors, forget = self._hand_over(place)
             told = None if place.layout is self._layout else place.layout
             self._layout = place.layout

@@ -65,6 +65,8 @@ class Worker:
         """Whether a batch is its rows, as their layout says."""
         numbers = itertools.cycle(range(MAX_LANES))
         self._receiver: threading.Thread | None = None
+        self._taking = threading.Lock()
+        """Held while messages are received and heard, so that each is in its turn."""
         self._listened_s = 0.0
         self._engine = AssignedEngine(
             replace(recipe, buffers=replace(recipe.buffers, lend=self._lend)),
@@ -92,10 +94,11 @@ class Worker:
 
     def _serve(self) -> None:
         """Do what was assigned first. Keeps no reference between two assignments."""
-        self._let_receive()
         while self._receiver is None and not self._engine.left:
-            self._take(self._pipe.receive_all)
+            with self._taking:
+                self._take(self._pipe.receive_all)
         self._reply(self._engine.make())
+        self._let_receive()
 
     # Whoever receives
 
@@ -111,16 +114,20 @@ class Worker:
         """Take what the trainer sends, until the pipe ends."""
         try:
             while not self._engine.closed:
-                self._take(self._pipe.receive_all)
+                with self._taking:
+                    self._take(self._pipe.receive_all)
         except BaseException:  # noqa: BLE001 nobody above could report it
             traceback.print_exc()
             leave(1)
 
     def _listen(self) -> None:
-        """Take now and then what has come, if no thread does."""
-        now_s = time.monotonic()
-        if self._receiver is None and now_s - self._listened_s > LISTEN_S:
-            self._take(self._pipe.collect)
+        """Take now and then what has come, if nobody else does."""
+        due = time.monotonic() - self._listened_s > LISTEN_S
+        if due and self._receiver is None and self._taking.acquire(blocking=False):
+            try:
+                self._take(self._pipe.collect)
+            finally:
+                self._taking.release()
 
     def _take(self, receive: Callable[[], list[Any]]) -> None:
         """Take some messages, in order; stop the engine after the last one of all."""
@@ -137,6 +144,7 @@ class Worker:
             self._engine.stop()
         elif isinstance(message, Share):
             self._engine.share(message)
+            self._let_receive()
         else:
             if message.returned is not None:
                 self._shelf.take_back(message.returned)
@@ -148,15 +156,14 @@ class Worker:
         """Send a result. A batch that cannot be pickled is left to the trainer."""
         result, memory = made.result, made.buffer.memory
         sealed = result.whole and self._bare and made.buffer.sealed
-        if sealed and self._shelf.has(memory):
-            laid, descriptors = self._shelf.send(memory)
-            result.outcome.nbytes = laid.nbytes
-            body = plain_dumps(result._replace(sent=laid))
-            self._pipe.send_packed(body, descriptors)
-            return
-        self._shelf.put_back(memory)
         try:
-            message = self._packed(result, made.data)
+            if sealed and self._shelf.has(memory):
+                laid, descriptors = self._shelf.send(memory)
+                result.outcome.nbytes = laid.nbytes
+                message = plain_dumps(result._replace(sent=laid)), descriptors
+            else:
+                self._shelf.put_back(memory)
+                message = self._packed(result, made.data)
         except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
             message = self._instead(made, error)
         self._pipe.send_packed(*message)
@@ -164,7 +171,7 @@ class Worker:
     def _instead(self, made: Made, error: Exception) -> tuple[bytes, tuple[int, ...]]:
         """Return the samples of a batch that cannot be sent, or the error for that."""
         kept = made.buffer.kept
-        if made.result.whole and kept:
+        if made.result.whole and len(kept) == made.result.outcome.done:
             with contextlib.suppress(Exception):
                 rows = made.as_rows(kept)
                 return self._packed(rows.result, rows.data)

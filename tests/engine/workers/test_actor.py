@@ -70,6 +70,9 @@ def doubled(sample: int) -> int:
     return 2 * sample
 
 
+INVALID = "invalid literal for int() with base 10: 'x'"
+
+
 class Broken:
     """Cannot be restored."""
 
@@ -159,7 +162,7 @@ def test_an_input_that_cannot_be_restored_is_the_error_of_its_row() -> None:
     actor = begun(Rows())
     found = outcome(actor, inputs=[Broken()] * 6)
     assert len(found.failures) == 6
-    assert "an actor cannot receive a sample" in str(found.failures[0].error)
+    assert {str(failure.error) for failure in found.failures} == {INVALID}
     assert outcome(actor).done == 6  # it goes on
 
 
