@@ -1,0 +1,361 @@
+"""An engine in a worker process: what goes wrong there belongs to what caused it."""
+
+from __future__ import annotations
+
+import collections
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import penstock as ps
+from penstock.engine.workers.process import handover
+from support.datasets import WORKERS
+
+TRAINER = os.getpid()
+TWO: Any = WORKERS["3 processes"]
+
+
+def outcomes(batches: Iterable[Any]) -> list[Any]:
+    """Return each batch as a list, or the type of its error."""
+    loop, found = iter(batches), []
+    while len(found) < 1000:
+        try:
+            batch = next(loop)
+        except StopIteration:
+            return found
+        except Exception as error:  # noqa: BLE001 whatever it is
+            found.append(type(error))
+        else:
+            found.append(batch.tolist() if torch.is_tensor(batch) else batch)
+    raise AssertionError
+
+
+def eights(*left_out: int) -> list[Any]:
+    """Return batches of eight of 0 to 31, with None for those left out."""
+    return [
+        None if at in left_out else list(range(8 * at, 8 * at + 8)) for at in range(4)
+    ]
+
+
+def without(found: list[Any], at: int) -> tuple[list[Any], Any]:
+    """Return the outcomes with None for one of them, and that one."""
+    return [*found[:at], None, *found[at + 1 :]], found[at]
+
+
+# An iterable has one reader
+
+
+class Stream:
+    """Yields 200 numbers, by a generator or by itself, to a single reader."""
+
+    def __init__(self, *, generator: bool) -> None:
+        self._generator, self._at = generator, 0
+
+    def __iter__(self) -> Iterator[int]:
+        self._at = 0
+        return (index for index in range(200)) if self._generator else self
+
+    def __next__(self) -> int:
+        at, self._at = self._at, self._at + 1
+        time.sleep(0)  # another thread might read meanwhile
+        if at >= 200:
+            raise StopIteration
+        return at
+
+
+def as_it_is(sample: Any) -> Any:
+    return sample
+
+
+@pytest.mark.parametrize("generator", [True, False])
+@pytest.mark.parametrize("workers", ["2 threads", "16 threads", "3 processes"])
+def test_an_iterable_is_read_once_wherever_its_maps_run(
+    workers: str, *, generator: bool
+) -> None:
+    source = ps.Pipeline.from_dataset(Stream(generator=generator))
+    pipe = source.map(as_it_is, **WORKERS[workers]).batch(10)
+    with pipe.options(host="process") as pipe:
+        for _ in range(2):
+            rows = [row for batch in pipe for row in batch.tolist()]
+            assert rows == list(range(200))
+
+
+class Killer:
+    """An iterable whose item 25 kills the process that reads it."""
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(60):
+            if index == 25 and os.getpid() != TRAINER:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield index
+
+
+def test_an_iterable_that_always_kills_its_reader_is_given_up() -> None:
+    pipe = ps.Pipeline.from_dataset(Killer()).batch(8).options(host="process")
+    with pipe:
+        loop = iter(pipe)
+        assert [next(loop)[0].item() for _ in range(3)] == [0, 8, 16]
+        with pytest.raises(ps.WorkerError, match="died 6 times with no batch in"):
+            next(loop)
+
+
+# What cannot be sent, or received
+
+
+class Odd:
+    """Holds a number; some cannot be restored in the trainer, or in a worker."""
+
+    def __init__(self, number: int, at: str) -> None:
+        self.number, self.at = number, at
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        here = "trainer" if os.getpid() == TRAINER else "worker"
+        if state["number"] // 8 == 1 and here == state["at"]:
+            raise ValueError("it cannot be restored here")
+        vars(self).update(state)
+
+
+def odd_in_trainer(number: int) -> Odd:
+    return Odd(number, "trainer")
+
+
+def odd_in_worker(number: int) -> Odd:
+    return Odd(number, "worker")
+
+
+def number_of(odd: Odd) -> int:
+    return odd.number
+
+
+def test_samples_that_the_trainer_cannot_restore_fail_their_rows() -> None:
+    source = ps.Pipeline.from_dataset(range(32)).map(odd_in_trainer, **TWO)
+    with source.map(number_of, **WORKERS["2 threads"]).batch(8) as pipe:
+        assert without(outcomes(pipe), 1) == (eights(1), ValueError)
+
+
+def test_samples_that_a_worker_cannot_restore_fail_their_rows() -> None:
+    source = ps.Pipeline.from_dataset(range(32), executor="inline")
+    odd = source.map(odd_in_worker, executor="inline")
+    with odd.map(number_of, **TWO).batch(8) as pipe:
+        assert without(outcomes(pipe), 1) == (eights(1), ValueError)
+
+
+@pytest.mark.parametrize("at", ["trainer", "worker"])
+def test_whole_batches_that_cannot_be_restored_fail_alone(at: str) -> None:
+    def odd(batch: torch.Tensor) -> Odd:
+        return Odd(int(batch[0]), at)
+
+    def back(odd: Odd) -> int:
+        return odd.number
+
+    source = ps.Pipeline.from_dataset(range(32), executor="inline").batch(8)
+    if at == "trainer":
+        pipe = source.map(odd, **TWO).map(back, executor="inline")
+    else:
+        pipe = source.map(odd, executor="inline").map(back, **TWO)
+    with pipe:
+        found = outcomes(pipe)
+    assert found == [0, ValueError, 16, 24]
+
+
+class Local:
+    """Samples are named tuples of a class that pickle does not find."""
+
+    def __init__(self) -> None:
+        self.kind = collections.namedtuple("Hidden", "a b")  # noqa: PYI024 made at run time
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> Any:
+        return self.kind(torch.full((4,), index), index)
+
+
+def test_a_batch_of_a_class_that_pickle_does_not_find_is_a_readable_error() -> None:
+    with ps.Pipeline.from_dataset(Local(), **TWO).batch(8) as pipe:
+        loop = iter(pipe)
+        for _ in range(4):
+            with pytest.raises(ps.SampleError, match="cannot be sent to the trainer"):
+                next(loop)
+
+
+# Deaths, and what stands for them
+
+
+def crash(samples: list[int]) -> Any:
+    """Make a batch that kills its process while it is packed, if 8 is in it."""
+
+    class Deadly:
+        def __reduce__(self) -> Any:
+            if os.getpid() != TRAINER:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return int, ()
+
+    return Deadly() if 8 in samples else list(samples)
+
+
+def test_a_batch_that_kills_whoever_packs_it_is_collated_by_the_trainer() -> None:
+    pipe = ps.Pipeline.from_dataset(range(32), **TWO).batch(8, collate_fn=crash)
+    with pipe:
+        found = list(pipe)
+    assert [*found[:1], *found[2:]] == [each for each in eights(1) if each]
+    assert type(found[1]).__name__ == "Deadly"
+
+
+def interrupts(sample: int) -> int:
+    if sample == 9:
+        raise KeyboardInterrupt("mine")
+    return sample
+
+
+def test_an_interrupt_raised_by_a_sample_fails_its_batch_alone() -> None:
+    with ps.Pipeline.from_dataset(range(32)).map(interrupts, **TWO).batch(8) as pipe:
+        found, error = without(outcomes(pipe), 1)
+    assert found == eights(1)
+    assert issubclass(error, ps.WorkerError)
+
+
+# Limits of time
+
+
+def slow(sample: int) -> int:
+    time.sleep(0.3)
+    return sample
+
+
+async def waits(sample: int) -> int:
+    import asyncio
+
+    await asyncio.sleep(0.1)
+    return sample
+
+
+def test_a_limit_of_time_holds_for_its_own_stage() -> None:
+    quick = ps.Pipeline.from_dataset(range(8)).map(as_it_is, **TWO, timeout=0.15)
+    with quick.map(slow, **TWO).batch(4) as pipe:
+        assert outcomes(pipe) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_coroutines_keep_their_own_limit_of_time_in_another_process() -> None:
+    pipe = ps.Pipeline.from_dataset(range(16))
+    awaited = pipe.map(waits, num_parallel_workers=2, timeout=0.5).batch(16)
+    with awaited.options(host="process") as pipe:
+        assert outcomes(pipe) == [list(range(16))]
+
+
+# Ends
+
+
+class Begun:
+    """Notes which samples were begun, and which were finished, in a file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, index: int) -> int:
+        self._note("begun")
+        time.sleep(0.02)
+        self._note("ended")
+        return index
+
+    def _note(self, what: str) -> None:
+        with open(self._path, "a") as file:
+            file.write(f"{what}\n")
+
+
+def test_closing_lets_workers_finish_their_samples(tmp_path: Any) -> None:
+    noted = tmp_path / "noted"
+    pipe = ps.Pipeline.from_dataset(Begun(str(noted)), **TWO).batch(64)
+    with pipe:
+        next(iter(pipe))
+    lines = noted.read_text().split()
+    assert lines.count("begun") == lines.count("ended")
+
+
+# Places
+
+
+def place(sample: Any) -> tuple[Any, bool]:
+    return sample, os.getpid() == TRAINER
+
+
+def test_a_stage_that_the_user_placed_in_the_trainer_stays_there() -> None:
+    source = ps.Pipeline.from_dataset(range(8), executor="inline")
+    inline = source.map(place, executor="inline")
+    with inline.map(place, **TWO).batch(8, collate_fn=list) as pipe:
+        (batch,) = pipe
+    assert {(first, second) for (_, first), second in batch} == {(True, False)}
+    beside = ps.Pipeline.from_dataset(range(8)).map(place, executor="thread")
+    with beside.map(place, **TWO).batch(8, collate_fn=list) as pipe:
+        (batch,) = pipe
+    assert {(first, second) for (_, first), second in batch} == {(False, False)}
+
+
+def test_a_map_of_a_shared_batch_runs_in_the_loop_and_draws_nothing_of_its() -> None:
+    import random
+
+    threads = []
+
+    def mixed(batch: torch.Tensor) -> torch.Tensor:
+        threads.append((os.getpid(), threading.current_thread().name))
+        return batch + 0 * int(10 * random.random())
+
+    pipe = ps.Pipeline.from_dataset(range(64)).batch(16).map(mixed)
+    random.seed(3)
+    with pipe.options(host="process") as pipe:
+        assert [batch[0].item() for batch in pipe] == [0, 16, 32, 48]
+    drawn = random.random()
+    random.seed(3)
+    assert drawn == random.random()
+    assert {name for pid, name in threads if pid == TRAINER} <= {"MainThread"}
+
+
+# Memory
+
+
+def test_a_layout_is_known_although_its_first_batch_could_not_be_mapped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, left = handover.map_shared, [1]
+
+    def refused_once(*given: Any) -> Any:
+        if left:
+            left.pop()
+            raise OSError(12, "no memory")
+        return real(*given)
+
+    monkeypatch.setattr(handover, "map_shared", refused_once)
+    with ps.Pipeline.from_dataset(range(64), **TWO).batch(8) as pipe:
+        found = outcomes(pipe)
+    assert sum(each is OSError for each in found) <= 1
+    rows = [list(range(8 * at, 8 * at + 8)) for at in range(8)]
+    assert all(each in (OSError, row) for each, row in zip(found, rows, strict=True))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux")
+def test_shares_of_workers_change_while_batches_are_made() -> None:
+    ps.set_cpu_budget(1)  # so that one process has all workers
+    pipe = ps.Pipeline.from_dataset(range(4000), thread_safe=True, **TWO).batch(8)
+    with pipe:
+        loop, found = iter(pipe), []
+        run = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
+        assert run is not None
+        (knob,) = (k for k in run.run.knobs() if k.name == "num_parallel_workers")
+        for at, batch in enumerate(loop):
+            if at % 20 == 0:
+                knob.set(1 + at // 20 % 4)
+            found += batch.tolist()
+    assert found == list(range(4000))
