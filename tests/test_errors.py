@@ -19,7 +19,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import ExitError
-from support.datasets import KINDS, WORKERS, Counting, Numbers
+from support.datasets import KINDS, WORKERS, Numbers
 from support.functions import (
     BadSample,
     Tongue,
@@ -444,8 +444,8 @@ def test_a_sample_that_cannot_be_sent_to_a_worker_is_named() -> None:
     def closure(sample: Any) -> Any:
         return lambda: sample
 
-    source = ps.Pipeline.from_dataset(Counting(8))
-    functions = source.map(closure, **WORKERS["2 threads"])
+    source = ps.Pipeline.from_dataset(Numbers(8), executor="inline")
+    functions = source.map(closure, executor="inline")
     pipe = functions.map(lambda function: function(), **WORKERS["3 processes"])
     error = first_error(pipe.batch(8))
     assert type(error) is ps.SampleError

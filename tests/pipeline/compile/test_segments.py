@@ -191,7 +191,7 @@ EXECUTORS: dict[str, tuple[list[Stage], list[str]]] = {
     "a limit of time": ([DATA, MapStage(decode, timeout=2.0)], ["process"]),
     "a limit of time and workers": (
         [DATA, MapStage(decode, num_parallel_workers=2, timeout=2.0)],
-        ["process"],
+        ["auto", "process"],
     ),
     "iterable": (
         [SourceStage(iter([1]), iterable=True), MapStage(decode)],
