@@ -19,7 +19,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import ExitError
-from support.datasets import KINDS, WORKERS, Numbers
+from support.datasets import KINDS, WORKERS, Counting, Numbers
 from support.functions import (
     BadSample,
     Tongue,
