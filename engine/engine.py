@@ -29,7 +29,6 @@ from .core.chunk import InFlightBatch, RowBuffer
 from .core.connector import Connector, EngineLock, Suspension
 from .core.core import Core, SegmentState
 from .core.metrics import Gauge
-from .first_look import opened_late
 from .monitor import Monitor
 from .observe.gil import GilProbe
 from .observe.observation import Move, MoveOutcome
@@ -40,8 +39,8 @@ from .program.seeding import SeededCalls, Undrawn, undisturbed
 from .recipe import Recipe, SegmentRecipe
 from .segment import Segment
 from .witness.hazards import Finding
-from .workers.making import Kind, PoolMaker, start_method
-from .workers.pool import Watches, no_watch
+from .workers.making import PoolMaker
+from .workers.pool import Kind, Watches, no_watch
 
 __all__ = [
     "Engine",
@@ -69,6 +68,7 @@ class Engine:
         step: the first batch wanted.
         trainer: the instrument of whoever takes the batches.
         watch: makes what observes the samples of a worker; it may return None.
+        pools: makes the worker pools; by default only those in this process.
 
     Raises:
         SpecError: worker processes or actors cannot be started.
@@ -81,14 +81,16 @@ class Engine:
         step: int,
         trainer: TrainerMeter | None = None,
         watch: Watches = no_watch,
+        pools: type[PoolMaker] = PoolMaker,
     ) -> None:
         self._owner = os.getpid()
         self._closed = False
         self._in_epochs = False
         self.recipe, self._begun_at = recipe, step
-        asked, late = recipe.segments, self._opened_late()
+        asked, late = recipe.segments, pools.opened_late(recipe, step)
+        self._keep_apart(late)
         recipe = self.recipe
-        self._pools = PoolMaker(recipe, step, watch)
+        self._pools = pools(recipe, step, watch)
         self.reservations = Reservations(byte_budget, weakly(self._notify))
         core = self._core(recipe, recipe.buffers.open, step)
         self.engine_lock = EngineLock(core)
@@ -484,17 +486,14 @@ class Engine:
             moved: MoveOutcome = "stays" if before == "process" else "moved"
             note(self.segments[at], before, "process", moved, why)
 
-    def _opened_late(self) -> Mapping[int, Finding]:
+    def _keep_apart(self, late: Mapping[int, Finding]) -> None:
         """Give processes to segments whose threads would share late-opened files."""
         whole = self.recipe
-        fork = start_method(whole) == "fork"
-        late = opened_late(whole, self._begun_at) if fork else {}
         segments = [
             on_processes(each) if at in late else each
             for at, each in enumerate(whole.segments)
         ]
         self.recipe = replace(whole, segments=tuple(segments))
-        return late
 
     def _core(
         self, recipe: Recipe, buffer_of: Callable[[PlannedBatch], RowBuffer], step: int

@@ -14,6 +14,8 @@ from ..system.forking import FORKS
 from .batch.device import DeviceStage, ToDevice
 from .batch.tensors import in_parts
 from .core.byte_budget import ByteBudget
+from .far.handover import dumps
+from .far.pools import start_method
 from .feed import Delivery
 from .host.direct import DirectHost
 from .host.local import Host, TrainerHost
@@ -27,8 +29,7 @@ from .recipe import Recipe, SegmentRecipe
 from .segment import Segment
 from .witness.watch import ChangeWatch
 from .witness.witness import Witness
-from .workers.making import Kind, start_method
-from .workers.process.handover import dumps
+from .workers.pool import Kind
 
 if TYPE_CHECKING:
     from .to_device.lane import Lane

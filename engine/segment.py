@@ -15,8 +15,7 @@ from .observe.observation import Move
 from .recipe import SegmentRecipe
 from .witness.witness import Witness
 from .workers.inline import Inline
-from .workers.making import Kind
-from .workers.pool import PoolStatistics, WorkerPool
+from .workers.pool import Kind, PoolStatistics, WorkerPool
 
 
 def as_inline(pool: WorkerPool) -> Inline | None:

@@ -22,8 +22,8 @@ import penstock as ps
 from penstock.autotune import tuner
 from penstock.engine import auto_executor
 from penstock.engine.engine import Engine
+from penstock.engine.far.slabs import block_at
 from penstock.engine.segment import Kind
-from penstock.engine.workers.process.slabs import block_at
 from support.datasets import WORKERS, Numbers
 from support.functions import augment, digest
 

@@ -17,7 +17,7 @@ import pytest
 
 import penstock as ps
 from penstock.engine import engine
-from penstock.engine.workers.process import fork_server, pool
+from penstock.engine.far import fork_server, pool
 from support import warm
 from support.datasets import KINDS, WORKERS, Numbers
 from support.forked import End, forked

@@ -16,7 +16,7 @@ import pytest
 
 import penstock as ps
 from penstock.engine import engine
-from penstock.engine.workers.process import fork_server
+from penstock.engine.far import fork_server
 from support import warm
 from support.datasets import KINDS, WORKERS, Numbers
 from support.functions import BadSample, digest, indices

@@ -13,17 +13,17 @@ import pytest
 
 import penstock as ps
 from penstock.engine.engine import Engine
+from penstock.engine.far.child import Child
+from penstock.engine.far.fork_server import ForkServer
+from penstock.engine.far.pools import FarPools
 from penstock.engine.host.local import TrainerHost
 from penstock.engine.run import Run
-from penstock.engine.workers.making import PoolMaker
-from penstock.engine.workers.process.child import Child
-from penstock.engine.workers.process.fork_server import ForkServer
 
 STARTS = (
     Engine.__init__,
     Engine._begin,  # noqa: SLF001
-    PoolMaker.begin,
-    PoolMaker.fork,
+    FarPools.begin,
+    FarPools.fork,
     ForkServer.__init__,
     ForkServer._start,  # noqa: SLF001
     Child.fork,

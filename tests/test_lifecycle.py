@@ -24,9 +24,9 @@ import pytest
 
 import penstock as ps
 from penstock.engine import engine
-from penstock.engine.workers.process import fork_server, pool
-from penstock.engine.workers.process.child import Child
-from penstock.engine.workers.process.fork_server import ForkServer
+from penstock.engine.far import fork_server, pool
+from penstock.engine.far.child import Child
+from penstock.engine.far.fork_server import ForkServer
 from support import warm
 from support.datasets import KINDS, WORKERS, Numbers, Sample
 from support.forked import End, forked

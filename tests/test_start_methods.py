@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import penstock as ps
+from penstock.engine.far import pools
 from penstock.engine.witness import hazards
-from penstock.engine.workers import making
 from support.datasets import WORKERS, Numbers
 from support.functions import augment, digest, indices, kills_once
 from support.leaks import children
@@ -83,7 +83,7 @@ def test_with_cuda_in_use_only_data_with_its_tensors_is_not_forked(
     monkeypatch.setattr(util, "spawnv_passfds", spawn)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     search = hazards.find_on_device  # on another device, as there may be no CUDA here
-    monkeypatch.setattr(making, "find_on_device", lambda *of: search(*of[:2], "meta"))
+    monkeypatch.setattr(pools, "find_on_device", lambda *of: search(*of[:2], "meta"))
     table = torch.zeros(2, device="meta" if held else "cpu")
     with pipe_of(None, lambda sample: sample[1] + len(table)) as pipe:
         loop = iter(pipe)
@@ -97,13 +97,13 @@ def test_a_loader_with_workers_forks_them_whatever_its_dataset_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(making, "find_on_device", lambda *_: ("held", "cuda:0"))
+    monkeypatch.setattr(pools, "find_on_device", lambda *_: ("held", "cuda:0"))
     loader = ps.DataLoader(Numbers(40), 8, num_workers=2, sample_seeding=True)
     loop = iter(loader)
     next(loop)
     commands = [" ".join(child.cmdline()) for child in children()]
     assert len(commands) == 1
-    assert "penstock.engine.workers.process.fork_server" not in commands[0]
+    assert "penstock.engine.far.fork_server" not in commands[0]
     loader.close()
 
 

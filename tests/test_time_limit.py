@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 import penstock as ps
-from penstock.engine.workers.process import child, pool, status_page
-from penstock.engine.workers.process.child import Watchdog, WorkerChild
+from penstock.engine.far import child, pool, status_page
+from penstock.engine.far.child import Watchdog, WorkerChild
 from support.datasets import Counting, Numbers
 from support.functions import indices
 from support.leaks import children

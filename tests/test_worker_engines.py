@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.engine.workers.process import handover
+from penstock.engine.far import handover
 from support.datasets import WORKERS
 
 TRAINER = os.getpid()

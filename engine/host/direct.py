@@ -23,7 +23,7 @@ from ..program.program import ReadOn
 from ..program.seeding import SeededRead
 from ..recipe import Recipe
 from ..witness.witness import Witness
-from ..workers.making import Kind
+from ..workers.pool import Kind
 from .batch_meter import BatchMeter
 from .local import NOTE_NS
 from .makers import DrawnMaker, Maker, PlannedMaker, RepackMaker, SeededMaker

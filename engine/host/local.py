@@ -8,6 +8,7 @@ from typing import Protocol
 
 from ..core.byte_budget import ByteBudget
 from ..engine import Engine
+from ..far.pools import FarPools
 from ..feed import Delivery, DrawnFeed, Feed, PlannedFeed, RepackFeed
 from ..observe.knob import Knob
 from ..observe.reading import Reading, TrainerMeter
@@ -79,7 +80,7 @@ class TrainerHost:
         step = cursor.step if feed is None else feed.block
         engine: Engine | None = None
         try:
-            engine = Engine(recipe, byte_budget, step, trainer=trainer)
+            engine = Engine(recipe, byte_budget, step, trainer=trainer, pools=FarPools)
             self.engine = engine
             self._feed: Feed = feed or _feed(recipe)(self.engine, cursor)
             if feed is None:

@@ -11,9 +11,9 @@ import torch
 
 from ..batch.device import ToDevice
 from ..batch.tensors import map_tensors
+from ..far.handover import is_dense
 from ..feed import Delivery
 from ..plan import BatchPlan
-from ..workers.process.handover import is_dense
 from .cuda import Bus
 from .pinned import PinnedRing, PinnedSlabs
 

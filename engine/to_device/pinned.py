@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ..batch.layout import ALIGN
-from ..workers.process.handover import copied
-from ..workers.process.slabs import block_at
+from ..far.handover import copied
+from ..far.slabs import block_at
 from .cuda import Bus
 
 

@@ -15,8 +15,8 @@ import torch
 
 from ..batch.buffer import Buffers, on_heap
 from ..batch.tensors import map_tensors
-from ..workers.process.handover import BITS, is_dense
-from ..workers.process.slabs import block_at
+from ..far.handover import BITS, is_dense
+from ..far.slabs import block_at
 
 
 class Pinning:

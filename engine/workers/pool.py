@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from ...system.wakeup import Wakeup
 from ..batch.buffer import BatchBuffer
@@ -175,6 +175,8 @@ def beginning(connector: Connector) -> int:
     return sum(meter.begins for meter in connector.meters)
 
 
+Kind = Literal["inline", "thread", "process", "async", "ray"]
+"""Kinds of workers."""
 Watches = Callable[[], Watch | None]
 """Makes what observes the samples of one worker."""
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.engine.workers.process.fork_server import ForkServer
+from penstock.engine.far.fork_server import ForkServer
 from support.datasets import KINDS
 
 

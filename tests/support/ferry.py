@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.engine.batch.layout import Layout, learn
-from penstock.engine.workers.process.handover import Packed, Unpacker
-from penstock.engine.workers.process.shelf import Laid, Shelf
+from penstock.engine.far.handover import Laid, Packed, Unpacker
+from penstock.engine.far.shelf import Shelf
 
 __all__ = ["Ferry", "ferries", "layout_of"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.engine.workers.process import slabs
+from penstock.engine.far import slabs
 from penstock.system.shared_memory import SHARED_MEMORY, shared_file
 from support.datasets import Numbers
 from support.functions import augment, digest

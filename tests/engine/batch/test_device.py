@@ -9,8 +9,8 @@ import torch
 
 import penstock as ps
 from penstock.engine.batch.device import DeviceStage, ToDevice
+from penstock.engine.far.slabs import Slab, allocate_on
 from penstock.engine.feed import Delivery
-from penstock.engine.workers.process.slabs import Slab, allocate_on
 from support.core_script import Script
 from support.datasets import KINDS
 

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, default_collate
 import penstock as ps
 from penstock.engine import run
 from penstock.engine.batch.buffer import Buffers
+from penstock.engine.far.slabs import Slab, allocate_on, block_at
 from penstock.engine.to_device import pinning
 from penstock.engine.to_device.pinning import Pinning
-from penstock.engine.workers.process.slabs import Slab, allocate_on, block_at
 from support.datasets import KINDS, Numbers
 
 

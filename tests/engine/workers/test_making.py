@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from penstock.engine.workers import actors, cluster
-from penstock.engine.workers.making import ACTOR, PoolMaker, start_method
+from penstock.engine.far import actors, cluster
+from penstock.engine.far.pools import ACTOR, FarPools, start_method
 
 
 class Played:
@@ -64,7 +64,7 @@ def recipe(*executors: str, ray_options: Any = None, context: Any = None) -> Any
 
 
 def test_an_engine_without_actors_never_asks_for_ray(played: Played) -> None:
-    maker = PoolMaker(recipe("thread", "inline"), 0)
+    maker = FarPools(recipe("thread", "inline"), 0)
     maker.begin()
     maker.renew()
     maker.close()
@@ -76,7 +76,7 @@ def test_an_engine_joins_ray_once_and_asks_for_room_for_each_stage(
     played: Played,
 ) -> None:
     made = recipe("ray", "thread", "ray", ray_options={"num_cpus": 3})
-    maker = PoolMaker(made, 5)
+    maker = FarPools(made, 5)
     maker.begin()
     options = {**ACTOR, "num_cpus": 3}
     assert played.calls == [("join", maker), ("check_room", maker, 2, options)]
@@ -88,7 +88,7 @@ def test_pools_of_actors_are_handed_out_seeded_and_renewed_together(
     played: Played,
 ) -> None:
     made = recipe("ray", "ray")
-    maker = PoolMaker(made, 5)
+    maker = FarPools(made, 5)
     maker.begin()
     connector: Any = SimpleNamespace(segment=0)
     pools: list[Any] = [maker.make(connector, each, "ray") for each in made.segments]

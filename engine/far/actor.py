@@ -1,0 +1,77 @@
+"""A worker in a Ray actor, from within: an engine that makes what it is assigned.
+
+What it runs comes once, through the object store. It must be importable there: every
+node of the cluster has the same packages, and the modules of the user's functions.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..program.seeding import mixed, seed_global_generators
+from ..recipe import Recipe, SegmentRecipe
+from .assigned_engine import (
+    AssignedEngine,
+    unsendable,
+    use_one_thread,
+)
+from .assignment import Assignment, Result
+from .handover import Flat, flattened
+from .parcel import unpack
+
+
+class Actor:
+    """One worker.
+
+    Args:
+        parcel: what it works by, and the segment in the trainer, packed; uint8 [bytes].
+        seeds: the seed of the samples' random streams, what distinguishes the run from
+            others with the same seed, the segment, and the number of workers that had
+            this worker's number before.
+        number: its number among the workers of the segment.
+    """
+
+    def __init__(
+        self, parcel: NDArray[np.uint8], seeds: tuple[int, ...], number: int
+    ) -> None:
+        self._parcel = parcel
+        self._seeds = seeds
+        self._number = number
+        self._segment: Any = None
+        self._engine: Any = None
+
+    def begin(self) -> str:
+        """Get ready to work; return which process this is, in words.
+
+        Its global generators get a seed of their own, like a worker process's.
+
+        Raises:
+            Exception: whatever importing the user's modules raises.
+        """
+        use_one_thread()
+        recipe: Recipe
+        segment: SegmentRecipe
+        recipe, segment = unpack(self._parcel.data)
+        seed = mixed(self._seeds) + self._number
+        seed_global_generators(seed & 0xFFFFFFFFFFFFFFFF)
+        segment.program.enter(self._number)
+        self._segment = segment
+        self._engine = AssignedEngine(recipe, segment).__enter__()
+        return f"{os.getpid()} on {socket.gethostname()}"
+
+    def run(self, assignment: Assignment) -> Flat:
+        """Make what is assigned; return the result, packed, with all data in it."""
+        program, engine = self._segment.program, self._engine
+        engine.assign(assignment)
+        made = engine.make()
+        result = made.result
+        try:
+            return flattened(result._replace(sent=made.data))
+        except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
+            failed = unsendable(program, made.chunk, result.outcome, error)
+            return flattened(Result(result.number, failed))

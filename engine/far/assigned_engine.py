@@ -1,0 +1,271 @@
+"""An engine in another process than the trainer's: it makes what it is assigned.
+
+The process may be a worker process or a Ray actor. Whoever is connected to the trainer
+there hands assignments over, and sends what is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
+
+import torch
+
+from ...errors import SampleError
+from ..batch.buffer import BatchBuffer, FailedBatch, Finished
+from ..core.byte_budget import ByteBudget
+from ..core.chunk import Chunk, Failure, InFlightBatch, Outcome
+from ..engine import Engine
+from ..observe.reading import TrainerMeter
+from ..plan import AssignedPlan
+from ..program.program import Program, Watch
+from ..recipe import Recipe, SegmentRecipe
+from ..witness.witness import Witness
+from ..workers.pool import Kind, Watches, no_watch
+from .assignment import Assignment, Result, Share
+from .handover import travel
+
+__all__ = ["AssignedEngine", "Made", "failed_outcome", "unsendable", "use_one_thread"]
+
+UNBOUNDED = 1 << 62
+"""Bytes of the budget here: the trainer's bounds what is assigned."""
+END_S = 60.0
+"""How long a worker may take to finish its rows; the trainer is less patient."""
+
+
+THREAD_CAPS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+
+
+def use_one_thread() -> None:
+    """Limit native libraries to one thread each: samples already run in parallel."""
+    import threadpoolctl
+
+    for name in THREAD_CAPS:  # for libraries that are loaded later
+        os.environ[name] = "1"
+    torch.set_num_threads(1)
+    threadpoolctl.threadpool_limits(1)
+    if "cv2" in sys.modules:
+        sys.modules["cv2"].setNumThreads(0)
+
+
+class CollatingMeter(TrainerMeter):
+    """Measures collating in the main thread, and posts it on the status page."""
+
+    def __init__(self, plan: AssignedPlan, status: Watch | None) -> None:
+        super().__init__()
+        self._plan, self._status = plan, status
+
+    @contextlib.contextmanager
+    def collating(self) -> Iterator[None]:
+        """Measure the user's `collate_fn`: no single row is to blame for it."""
+        if self._status is not None:
+            self._status.begin(self._plan.oldest, 0)
+        with super().collating():
+            yield
+        if self._status is not None:
+            self._status.end()
+
+
+class Made(NamedTuple):
+    """What became of an assignment, before it is sent."""
+
+    result: Result
+    """Without what was made."""
+    data: Any
+    """The batch, or the samples of the rows in `result.outcome.offsets`."""
+    chunk: Chunk
+    """The rows that were assigned."""
+    buffer: BatchBuffer
+
+    def as_rows(self, samples: dict[int, Any]) -> Made:
+        """Return the samples, by row of the batch, in place of the batch."""
+        self.result.outcome.offsets = [row - self.chunk.first_row for row in samples]
+        result = self.result._replace(whole=False)
+        return self._replace(result=result, data=list(samples.values()))
+
+
+class AssignedEngine:
+    """An engine with a plan of assignments. `assign` and `stop` are for any thread.
+
+    Args:
+        recipe: what to make; its segments are those that run here.
+        segment: the same as the trainer sees it.
+        status: where the main thread posts that it collates; None: nowhere.
+        watch: makes what observes the samples of a worker.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        segment: SegmentRecipe,
+        status: Watch | None = None,
+        watch: Watches = no_watch,
+    ) -> None:
+        program, self._stages = segment.program, len(segment.stages)
+        self._plan = AssignedPlan()
+        self._meter = CollatingMeter(self._plan, status)
+        recipe = replace(recipe, plan=self._plan)
+        budget = ByteBudget(UNBOUNDED)
+        self._engine = Engine(recipe, budget, 0, trainer=self._meter, watch=watch)
+        self._engine.engine_lock.extend(0)
+        self._awaits = any(each.executor == "async" for each in recipe.segments)
+        self._share = Share(1, 1)
+        self._watch = Witness(program.watched) if program.watched else None
+        # Of what threads may not share; None once that is known.
+        self._doubts = Witness(program.doubtful) if program.doubtful else None
+        self._alone = self._doubts is not None
+        self._spent = self._spent_now()
+
+    def __enter__(self) -> Self:
+        self._engine.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        until_s = time.monotonic() + END_S
+        self.stop()
+        for segment in self._engine.segments:
+            segment.close(until_s, [])
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was stopped."""
+        return self._engine.engine_lock.closed
+
+    @property
+    def left(self) -> bool:
+        """Whether there is something to make, or it was stopped."""
+        return self._plan.oldest < self._plan.stop or self.closed
+
+    @property
+    def beside(self) -> bool:
+        """Whether others than the main thread work."""
+        return self._awaits or (self._share.workers > 1 and not self._alone)
+
+    def assign(self, assignment: Assignment) -> None:
+        """Plan to make these rows next."""
+        try:
+            planned = assignment.planned  # unpickles, so no lock is held
+        except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
+            planned = assignment.unread(error)
+        with self._engine.engine_lock.lock:
+            self._plan.add(planned, assignment.seed)
+            self._engine.engine_lock.extend(self._plan.stop)
+
+    def stop(self) -> None:
+        """Let each worker end after the rows it works on."""
+        engine_lock = self._engine.engine_lock
+        with engine_lock.lock:
+            engine_lock.close()
+            engine_lock.wake_trainer()
+
+    def share(self, share: Share) -> None:
+        """Have this part of all workers; one alone is the main thread."""
+        self._share = share
+        if self._alone:
+            return
+        for segment in self._engine.segments:
+            recipe = segment.recipe
+            if recipe.executor == "async":
+                permits = recipe.num_parallel_workers * share.workers
+                segment.request("async", -(-permits // share.of))
+            elif not (recipe.in_order or recipe.iterable):
+                kind: Kind = "inline" if share.workers == 1 else "thread"
+                segment.request(kind, share.workers)
+
+    def make(self) -> Made:
+        """Make what was assigned first.
+
+        Raises:
+            PenstockError: it was stopped.
+        """
+        doubts = self._doubts
+        with doubts or contextlib.nullcontext():
+            in_flight, finished = self._engine.pop()
+        with self._engine.engine_lock.lock:
+            self._plan.forget()
+        made = self._made(in_flight, finished)
+        if self._watch is not None:
+            made.result.outcome.changed = self._watch.look()
+        if doubts is not None:
+            self._alone, self._doubts = doubts.finding() is not None, None
+            self.share(self._share)
+        return made
+
+    def _made(self, in_flight: InFlightBatch, finished: Finished | FailedBatch) -> Made:
+        buffer, rows = in_flight.buffer, len(in_flight.rows)
+        assert isinstance(buffer, BatchBuffer)
+        outcome = Outcome(rows, dropped=in_flight.dropped, ended=in_flight.ended)
+        outcome.failures = [
+            replace(failure, error=travel(failure.error))
+            for failure in finished.failures
+        ]
+        self._add_costs(outcome)
+        chunk, number = in_flight.chunk(0, rows), in_flight.number
+        if isinstance(finished, FailedBatch):
+            failures, outcome.failures = tuple(outcome.failures), []
+            outcome.made = FailedBatch(travel(finished.error), failures)
+            return Made(Result(number, outcome), None, chunk, buffer)
+        result = Result(number, outcome, whole=in_flight.whole)
+        made = Made(result, finished.data, chunk, buffer)
+        return made if in_flight.whole else made.as_rows(finished.data)
+
+    def _add_costs(self, outcome: Outcome) -> None:
+        """Note what was spent since the last time."""
+        before, self._spent = self._spent, self._spent_now()
+        parts = []
+        for (run, cpu, size), now in zip(before, self._spent, strict=True):
+            run_ns, cpu_ns, nbytes = now[0] - run, now[1] - cpu, now[2] - size
+            outcome.run_ns += run_ns
+            outcome.cpu_ns += cpu_ns
+            parts.append((run_ns, cpu_ns, nbytes // max(outcome.done, 1)))
+        outcome.parts = tuple(parts)
+
+    def _spent_now(self) -> list[tuple[int, int, int]]:
+        """Return the nanoseconds (wall, CPU) and bytes of each stage so far."""
+        spent = [
+            stage
+            for segment in self._engine.segments
+            for stage in segment.connector.parts.spent
+        ]
+        collate_ns = self._meter.collate_ns
+        if collate_ns:
+            run_ns, cpu_ns, nbytes = spent[-1]
+            spent[-1] = run_ns + collate_ns, cpu_ns + collate_ns, nbytes
+        return spent[: self._stages]
+
+    def __repr__(self) -> str:
+        return f"<AssignedEngine {self._plan.oldest} of {self._plan.stop} made>"
+
+
+def unsendable(
+    program: Program, chunk: Chunk, outcome: Outcome, error: Exception
+) -> Outcome:
+    """Return the outcome of a chunk whose samples cannot be pickled."""
+    stage = program.operations[-1].stage
+    text = (
+        f"a sample made by {stage} cannot be sent to the trainer's process "
+        f"({type(error).__name__}: {error}); return arrays, tensors, numbers, text or "
+        'bytes, or use executor="thread"'
+    )
+    failed = failed_outcome(chunk, stage, SampleError(text))
+    failed.run_ns = outcome.run_ns
+    return failed
+
+
+def failed_outcome(chunk: Chunk, stage: str, error: Exception) -> Outcome:
+    """Return the outcome of a chunk all of whose rows failed with this error."""
+    failures = [
+        Failure(error, stage, index, chunk.first_row + at)
+        for at, index in enumerate(chunk.indices.tolist())
+    ]
+    return Outcome(len(chunk), failures=failures)

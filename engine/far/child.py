@@ -1,0 +1,383 @@
+"""A child process of ours, from fork to end, and worker processes in particular.
+
+Every child has a pipe to its parent, and ends when the pipe is closed; its status page
+records how it ended. A worker process also has tasks, and a watchdog if samples have a
+time limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from ...system.forking import fork
+from ...system.resources import oom_kills
+from ..core.chunk import Chunk, Lease
+from ..core.metrics import WorkerMeter
+from .assignment import Assignment, Share
+from .deaths import cause_of, is_stopped
+from .handover import NOTHING_RETURNED, Unpacker
+from .pipe import Pipe, kept
+from .status_page import ALL_ROWS, STACK_SIGNAL, Held, StatusPage, post_status
+
+__all__ = [
+    "Child",
+    "Errand",
+    "Watchdog",
+    "WorkerChild",
+    "fork_child",
+    "leave",
+    "run_child",
+    "write_crashes_to",
+]
+
+MAX_LINES = 40
+"""Lines of a stack that are shown."""
+
+
+def fork_child(body: Callable[[], None], *ends: Pipe) -> int:
+    """Fork a process that runs `body` and keeps these pipe ends; return its pid.
+
+    Raises:
+        OSError: the process limit is reached, or memory is short.
+    """
+    with kept(*ends):
+        pid = fork()
+    if pid == 0:
+        run_child(body)
+    return pid
+
+
+def run_child(body: Callable[[], None]) -> NoReturn:
+    """Run a child process; never return into the code it was forked from."""
+    status = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        gc.freeze()  # this process must not collect or finalise inherited objects
+        body()
+        status = 0
+    except EOFError:
+        status = 0
+    except BaseException:  # noqa: BLE001 nobody above could report it
+        traceback.print_exc()
+    finally:
+        leave(status)
+
+
+def leave(status: int) -> NoReturn:
+    """End this process at once, without finalising anything it inherited."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # it may be closed, or any object at all
+            stream.flush()
+    os._exit(status)
+
+
+def write_crashes_to(status_page: StatusPage) -> None:
+    """Let this process write its stacks to its page, on a crash or on request."""
+    faulthandler.enable(status_page.descriptor)
+    faulthandler.register(STACK_SIGNAL, status_page.descriptor)
+
+
+class Child:
+    """A child process, seen from its parent.
+
+    Args:
+        pipe: the parent's end.
+        status_page: records how it ended.
+        pid: 0 until it is known.
+    """
+
+    def __init__(self, pipe: Pipe, status_page: StatusPage, pid: int = 0) -> None:
+        self.pipe = pipe
+        self.status_page = status_page
+        self.pid = 0
+        self._process = -1
+        self._kills = oom_kills()
+        if pid:
+            self.hello(pid)
+
+    @staticmethod
+    def fork(body: Callable[[Pipe], None], *ends: Pipe) -> tuple[Pipe, StatusPage, int]:
+        """Fork a child that runs `body` with its end of the pipe.
+
+        The child keeps `ends`, too; they are closed here.
+
+        Returns:
+            the arguments for `Child`.
+
+        Raises:
+            OSError: a limit of processes or descriptors is reached, or memory is short.
+        """
+        ours, theirs = Pipe.pair()
+        status_page = StatusPage.make()
+
+        def run() -> None:
+            write_crashes_to(status_page)
+            body(theirs)
+
+        pid = fork_child(run, theirs, *ends)
+        for end in (theirs, *ends):
+            end.close()
+        return ours, status_page, pid
+
+    def hello(self, pid: int) -> None:
+        """Note that it is at work, and its pid."""
+        self.pid = pid
+        with contextlib.suppress(ProcessLookupError):  # it has ended since
+            self._process = os.pidfd_open(pid)
+
+    def ends_within(self, wait_s: float) -> bool:
+        """Wait up to `wait_s` seconds for it to end; return whether it has."""
+        if self._process < 0:
+            return False
+        ended = select.poll()
+        ended.register(self._process, select.POLLIN)
+        return bool(ended.poll(1000 * max(0.0, wait_s)))
+
+    def kill(self) -> None:
+        """Kill it at once, whatever it is doing."""
+        self._signal(signal.SIGKILL)
+
+    def reap(self, wait_s: float) -> None:
+        """Reap a child of this very process, waiting until it is gone. Idempotent.
+
+        Args:
+            wait_s: how long it may take to end by itself after its pipe was closed, in
+                seconds.
+        """
+        self.pipe.close()
+        if self._process < 0:
+            return
+        if not self.ends_within(wait_s):
+            self.kill()
+        # Somebody who waits for any child may have been faster.
+        with contextlib.suppress(ChildProcessError):
+            post_status(self.status_page.descriptor, os.waitpid(self.pid, 0)[1])
+
+    def cause(self) -> str:
+        """Return why it ended."""
+        return cause_of(self.status_page.status, self._kills, oom_kills())
+
+    def how_it_ended(self) -> str:
+        """Return why it ended, and what it wrote before that."""
+        lines = self.status_page.text().strip().splitlines()[:MAX_LINES]
+        cause = self.cause()
+        return "\n".join([f"{cause}; it wrote:", *lines]) if lines else cause
+
+    def close(self) -> None:
+        """Close the pipe, which ends the child, and release its page. Idempotent."""
+        self.pipe.close()
+        self.status_page.close()
+        if self._process >= 0:
+            os.close(self._process)
+            self._process = -1
+
+    def _signal(self, number: int) -> None:
+        if self._process >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, number)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.pid or 'starting'}>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Errand:
+    """A lease, or its first rows, that a worker process works on."""
+
+    lease: Lease
+    chunk: Chunk
+    """The rows that were sent."""
+    sent_ns: int
+    """When it was sent, on the monotonic clock."""
+
+
+class WorkerChild(Child):
+    """A worker process. It belongs to the selector thread."""
+
+    def __init__(
+        self,
+        pipe: Pipe,
+        status_page: StatusPage,
+        generation: int,
+        number: int,
+        meter: WorkerMeter,
+    ) -> None:
+        super().__init__(pipe, status_page)
+        self.generation = generation
+        self.number = number
+        self.meter = meter
+        """The meter of its workers."""
+        self.share: Share | None = None
+        """Its part of all workers, as sent to it."""
+        self.errands: dict[int, Errand] = {}
+        self.settled = False
+        """Whether it has returned a task."""
+        self.unpacker = Unpacker()
+        """Unpacks what it makes."""
+        self.stuck: tuple[int, int] | None = None
+        """Task and row that took too long."""
+        self.asked_ns = self.killed_ns = 0
+        """When it was asked for its stacks, and when it was killed for being stuck."""
+        self.writing = False
+        """Whether the selector watches its pipe for room."""
+        self._tasks = 0
+        self._owed = NOTHING_RETURNED
+        """Slabs that it does not know of yet that they may be reused."""
+        self._was_stopped = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether it exited by itself before it was at work."""
+        status = self.status_page.status
+        return not self.pid and status is not None and os.WIFEXITED(status)
+
+    @property
+    def begins(self) -> bool:
+        """Whether it is starting, or working on its first leases."""
+        return not self.pid or bool(self.errands and not self.settled)
+
+    def assign(self, errand: Errand, assignment: Assignment) -> None:
+        """Send it an assignment.
+
+        Raises:
+            EOFError: it is gone; the errand is returned at the end of its pipe.
+            Exception: whatever pickling indices of a sampler's own raises.
+        """
+        number = self._tasks
+        self._tasks += 1
+        self.errands[number] = errand
+        owed = self._owed = self._owed.plus(self.unpacker.returned())
+        try:
+            self.pipe.post(assignment._replace(returned=owed if any(owed) else None))
+        except EOFError:
+            raise
+        except Exception:
+            del self.errands[number]
+            self._tasks = number
+            raise
+        self._owed = NOTHING_RETURNED
+
+    def held(self, number: int) -> list[Held]:
+        """Return the samples of a task that it is working on."""
+        return [held for held in self.status_page.held() if held.task == number]
+
+    def ask_for_stacks(self) -> None:
+        """Make it write its stacks to its page. A stopped process does not."""
+        self._was_stopped = is_stopped(self.pid)
+        self._signal(STACK_SIGNAL)
+
+    def suspects(self, number: int) -> range | tuple[int, ...]:
+        """Return the rows of a task that may have caused its end."""
+        rows = range(len(self.errands[number].chunk))
+        if self.stuck is not None:
+            task, row = self.stuck
+            if task != number:
+                return ()
+            return rows if row == ALL_ROWS else (row,)
+        held = [each.row for each in self.held(number)]
+        if not held:  # it was packing the oldest, or coroutines work there
+            return rows if number == min(self.errands) else ()
+        return tuple(held) if all(row in rows for row in held) else rows
+
+    def cause(self) -> str:
+        """Return how it ended: by itself, or replaced because it was stuck."""
+        if self.stuck is None:
+            return super().cause()
+        stopped = ", stopped by a signal (SIGSTOP, or a debugger)"
+        return "replaced as it was stuck" + stopped * self._was_stopped
+
+
+STACKS_NS = 300_000_000
+"""How long a stuck worker may take to write its stacks."""
+GONE_NS = 2_000_000_000
+"""How long a killed worker may take to end before it no longer counts."""
+
+
+class Watchdog:
+    """Enforces the time limit of samples in the worker processes of one segment.
+
+    A process that exceeds it writes its stacks and is replaced.
+
+    Args:
+        timeout_s: limit for a sample in seconds; None means no limit.
+    """
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._limit_ns = None if timeout_s is None else int(timeout_s * 1e9)
+        self.timeout_s = timeout_s
+
+    def look(
+        self, children: Iterable[WorkerChild]
+    ) -> tuple[float | None, list[WorkerChild]]:
+        """Do whatever is due now.
+
+        Returns:
+            Seconds until the next call, None if there is nothing to wait for; and the
+            children that were killed but have not ended in time.
+        """
+        if self._limit_ns is None:
+            return None, []
+        now_ns = time.monotonic_ns()
+        due = [(self._look_at(child, now_ns), child) for child in children]
+        times = [at_ns for at_ns, _ in due if at_ns is not None]
+        lost = [child for _, child in due if gone(child, now_ns)]
+        if not times:
+            return None, lost
+        return max(0.0, (min(times) - now_ns) / 1e9), lost
+
+    def _look_at(self, child: WorkerChild, now_ns: int) -> int | None:
+        """Return when to check a child again."""
+        if child.killed_ns:
+            return child.killed_ns + GONE_NS
+        if child.asked_ns:
+            return self._after_asking(child, now_ns)
+        first = self._first_due(child)
+        if first is None:
+            return None
+        due_ns, number, row = first
+        if now_ns < due_ns:
+            return due_ns
+        child.stuck, child.asked_ns = (number, row), now_ns
+        child.ask_for_stacks()
+        return now_ns + STACKS_NS
+
+    def _after_asking(self, child: WorkerChild, now_ns: int) -> int:
+        if now_ns < child.asked_ns + STACKS_NS:
+            return child.asked_ns + STACKS_NS
+        child.killed_ns = now_ns
+        child.kill()
+        return now_ns + GONE_NS
+
+    def _first_due(self, child: WorkerChild) -> tuple[int, int, int] | None:
+        """Return the earliest deadline: when, and of which task and row."""
+        assert self._limit_ns is not None
+        if not child.errands or not child.pid:  # it is starting
+            return None
+        limit_ns = self._limit_ns
+        held = [at for number in child.errands for at in child.held(number)]
+        due = [(at.since_ns + limit_ns, at.task, at.row) for at in held]
+        if not due:  # nobody works there, yet tasks are waiting
+            moved_ns = child.status_page.moved_ns()
+            due = [
+                (max(errand.sent_ns, moved_ns) + limit_ns, number, ALL_ROWS)
+                for number, errand in child.errands.items()
+            ]
+        return min(due, default=None)
+
+
+def gone(child: WorkerChild, now_ns: int) -> bool:
+    """Whether a child was killed too long ago to wait for it any longer."""
+    return bool(child.killed_ns) and now_ns >= child.killed_ns + GONE_NS

@@ -1,0 +1,146 @@
+"""What a dataset holds after it has made samples, examined in a child process.
+
+Many datasets open their file at their first sample. Threads must not share that file,
+and a worker process must not inherit it. So before the engine starts, a child process
+makes the first sample and another one, reports what is held then, and ends; this
+process has opened nothing. If the child finds a file, or anything else that changed,
+the segment gets worker processes, each with a file or state of its own.
+
+No child looks if the samples that it takes would be missing later: if they come from an
+iterable, or if the dataset shares a queue or a counter with other processes. In these
+cases, and if the child does not answer, the threads look after their first lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING
+
+from ...system.forking import FORKS
+from ...system.interrupts import interrupts_deferred
+from ..core.chunk import Chunk
+from ..plan import Plan
+from ..program.cached import Cached, Stored
+from ..program.program import Operation, Program, Work
+from ..program.randomness import SampleRandom
+from ..recipe import Recipe, SegmentRecipe
+from ..witness.hazards import HANDLE, POSITION, SEEKS, STATE, Finding, leads_away
+from ..witness.witness import Witness
+
+if TYPE_CHECKING:
+    from .child import Child
+    from .pipe import Pipe
+
+WAIT_S = 5.0
+"""How long the child may take to answer: it may wait for a thread that it lacks."""
+END_S = 1.0
+"""How long it may take to end after that, in seconds."""
+
+
+def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
+    """Return what threads must not share once samples are made, by segment.
+
+    This only includes what each worker process can own, as in torch: a file, or cached
+    data, but no generator, as all copies of a generator would draw the same values.
+
+    Args:
+        recipe: the pipeline's recipe; its workers start by fork.
+        step: the first batch wanted.
+    """
+    plan = recipe.plan
+    doubted = [at for at, each in enumerate(recipe.segments) if _is_doubted(each)]
+    if not (doubted and FORKS and isinstance(plan, Plan)) or recipe.iterable:
+        return {}
+    segments = recipe.segments[: doubted[-1] + 1]
+    if any(s.executor == "async" or leads_away(s.subjects) for s in segments):
+        return {}
+    from .child import Child
+
+    look = partial(_look, segments, doubted, _samples(plan, step), recipe.seed)
+    child: Child | None = None
+    try:
+        # The process or descriptor limit may be reached.
+        with suppress(OSError), interrupts_deferred():
+            child = Child(*Child.fork(look))
+        return {} if child is None else _answer(child)
+    finally:
+        if child is not None:
+            child.reap(END_S)
+            child.close()
+
+
+def _answer(child: Child) -> Mapping[int, Finding]:
+    """Return what a child has found; nothing if it dies or takes too long."""
+    with suppress(EOFError):
+        for found in child.pipe.receive_all(WAIT_S):
+            return {at: each for at, each in found.items() if each.why in OWN}
+        child.kill()
+    return {}
+
+
+def _samples(plan: Plan, step: int) -> Iterator[Chunk]:
+    """Yield the first sample wanted, and one from far away.
+
+    A dataset that caches a group of rows may already have all of the first group.
+    """
+    batches = []
+    with suppress(Exception):  # of a schedule's function: raised once a batch is due
+        batches.append(plan.batch(step))
+        epoch = batches[0].epoch
+        middle = plan.first_step(epoch) + plan.steps_in(epoch) // 2
+        batches.append(plan.batch(middle))
+    for batch in batches:
+        rows = plan.rows(batch)
+        chunk = Chunk(batch.step, 0, rows.indices, rows.rounds, batch.ctx)
+        yield chunk.part(0, 1)
+
+
+OWN = (POSITION, HANDLE, SEEKS, STATE)
+"""The findings that each worker process may have for itself."""
+
+
+def _is_doubted(segment: SegmentRecipe) -> bool:
+    several = segment.num_parallel_workers > 1 and not segment.per_batch
+    # A worker process has threads, too, if it carries several leases.
+    threads = segment.executor == "thread" or (
+        segment.executor == "process" and segment.thread_safe
+    )
+    return bool(segment.program.doubtful) and threads and several
+
+
+# In the child
+
+
+def _look(
+    segments: tuple[SegmentRecipe, ...],
+    doubted: list[int],
+    chunks: Iterable[Chunk],
+    seed: int,
+    pipe: Pipe,
+) -> None:
+    """Make these samples; report what is held then, or has changed."""
+    from .assigned_engine import use_one_thread
+
+    use_one_thread()
+    works = [Work(chunk, SampleRandom(seed), []) for chunk in chunks]
+    held: dict[int, Finding | None] = {}
+    for at, segment in enumerate(segments):
+        witness = Witness(segment.program.doubtful)
+        with witness:
+            for operation, work in product(_uncached(segment.program), works):
+                operation.run(work)
+        if at in doubted:
+            held[at] = witness.finding()
+    pipe.send({at: finding for at, finding in held.items() if finding is not None})
+
+
+def _uncached(program: Program) -> Iterator[Operation]:
+    """Yield the operations, without the caches among them."""
+    for operation in program.operations:
+        if isinstance(operation, Cached):
+            yield from (s for s in operation.steps if not isinstance(s, Stored))
+        else:
+            yield operation

@@ -1,0 +1,347 @@
+"""The fork server: a child from which worker processes are forked on demand.
+
+It is forked from the trainer at `iter()`, and inherits the dataset and the functions as
+they are. Nothing is pickled, and memory is shared until written. It runs no threads, so
+forking from it is safe at any time, while the trainer's threads run on. It ends when
+the trainer closes the pipe or dies, and its workers with it.
+
+If the trainer must not be forked, it starts fresh interpreters instead:
+
+    forkserver   the fork server is fresh; workers are forked from it
+    spawn        the fork server is fresh and holds nothing; each worker is fresh, too
+
+They receive what to run by cloudpickle, in a memfd that is passed on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import mmap
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from multiprocessing import util
+from typing import NamedTuple
+
+from ...system.interrupts import interrupts_deferred
+from ...system.shared_memory import shared_file
+from ..program.seeding import mixed, seed_global_generators
+from ..recipe import Recipe, SegmentRecipe, StartMethod
+from .assigned_engine import use_one_thread
+from .child import Child, fork_child, run_child
+from .daemonic import daemonic
+from .parcel import pack, unpack
+from .pipe import Pipe, shut_down
+from .status_page import StatusPage, post_status
+from .worker import Worker
+
+__all__ = [
+    "LEAVE_S",
+    "ForkServer",
+    "Post",
+    "main",
+]
+
+LEAVE_S = 0.5
+"""How long workers may take to finish their current tasks, in seconds. A worker that is
+killed amid a sample keeps the locks that it shares with other processes."""
+END_S = 1.0
+"""How long the fork server may take to end by itself, in seconds."""
+FAILED = 1 << 8
+"""What waitpid reports for a process that exits with status 1."""
+BOOT = "import sys; sys.path[:] = {path}; from {module} import main; main()"
+
+
+class Post(NamedTuple):
+    """The position that a worker is started for."""
+
+    segment: int
+    number: int
+    """Its number among the worker processes, from 0, free when it starts."""
+    before: int
+    """How many had this number before."""
+
+
+Works = Mapping[int, tuple[Recipe, SegmentRecipe]]
+"""By segment: what a worker process works by, and the segment in the trainer."""
+Seeds = tuple[int, ...]
+"""The seed of the samples' random streams, and what distinguishes runs with it."""
+
+
+class ForkServer:
+    """The trainer's end of the fork server.
+
+    Args:
+        works: what worker processes do, by segment.
+        seed: seed of the samples' random streams.
+        begun: distinguishes this run from others with the same seed, so that workers of
+            different runs draw different values from their global generators.
+        method: how to start it.
+
+    Raises:
+        SpecError: something in the recipe cannot be sent to a fresh interpreter.
+    """
+
+    def __init__(
+        self,
+        works: Works,
+        seed: int,
+        begun: tuple[int, ...] = (),
+        method: StartMethod = "fork",
+    ) -> None:
+        self._works, self._seeds = works, (seed, *begun)
+        self._method = method
+        self._lock = threading.Lock()
+        """Guards the following: several worker pools start workers."""
+        self._made: Counter[tuple[int, int]] = Counter()
+        """Workers started so far, by segment and number."""
+        self.generation = 0
+        """Workers of an earlier generation have an outdated copy of the dataset."""
+        self._server = self._start()
+
+    def start_worker(self, segment: int, number: int) -> tuple[Pipe, StatusPage, int]:
+        """Start a worker; return the pipe to it, its page and its generation.
+
+        If fork servers are killed faster than they can be replaced, the pipe reads as
+        closed, like that of a worker that died while it started.
+        """
+        ours, theirs = Pipe.pair()
+        status_page = StatusPage.make()
+        descriptors = theirs.fileno(), status_page.descriptor
+        with self._lock:
+            message = segment, number, self._made[segment, number]
+            self._made[segment, number] += 1
+            try:
+                self._server.pipe.send(message, descriptors)
+            except EOFError:  # killed: fork an equivalent one from the trainer
+                end(self._server)
+                self._server = self._start()
+                with contextlib.suppress(EOFError):  # killed, too
+                    self._server.pipe.send(message, descriptors)
+            generation = self.generation
+        theirs.close()
+        return ours, status_page, generation
+
+    def renew(self) -> None:
+        """Fork a new server from the trainer's present state; old workers end."""
+        with interrupts_deferred(), self._lock:
+            self.generation += 1  # first: workers that end from now on were stopped
+            ending = self._server
+            ending.pipe.close()  # it ends while the new one starts
+            self._server = self._start()
+            end(ending)
+
+    def close(self) -> None:
+        """End it and all workers, and wait until they are gone."""
+        with self._lock:
+            end(self._server)
+
+    def _start(self) -> Child:
+        if self._method != "fork":
+            return start_fresh(self._works, self._seeds, self._method)
+        make = partial(fork_worker, self._works, self._seeds)
+        return Child(*Child.fork(partial(run_fork_server, make)))
+
+    def __repr__(self) -> str:
+        return f"<ForkServer pid {self._server.pid}, by {self._method}>"
+
+
+def end(server: Child) -> None:
+    """End a fork server, and its workers with it."""
+    server.reap(END_S)
+    server.close()
+
+
+# From here on, everything runs in the fork server or in workers, except `start_fresh`
+# and what it calls. The fork server has one thread, the main one, and one signal
+# handler, for SIGCHLD.
+
+Make = Callable[[Post, Pipe], int]
+"""Starts a worker for a post, given its pipe and page; returns its pid."""
+
+
+def run_fork_server(make: Make, end: Pipe) -> None:
+    """Start the workers that the trainer requests, until the pipe ends."""
+    use_one_thread()
+    forked = ForkedWorkers()
+    signal.signal(signal.SIGCHLD, forked.reap)
+    try:
+        while True:
+            forked.add(make, Post(*end.receive()), end)
+    finally:
+        forked.end_all()
+
+
+class ForkedWorkers:
+    """The fork server's workers.
+
+    It keeps a copy of each worker's pipe until it has posted how that worker ended. So
+    the trainer sees the end of file after the worker's status, never before.
+    """
+
+    def __init__(self) -> None:
+        self._children: dict[int, Pipe] = {}
+
+    def add(self, make: Make, post: Post, end: Pipe) -> None:
+        """Start a worker with the pipe and the page that were just received."""
+        work = Pipe.adopt(end.descriptors.popleft())
+        work.descriptors.append(end.descriptors.popleft())
+        # Masked, so that a worker is registered before its end can be noticed.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        try:
+            self._children[make(post, work)] = work
+        except Exception:  # noqa: BLE001 whatever the user's modules raise
+            tell_failure(work.descriptors[0])
+            post_status(work.descriptors[0], FAILED)
+            work.close()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+    def reap(self, *_: object) -> None:
+        """Record the workers that have ended. The handler of SIGCHLD."""
+        for pid in list(self._children):
+            self._wait(pid, os.WNOHANG)
+
+    def end_all(self) -> None:
+        """End all workers: the trainer is gone, or has closed the fork server."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        for work in self._children.values():
+            shut_down(work)
+        until_s = time.monotonic() + LEAVE_S
+        while self._children and (left_s := until_s - time.monotonic()) > 0:
+            self.reap()
+            if self._children:
+                signal.sigtimedwait({signal.SIGCHLD}, left_s)
+        for pid in self._children:
+            os.kill(pid, signal.SIGKILL)
+        for pid in list(self._children):
+            self._wait(pid, 0)
+
+    def _wait(self, pid: int, options: int) -> None:
+        with contextlib.suppress(ChildProcessError):  # in a worker just forked
+            ended, status = os.waitpid(pid, options)
+            if ended:
+                work = self._children.pop(pid)
+                post_status(work.descriptors[0], status)
+                work.close()
+
+
+def tell_failure(page: int) -> None:
+    """Write the exception being handled to the page, where the trainer looks for it."""
+    os.write(page, traceback.format_exc().encode())
+
+
+def fork_worker(works: Works, seeds: Seeds, post: Post, pipe: Pipe) -> int:
+    """Fork a worker from this process; return its pid."""
+    work = works[post.segment]
+    return fork_child(partial(run_worker, *work, seeds, post, pipe), pipe)
+
+
+def run_worker(
+    recipe: Recipe, segment: SegmentRecipe, seeds: Seeds, post: Post, pipe: Pipe
+) -> None:
+    """Run a worker process: work until told to stop, or until the trainer is gone.
+
+    Its global generators get a seed of their own: with a copy of the trainer's state,
+    all workers would draw the same values.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # functions may run commands
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    seed = mixed((*seeds, post.segment, post.before)) + post.number  # as torch counts
+    seed_global_generators(seed & 0xFFFFFFFFFFFFFFFF)
+    segment.program.enter(post.number)
+    page = StatusPage(pipe.descriptors.popleft())
+    with daemonic():
+        Worker(pipe, recipe, segment, page).run()
+
+
+def start_fresh(works: Works, seeds: Seeds, method: StartMethod) -> Child:
+    """Start a fork server in a fresh interpreter.
+
+    Raises:
+        SpecError: something in the recipe cannot be sent to it.
+    """
+    parcel = _descriptor_of(pack((works, seeds), "work"))
+    ours, theirs = Pipe.pair()
+    try:
+        pid = _launch(method, theirs.fileno(), parcel)
+    finally:
+        theirs.close()
+        os.close(parcel)
+    return Child(ours, StatusPage.make(), pid)
+
+
+def main() -> None:
+    """Run the role named in `sys.argv`; never return."""
+    role, *numbers = sys.argv[1:]
+    end, parcel, *rest = map(int, numbers)
+    work = Pipe.adopt(end)
+    if role in MAKERS:
+        run_child(partial(run_fork_server, partial(MAKERS[role], parcel), work))
+    page, *post = rest
+    work.descriptors.append(page)
+    run_child(partial(_run, parcel, Post(*post), work))
+
+
+def _run(parcel: int, post: Post, work: Pipe) -> None:
+    use_one_thread()
+    try:
+        works, seeds = _open(parcel)
+    except Exception:
+        tell_failure(work.descriptors[0])
+        raise
+    run_worker(*works[post.segment], seeds, post, work)
+
+
+def _fork_worker(parcel: int, post: Post, work: Pipe) -> int:
+    return fork_worker(*_open(parcel), post, work)
+
+
+def _spawn_worker(parcel: int, post: Post, work: Pipe) -> int:
+    page = work.descriptors[0]
+    return _launch("worker", work.fileno(), parcel, page, then=post)
+
+
+MAKERS: dict[str, Callable[[int, Post, Pipe], int]] = {
+    "forkserver": _fork_worker,
+    "spawn": _spawn_worker,
+}
+
+
+def _launch(role: str, *descriptors: int, then: tuple[int, ...] = ()) -> int:
+    """Start a fresh interpreter in a role, with these descriptors; return its pid."""
+    boot = BOOT.format(path=sys.path, module=__name__)
+    numbers = map(str, (*descriptors, *then))
+    # Masked until it has chosen its own handling: Ctrl-C is the trainer's to handle.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return util.spawnv_passfds(
+            os.fsencode(sys.executable),
+            [sys.executable, "-c", boot, role, *numbers],
+            descriptors,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _descriptor_of(parcel: bytes) -> int:
+    descriptor = shared_file("penstock parcel", len(parcel))
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        file.write(parcel)
+    return descriptor
+
+
+@functools.cache
+def _open(parcel: int) -> tuple[Works, Seeds]:
+    """Read a parcel. It is mapped, as several processes share its file position."""
+    with mmap.mmap(parcel, 0, access=mmap.ACCESS_READ) as data:
+        works, seeds = unpack(data)
+    return works, seeds

@@ -1,0 +1,173 @@
+"""Pools with workers in other processes, and what these share.
+
+Worker processes need Linux, and actors need Ray: their modules are loaded when the
+first one starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...errors import check
+from ...system.forking import FORKS
+from ...system.interrupts import interrupts_deferred
+from ..core.connector import Connector
+from ..plan import DrawnPlan
+from ..recipe import Recipe, SegmentRecipe, StartMethod
+from ..witness.hazards import Finding, find_on_device
+from ..workers.making import PoolMaker
+from ..workers.pool import Kind, Watches, WorkerPool, no_watch
+
+if TYPE_CHECKING:
+    from .actors import ActorPool
+    from .cluster import RayCluster
+    from .fork_server import ForkServer
+
+ACTOR = {
+    "num_cpus": 1,
+    "scheduling_strategy": "SPREAD",
+    "max_restarts": 0,
+    "max_task_retries": 0,
+}
+"""Options of an actor: the pool itself replaces it, and repeats its work."""
+
+
+class FarPools(PoolMaker):
+    """Makes pools of all kinds; owns a fork server, and a connection to Ray.
+
+    The arguments are those of `PoolMaker`.
+    """
+
+    def __init__(
+        self, recipe: Recipe, begun_at: int, watch: Watches = no_watch
+    ) -> None:
+        super().__init__(recipe, begun_at, watch)
+        self._cores = max(1, round(recipe.cpu_cores))
+        self._fork_server: ForkServer | None = None
+        self._cluster: RayCluster | None = None
+        self._actor_pools: list[ActorPool] = []
+
+    @staticmethod
+    def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
+        from .first_look import opened_late
+
+        return opened_late(recipe, step) if start_method(recipe) == "fork" else {}
+
+    def begin(self) -> None:
+        kinds = [segment.executor for segment in self._recipe.segments]
+        if "process" in kinds:
+            self.fork()
+        if "ray" not in kinds:
+            return
+        from .cluster import join
+
+        self._cluster = join(self)
+        self._cluster.check_room(self, kinds.count("ray"), self._actor_options)
+
+    def make(
+        self, connector: Connector, recipe: SegmentRecipe, kind: Kind
+    ) -> WorkerPool:
+        if kind == "process":
+            return self._processes(connector, recipe)
+        if kind == "ray":
+            return self._actors(connector, recipe)
+        return super().make(connector, recipe, kind)
+
+    def _processes(self, connector: Connector, recipe: SegmentRecipe) -> WorkerPool:
+        from .pool import ProcessPool
+
+        assert self._fork_server is not None
+        cores, recipes = recipe.children or self._cores, self._recipe
+        return ProcessPool(
+            connector, recipe, self._fork_server, cores, lambda: recipes.collate_seed
+        )
+
+    def _actors(self, connector: Connector, recipe: SegmentRecipe) -> WorkerPool:
+        from .actors import ActorPool
+
+        assert self._cluster is not None
+        recipes, cluster, options = self._recipe, self._cluster, self._actor_options
+        work = recipes.elsewhere(connector.segment), recipe
+        seeds = recipes.seed, *self._begun
+        pool = ActorPool(
+            connector,
+            work,
+            cluster,
+            self,
+            seeds,
+            options,
+            lambda: recipes.collate_seed,
+        )
+        self._actor_pools.append(pool)
+        return pool
+
+    @property
+    def _actor_options(self) -> dict[str, Any]:
+        return {**ACTOR, **(self._recipe.options.ray_options or {})}
+
+    @property
+    def forked(self) -> bool:
+        return self._fork_server is not None
+
+    def fork(self) -> None:
+        check(
+            FORKS,
+            "worker processes need fork and memfd, which only Linux has; use"
+            ' executor="thread" or "inline", and host="trainer"',
+        )
+        from .fork_server import ForkServer
+
+        recipe = self._recipe
+        # Ray's threads run by now: a fork could copy a lock that one of them holds.
+        method = "forkserver" if self._cluster else start_method(recipe)
+        works = {
+            at: (recipe.elsewhere(at), each)
+            for at, each in enumerate(recipe.segments)
+            if not each.in_order
+        }
+        with interrupts_deferred():  # until it is known whose child it is
+            self._fork_server = ForkServer(works, recipe.seed, self._begun, method)
+
+    def renew(self) -> None:
+        if self._fork_server is not None:
+            self._fork_server.renew()
+        for pool in self._actor_pools:
+            pool.renew()
+
+    def close(self) -> None:
+        """End the fork server, and all worker processes with it; let go of Ray."""
+        if self._fork_server is not None:
+            self._fork_server.close()
+        if self._cluster is not None:
+            self._cluster.leave(self)
+
+    @property
+    def _begun(self) -> tuple[int, ...]:
+        """What distinguishes this run from others with the same seed."""
+        plan = self._recipe.plan
+        if isinstance(plan, DrawnPlan):
+            return (plan.seed,)
+        return self._begun_at, self._recipe.planned.shard.rank
+
+
+def start_method(recipe: Recipe) -> StartMethod:
+    """Return how worker processes start.
+
+    By fork by default, like torch's, even if CUDA is in use; but not if the dataset or
+    a function holds CUDA tensors, which a forked process cannot use. Whoever has set
+    another method for the whole program had a reason.
+    """
+    if (said := recipe.options.multiprocessing_context) is not None:
+        return said
+    usual = torch.multiprocessing.get_start_method(allow_none=True)
+    if usual == "spawn":
+        return "spawn"
+    if usual == "forkserver":
+        return "forkserver"
+    subjects = [each.subjects for each in recipe.segments]
+    cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    held = cuda and find_on_device(subjects, "subjects", "cuda") is not None
+    return "forkserver" if held else "fork"

@@ -1,0 +1,160 @@
+"""What a child process is working on, in memory that outlives it.
+
+A child, its parent and the trainer share a page or two. A worker posts the
+current sample of each lane, the parent posts how the child ended, and faulthandler
+writes stacks behind that. So when a worker dies or hangs, the trainer can report where.
+
+    word 0          how it ended: 1 + the status of waitpid, or 0 while unknown
+    words 8, 9, ..  four per lane: 1 + task or 0, row of the task, since when, spare
+    then            text
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...system.shared_memory import shared_file
+from .slabs import map_shared
+
+__all__ = [
+    "ALL_ROWS",
+    "STACK_SIGNAL",
+    "Held",
+    "LaneStatus",
+    "StatusPage",
+    "post_status",
+]
+
+WORDS = 2048
+TEXT_AT = 8 * WORDS
+FIRST, EACH = 8, 4
+MAX_LANES = (WORDS - FIRST) // EACH
+ALL_ROWS = -1
+"""Stands for all rows of a task, when they are read at once."""
+STACK_SIGNAL = signal.SIGRTMAX - 2
+"""Asks a worker for its stacks. No library is known to use this signal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A sample that a worker is working on."""
+
+    task: int
+    row: int
+    """Its row within the task, or `ALL_ROWS`."""
+    since_ns: int
+    """By the monotonic clock, which all processes share."""
+
+
+class LaneStatus:
+    """One lane's words: posts which sample it is working on."""
+
+    def __init__(
+        self,
+        words: memoryview[int],
+        lane: int,
+        ended: Callable[[], object] | None = None,
+    ) -> None:
+        self._words, self._ended = words, ended
+        self._at = FIRST + EACH * lane
+        self._first = 0
+
+    def begin(self, task: int, first: int = 0) -> None:
+        """Note the task that the lane starts, without a particular row yet.
+
+        Args:
+            task: its number.
+            first: the row of the task that row 0 is in calls of `each`.
+        """
+        words, at, self._first = self._words, self._at, first
+        words[at + 1] = ALL_ROWS
+        words[at + 2] = time.monotonic_ns()
+        words[at] = task + 1
+
+    def end(self) -> None:
+        """Note that the lane is idle, and since when."""
+        self._words[self._at + 2] = time.monotonic_ns()
+        self._words[self._at] = 0
+        if self._ended is not None:
+            self._ended()
+
+    def each(self, items: Iterable[Any], rows: Sequence[int]) -> Iterator[Any]:
+        """Yield `items`, posting the row of each as it is taken."""
+        words, at, clock = self._words, self._at, time.monotonic_ns
+        first = self._first
+        for row, item in zip(rows, items, strict=False):
+            words[at + 2] = clock()
+            words[at + 1] = first + row
+            yield item
+        words[at + 1] = ALL_ROWS
+
+
+class StatusPage:
+    """One child's page. A worker opens the trainer's by its descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._words = memoryview(map_shared(descriptor, TEXT_AT)).cast("B").cast("q")
+
+    @classmethod
+    def make(cls) -> StatusPage:
+        """Create an empty page.
+
+        Raises:
+            OSError: there is no memory for it, or no file descriptor.
+        """
+        descriptor = shared_file("penstock status", TEXT_AT)
+        try:
+            os.lseek(descriptor, TEXT_AT, os.SEEK_SET)  # stacks are written from here
+            return cls(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def lane(
+        self, number: int, ended: Callable[[], object] | None = None
+    ) -> LaneStatus:
+        """Return the part of one lane; `ended` is called at the end of each task."""
+        return LaneStatus(self._words, number, ended)
+
+    def held(self) -> list[Held]:
+        """Return the samples being worked on, or those at the worker's death."""
+        words = self._words
+        places = range(FIRST, FIRST + EACH * MAX_LANES, EACH)
+        return [
+            Held(words[at] - 1, words[at + 1], words[at + 2])
+            for at in places
+            if words[at]
+        ]
+
+    def moved_ns(self) -> int:
+        """Return when a lane last started or ended something; 0 if none has."""
+        return max(self._words[FIRST + 2 : FIRST + EACH * MAX_LANES : EACH])
+
+    @property
+    def status(self) -> int | None:
+        """How the worker ended, as reported by waitpid; None while unknown."""
+        return self._words[0] - 1 if self._words[0] else None
+
+    def text(self) -> str:
+        """Return what faulthandler wrote: stacks, at a crash or on request."""
+        size = os.fstat(self.descriptor).st_size - TEXT_AT
+        return os.pread(self.descriptor, max(size, 0), TEXT_AT).decode(errors="replace")
+
+    def close(self) -> None:
+        """Release the page. Idempotent."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+            self._words.release()
+
+
+def post_status(descriptor: int, status: int) -> None:
+    """In the parent: record on a child's page how it ended."""
+    os.pwrite(descriptor, struct.pack("q", status + 1), 0)

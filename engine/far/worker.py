@@ -1,0 +1,199 @@
+"""A worker process from within: an engine that makes the batches it is assigned.
+
+    trainer  ─▶ Assignment | Share | None ─▶ pipe ─▶ AssignedPlan ─▶ Engine
+    trainer  ◀─ Result ◀─ pipe ◀─ main thread ◀─ Engine.pop()
+
+The engine has the segments that run here. One worker alone is the main thread, as in
+torch's workers; several are threads. Results leave in the order of the assignments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ...errors import PenstockError
+from ..batch.buffer import on_heap
+from ..batch.layout import Layout
+from ..recipe import Recipe, SegmentRecipe
+from .assigned_engine import AssignedEngine, Made, unsendable
+from .assignment import Assignment, Result, Share
+from .child import leave, write_crashes_to
+from .handover import Packed, dumps, plain_dumps
+from .pipe import Pipe
+from .shelf import Shelf
+from .status_page import MAX_LANES, StatusPage
+
+KEEP = 40
+"""Slabs that the trainer may hold, including those of batches it has not taken yet."""
+LISTEN_S = 0.005
+"""How often a worker that is the main thread looks whether it must end, at most."""
+
+
+class Worker:
+    """One worker process.
+
+    The main thread reads the pipe if it is the only worker, otherwise a thread of its
+    own does. Only the main thread writes to it.
+
+    Args:
+        pipe: leads to the trainer.
+        recipe: what to make; its segments are those that run here.
+        segment: the same as the trainer sees it.
+        status_page: where the samples being worked on are posted.
+    """
+
+    def __init__(
+        self,
+        pipe: Pipe,
+        recipe: Recipe,
+        segment: SegmentRecipe,
+        status_page: StatusPage,
+    ) -> None:
+        self._pipe, self._status_page = pipe, status_page
+        self._program = segment.program
+        self._shelf = Shelf(KEEP)
+        own = any(each.per_batch for each in recipe.segments) or recipe.buffers.collate
+        self._bare = not own
+        """Whether a batch is its rows, as their layout says."""
+        numbers = itertools.cycle(range(MAX_LANES))
+        self._receiver: threading.Thread | None = None
+        self._taking = threading.Lock()
+        """Held while messages are received and heard, so that each is in its turn."""
+        self._listened_s = 0.0
+        self._engine = AssignedEngine(
+            replace(recipe, buffers=replace(recipe.buffers, lend=self._lend)),
+            segment,
+            status_page.lane(next(numbers)),
+            lambda: status_page.lane(next(numbers), self._listen),
+        )
+
+    def run(self) -> None:
+        """Work until the trainer closes the pipe, or is gone.
+
+        Each worker finishes its current rows first: its function may hold a lock that
+        it shares with other processes.
+        """
+        write_crashes_to(self._status_page)
+        self._pipe.send(os.getpid())
+        try:
+            with self._engine:
+                while True:
+                    self._serve()
+        except PenstockError:
+            if not self._engine.closed:
+                raise
+        self._program.leave()
+
+    def _serve(self) -> None:
+        """Do what was assigned first. Keeps no reference between two assignments."""
+        while self._receiver is None and not self._engine.left:
+            with self._taking:
+                self._take(self._pipe.receive_all)
+        self._reply(self._engine.make())
+        self._let_receive()
+
+    # Whoever receives
+
+    def _let_receive(self) -> None:
+        """Let a thread receive from now on, if the main thread waits for workers."""
+        if self._receiver is None and self._engine.beside:
+            self._receiver = threading.Thread(
+                target=self._receive, name="receiver", daemon=True
+            )
+            self._receiver.start()
+
+    def _receive(self) -> None:
+        """Take what the trainer sends, until the pipe ends."""
+        try:
+            while not self._engine.closed:
+                with self._taking:
+                    self._take(self._pipe.receive_all)
+        except BaseException:  # noqa: BLE001 nobody above could report it
+            traceback.print_exc()
+            leave(1)
+
+    def _listen(self) -> None:
+        """Take now and then what has come, if nobody else does."""
+        due = time.monotonic() - self._listened_s > LISTEN_S
+        if due and self._receiver is None and self._taking.acquire(blocking=False):
+            try:
+                self._take(self._pipe.collect)
+            finally:
+                self._taking.release()
+
+    def _take(self, receive: Callable[[], list[Any]]) -> None:
+        """Take some messages, in order; stop the engine after the last one of all."""
+        try:
+            messages = receive()
+        except EOFError:
+            messages = [None]
+        self._listened_s = time.monotonic()
+        for message in messages:
+            self._hear(message)
+
+    def _hear(self, message: Assignment | Share | None) -> None:
+        if message is None:
+            self._engine.stop()
+        elif isinstance(message, Share):
+            self._engine.share(message)
+            self._let_receive()
+        else:
+            if message.returned is not None:
+                self._shelf.take_back(message.returned)
+            self._engine.assign(message)
+
+    # The main thread
+
+    def _reply(self, made: Made) -> None:
+        """Send a result. A batch that cannot be pickled is left to the trainer."""
+        result, memory = made.result, made.buffer.memory
+        sealed = result.whole and self._bare and made.buffer.sealed
+        try:
+            if sealed and self._shelf.has(memory):
+                laid, descriptors = self._shelf.send(memory)
+                result.outcome.nbytes = laid.nbytes
+                message = plain_dumps(result._replace(sent=laid)), descriptors
+            else:
+                self._shelf.put_back(memory)
+                message = self._packed(result, made.data)
+        except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
+            message = self._instead(made, error)
+        self._pipe.send_packed(*message)
+
+    def _instead(self, made: Made, error: Exception) -> tuple[bytes, tuple[int, ...]]:
+        """Return the samples of a batch that cannot be sent, or the error for that."""
+        kept = made.buffer.kept
+        if made.result.whole and len(kept) == made.result.outcome.done:
+            with contextlib.suppress(Exception):
+                rows = made.as_rows(kept)
+                return self._packed(rows.result, rows.data)
+        failed = unsendable(self._program, made.chunk, made.result.outcome, error)
+        return dumps(Result(made.result.number, failed)), ()
+
+    def _packed(self, result: Result, data: Any) -> tuple[bytes, tuple[int, ...]]:
+        """Return a result as it is sent, and descriptors to send with it."""
+        if data is None and result.outcome.made is not None:  # the batch has failed
+            return dumps(result), ()
+        short = ""
+        try:
+            packed, descriptors = self._shelf.pack(data)
+        except OSError as error:  # there is no shared memory left
+            short, descriptors = str(error), ()
+            packed = Packed(dumps(data), (), (), ())
+        result.outcome.nbytes = packed.nbytes
+        return dumps(result._replace(sent=packed, short=short)), descriptors
+
+    def _lend(self, layout: Layout, rows: int) -> Any:
+        """Lend shared memory for a batch that is sent as it is, if there is any."""
+        if self._bare and layout.solid:
+            with contextlib.suppress(OSError):
+                return self._shelf.lend(layout, rows)
+        return layout.open(rows, on_heap)

@@ -1,0 +1,189 @@
+"""What an actor does with rows, without Ray: its class is a plain one."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.engine.batch.buffer import FailedBatch, Finished
+from penstock.engine.core.chunk import Chunk, Outcome
+from penstock.engine.far.actor import Actor
+from penstock.engine.far.assignment import Assignment
+from penstock.engine.far.far import with_data
+from penstock.engine.far.handover import dumps, recall, restored
+from penstock.engine.far.parcel import pack
+from penstock.engine.plan import BatchPlan, Context
+from penstock.engine.program.randomness import SampleRandom
+from penstock.engine.program.seeding import restore, states
+from penstock.pipeline.stages import BatchStage, MapStage, SourceStage
+from support.recipes import compiled
+
+CHUNK = Chunk(3, 4, np.arange(10, 16), np.arange(6), Context(0, 3, None))
+"""Rows 4 to 9 of the batch of step 3."""
+PLAN = BatchPlan(0, 3, 3, 6, False, 12, 12, 12, 1.0, None, 1.0, None)  # noqa: FBT003
+SEEDS = 7, 2, 0
+"""The seed of the pipeline, and what distinguishes the run."""
+
+
+@pytest.fixture(autouse=True)
+def _undisturbed() -> Iterator[None]:
+    """Restore what an actor has for itself in its own process."""
+    known, threads = states(), torch.get_num_threads()
+    environment = dict(os.environ)
+    yield
+    restore(known)
+    torch.set_num_threads(threads)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+class Rows:
+    """Returns its index, but not for 13."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> int:
+        self.asked += 1
+        if index == 13:
+            raise ValueError(index)
+        return index
+
+
+def drawn(sample: int, rng: np.random.Generator) -> tuple[int, int]:
+    """Return the sample, and what it draws."""
+    return sample, int(rng.integers(1 << 40))
+
+
+def doubled(sample: int) -> int:
+    """Return twice the sample."""
+    return 2 * sample
+
+
+INVALID = "invalid literal for int() with base 10: 'x'"
+
+
+class Broken:
+    """Cannot be restored."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("x",)
+
+
+def refused(sample: int) -> Any:
+    """Return what cannot be sent."""
+    return threading.Lock()
+
+
+def begun(
+    data: Any, *stages: Any, number: int = 0, seeds: tuple[int, ...] = SEEDS
+) -> Actor:
+    source = SourceStage(data, name="data", executor="ray")
+    recipe = compiled(source, *stages, BatchStage(6))
+    parcel = pack((recipe.elsewhere(0), recipe.segments[0]), "work")
+    actor = Actor(np.frombuffer(parcel, np.uint8), seeds, number)
+    assert str(os.getpid()) in actor.begin()
+    return actor
+
+
+def outcome(
+    actor: Actor, *, whole: bool = False, inputs: list[Any] | None = None
+) -> Outcome:
+    given, chunk, plan = None if inputs is None else dumps(inputs), CHUNK, PLAN
+    if whole:
+        chunk = Chunk(3, 0, chunk.indices, chunk.rounds, chunk.context)
+        plan = plan._replace(n_rows=len(chunk))
+    assignment = Assignment(chunk, plan, whole, 0, inputs=given)
+    result = restored(actor.run(assignment))
+    return with_data(result, result.sent)
+
+
+def test_rows_are_made_as_by_any_other_worker() -> None:
+    draws = MapStage(drawn, executor="ray")
+    found = outcome(begun(Rows(), draws))
+    random = SampleRandom(11)
+    expected = [
+        (index, int(random.at(round_, index, 1).integers(1 << 40)))
+        for round_, index in enumerate(range(10, 16))
+        if index != 13
+    ]
+    assert found.outputs == expected
+    assert found.offsets == [0, 1, 2, 4, 5]
+    assert found.done == 6
+    (failure,) = found.failures
+    assert (failure.index, failure.row) == (13, 7)
+    error = recall(failure.error)
+    assert isinstance(error, ValueError)
+    assert "in __getitem__" in str(error.__cause__)
+
+
+def test_a_whole_batch_is_made_of_them_where_that_is_asked_for() -> None:
+    found = outcome(begun(list(range(100))), whole=True)
+    assert isinstance(found.made, Finished)
+    assert found.made.data.tolist() == list(range(10, 16))
+    failed = outcome(begun(Rows()), whole=True)
+    assert isinstance(failed.made, FailedBatch)
+    assert failed.failures == []
+    assert "sample index 13 (" in str(failed.made.error.__notes__)
+
+
+def test_inputs_come_from_the_stage_before() -> None:
+    recipe = compiled(
+        SourceStage(list(range(9)), executor="thread"),
+        MapStage(doubled, executor="ray"),
+        BatchStage(6),
+    )
+    parcel = pack((recipe.elsewhere(1), recipe.segments[1]), "work")
+    actor = Actor(np.frombuffer(parcel, np.uint8), SEEDS, 0)
+    actor.begin()
+    found = outcome(actor, inputs=list(range(6)))
+    assert found.outputs == [0, 2, 4, 6, 8, 10]
+
+
+def test_what_cannot_be_sent_is_the_error_of_its_row() -> None:
+    found = outcome(begun(list(range(100)), MapStage(refused, executor="ray")))
+    assert found.outputs is None
+    assert [failure.row for failure in found.failures] == list(range(4, 10))
+    text = str(found.failures[0].error)
+    assert "a sample made by Map(ID:1) refused cannot be sent" in text
+
+
+def test_an_input_that_cannot_be_restored_is_the_error_of_its_row() -> None:
+    actor = begun(Rows())
+    found = outcome(actor, inputs=[Broken()] * 6)
+    assert len(found.failures) == 6
+    assert {str(failure.error) for failure in found.failures} == {INVALID}
+    assert outcome(actor).done == 6  # it goes on
+
+
+def test_actors_draw_different_values_and_the_same_in_each_run() -> None:
+    def first_draw(number: int, seeds: tuple[int, ...]) -> float:
+        begun([1], number=number, seeds=seeds)
+        return random.random()
+
+    before = [first_draw(number, SEEDS) for number in range(2)]
+    assert before == [first_draw(number, SEEDS) for number in range(2)]
+    assert len({*before, first_draw(0, (7, 3, 0))}) == 3
+
+
+def test_an_only_worker_reports_what_changed_in_its_copy() -> None:
+    recipe = compiled(
+        SourceStage(Rows(), executor="ray", num_parallel_workers=1), BatchStage(6)
+    )
+    (segment,) = recipe.segments
+    assert segment.program.watched
+    parcel = pack((recipe.elsewhere(0), segment), "work")
+    actor = Actor(np.frombuffer(parcel, np.uint8), SEEDS, 0)
+    actor.begin()
+    assert "asked" in str(outcome(actor).changed)
+    assert outcome(begun(Rows())).changed is None

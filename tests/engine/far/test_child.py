@@ -1,0 +1,35 @@
+"""A child process of ours, from fork to end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+SCRIPT = """
+import os, sys
+from penstock.engine.far.child import fork_child
+
+def says():
+    print("said", end=" ")  # to a pipe, so it stays in the buffer
+
+def closes():
+    sys.stdout.close()
+
+for body in (says, closes):
+    _, status = os.waitpid(fork_child(body), 0)
+    print(status, flush=True)
+"""
+
+
+def test_what_a_child_has_printed_is_not_lost_at_its_end() -> None:
+    buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", SCRIPT],
+        env=buffered,
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout.split(), done.stderr) == (["said", "0", "0"], "")

@@ -1,0 +1,140 @@
+"""A batch crosses unchanged, and the memory it crossed in comes back or is released."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.engine.far.handover import Packed, dumps
+from support.batches import COLLATES, Refusing, same
+from support.datasets import Numbers
+from support.ferry import Ferry, ferries
+
+
+def keeps_bytes(dtype: torch.dtype) -> bool:
+    """Return whether bytes can become tensors of this dtype; quantised ones cannot."""
+    try:
+        torch.zeros(16, dtype=torch.uint8).view(dtype)
+    except RuntimeError:
+        return False
+    return not str(dtype).startswith(("torch.q", "torch.bits"))
+
+
+KEEP = 40
+DTYPES = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
+DTYPES = sorted({t for t in DTYPES if keeps_bytes(t)}, key=str)
+SAMPLES = [Numbers(50)[index] for index in range(8)]
+
+
+@pytest.fixture
+def ferry() -> Iterator[Ferry]:
+    with ferries(KEEP) as ferry:
+        yield ferry
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("collate", COLLATES.values(), ids=COLLATES)
+def test_a_batch_arrives_unchanged(
+    collate: Callable[[list[Any]], Any], ferry: Ferry
+) -> None:
+    for _ in range(3):
+        data = collate(SAMPLES)
+        assert same(ferry.pack(data)[1], data)
+
+
+def test_a_tensor_that_a_batch_holds_twice_arrives_as_one(ferry: Ferry) -> None:
+    tensor = torch.ones(3)
+    _, (first, second, third) = ferry.pack([tensor, tensor, torch.ones(3)])
+    assert first is second
+    assert first is not third
+
+
+def test_loose_arrays_share_one_slab(ferry: Ferry) -> None:
+    packed, _ = ferry.pack([torch.ones(5), np.ones(5000), torch.ones(7)])
+    assert len({part.key for part in packed.parts}) == 1
+
+
+def test_a_steady_trainer_receives_no_new_slabs(ferry: Ferry) -> None:
+    def carry(value: float) -> Packed:
+        packed, found = ferry.pack(torch.full((8, 4), value))
+        assert found[0, 0] == value
+        return packed
+
+    for value in range(4):
+        carry(float(value))
+    before = descriptors()
+    assert [carry(float(value)).new for value in range(30)] == [()] * 30
+    assert descriptors() == before
+
+
+def test_batches_that_the_trainer_keeps_cost_no_descriptor(ferry: Ferry) -> None:
+    kept, seen = [], []
+    for value in range(2 * KEEP):
+        kept.append(ferry.pack(torch.full((8, 4), value))[1])
+        seen.append(descriptors())
+    assert max(seen[KEEP + 5 :]) == seen[KEEP + 5]
+    assert [tensor[7, 3].item() for tensor in kept] == list(range(2 * KEEP))
+    kept.clear()
+    assert ferry.pack(torch.zeros(2))[1].tolist() == [0.0, 0.0]
+
+
+def test_memory_that_a_fork_shares_is_not_reused(ferry: Ferry) -> None:
+    packed, batch = ferry.pack(torch.ones(4))
+    ferry.unpacker.share()  # as before a fork there; the sender is another process
+    shared = packed.parts[0].key
+    del batch
+    later = [ferry.pack(torch.full((4,), 2.0))[0] for _ in range(5)]
+    assert shared not in {part.key for packed in later for part in packed.parts}
+    assert shared in {key for packed in later for key in packed.forget}
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_tensor_of_any_dtype_crosses(dtype: torch.dtype, ferry: Ferry) -> None:
+    raw = torch.arange(64, dtype=torch.uint8).reshape(4, 16) % 2
+    tensor = raw.view(dtype)
+    for found in (pickle.loads(dumps(tensor)), ferry.pack(tensor)[1]):  # noqa: S301
+        assert (found.dtype, found.shape) == (dtype, tensor.shape)
+        assert torch.equal(found.view(torch.uint8), raw)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(()),
+        torch.arange(12).reshape(3, 4).t(),
+        torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.arange(10)[::3],
+        torch.ones(1).expand(3, 2),
+        torch.ones(0, 3),
+        torch.ones(2, requires_grad=True),
+        torch.nn.Parameter(torch.ones(2)),
+    ],
+)
+def test_a_message_carries_tensors_of_any_memory_layout(tensor: torch.Tensor) -> None:
+    found = pickle.loads(dumps({"x": tensor}))["x"]  # noqa: S301 our own
+    assert torch.equal(found, tensor)
+    assert (type(found), found.requires_grad) == (type(tensor), tensor.requires_grad)
+    assert found.stride() == torch.empty_like(tensor, device="meta").stride()
+
+
+def test_batches_of_unequal_size_cross_whole(ferry: Ferry) -> None:
+    for size in (3, 50_000, 1, 700, 49_000, 50_001):
+        assert ferry.pack(torch.arange(size))[1].tolist() == list(range(size))
+
+
+def test_a_batch_that_cannot_be_pickled_is_an_error_and_the_next_crosses(
+    ferry: Ferry,
+) -> None:
+    with pytest.raises(TypeError, match="it stays here"):
+        ferry.pack([torch.ones(3), Refusing()])
+    assert ferry.pack([torch.ones(3)])[1][0].tolist() == [1.0] * 3

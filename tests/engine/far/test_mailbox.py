@@ -1,0 +1,101 @@
+"""A mailbox never waits; whole objects arrive in order whatever the other end does."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from penstock.engine.far.pipe import Pipe
+
+LARGE = bytes(3 << 20)
+"""More bytes than fit into the pipe at once."""
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Pipe, Pipe]]:
+    """Return the trainer's end and the worker's."""
+    ours, theirs = Pipe.pair()
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def test_an_object_that_fits_is_sent_at_once(ends: tuple[Pipe, Pipe]) -> None:
+    ours, theirs = ends
+    ours.post("one")
+    ours.post(2)
+    assert not ours.waiting
+    assert (theirs.receive(), theirs.receive()) == ("one", 2)
+
+
+def test_posting_to_an_end_that_does_not_read_does_not_wait(
+    ends: tuple[Pipe, Pipe],
+) -> None:
+    ours, _ = ends
+    for _ in range(3):
+        ours.post(LARGE)
+    assert ours.waiting
+
+
+def test_objects_that_had_no_room_follow_in_order_with_descriptors(
+    ends: tuple[Pipe, Pipe],
+) -> None:
+    ours, theirs = ends
+    reading, writing = os.pipe()
+    ours.post(LARGE)
+    ours.post("with it", [writing])
+    os.close(writing)  # its number may be reused before the message is sent
+    again = os.open(os.devnull, os.O_WRONLY)
+    assert again == writing
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(lambda: [theirs.receive(), theirs.receive()])
+        while ours.waiting:
+            select.select([], [ours], [])
+            ours.flush()
+        assert received.result() == [LARGE, "with it"]
+    os.write(theirs.descriptors[0], b"through")
+    assert os.read(reading, 20) == b"through"
+    os.close(again)
+    os.close(reading)
+
+
+def test_large_objects_are_read_as_they_come(ends: tuple[Pipe, Pipe]) -> None:
+    ours, theirs = ends
+    found = []
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(lambda: [theirs.send(LARGE), theirs.send("small")])
+        while len(found) < 2:
+            select.select([ours], [], [])
+            found += ours.collect()
+        sent.result()
+    assert found == [LARGE, "small"]
+
+
+def test_an_empty_pipe_is_not_the_end(ends: tuple[Pipe, Pipe]) -> None:
+    ours, _ = ends
+    assert ours.collect() == []
+
+
+def test_half_an_object_waits_for_its_rest(ends: tuple[Pipe, Pipe]) -> None:
+    ours, theirs = ends
+    theirs.send("whole")
+    whole = ours._socket.recv(1000)  # noqa: SLF001 taken off, to be sent in halves
+    os.write(theirs.fileno(), whole[:7])
+    assert ours.collect() == []
+    os.write(theirs.fileno(), whole[7:])
+    assert ours.collect() == ["whole"]
+
+
+def test_the_last_messages_arrive_before_the_end(ends: tuple[Pipe, Pipe]) -> None:
+    ours, theirs = ends
+    theirs.send("last")
+    theirs.close()
+    assert ours.collect() == ["last"]
+    with pytest.raises(EOFError):
+        ours.collect()
+    with pytest.raises(EOFError):
+        ours.post("anyone?")

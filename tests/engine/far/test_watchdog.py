@@ -1,0 +1,81 @@
+"""The time limit, checked by hand: which worker exceeds it, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.engine.far.child import Errand, Watchdog, WorkerChild
+from penstock.engine.far.status_page import StatusPage
+
+
+class Clock:
+    """The time of the trainer and of the workers, which the test turns."""
+
+    def __init__(self) -> None:
+        self.now_s = 100
+
+    def monotonic_ns(self) -> int:
+        return self.now_s * 10**9
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Replace the clocks of the watchdog and of the status page."""
+    clock = Clock()
+    told = SimpleNamespace(monotonic_ns=clock.monotonic_ns)
+    for module in ("child", "status_page"):
+        monkeypatch.setattr(f"penstock.engine.far.{module}.time", told)
+    return clock
+
+
+@pytest.fixture
+def child(clock: Clock) -> Iterator[WorkerChild]:
+    """Return a child with one lane, to which task 2 is sent at 100 s."""
+    nothing: Any = None
+    status_page = StatusPage.make()
+    made = WorkerChild(nothing, status_page, 0, 0, nothing)
+    made.pid = 1
+    made.errands[2] = Errand(nothing, nothing, clock.monotonic_ns())
+    yield made
+    status_page.close()
+
+
+def due_in_s(child: WorkerChild) -> float | None:
+    """Return the seconds until the child is checked again, with a limit of a minute."""
+    wait_s, lost = Watchdog(60.0).look([child])
+    assert lost == []
+    return wait_s
+
+
+def test_a_task_is_due_one_limit_after_it_began(
+    child: WorkerChild, clock: Clock
+) -> None:
+    clock.now_s = 110
+    child.status_page.lane(0).begin(2)
+    clock.now_s = 115
+    assert due_in_s(child) == 55.0
+
+
+def test_a_task_that_no_lane_takes_up_is_due_too(
+    child: WorkerChild, clock: Clock
+) -> None:
+    clock.now_s = 115
+    assert due_in_s(child) == 45.0
+
+
+def test_a_lane_that_stops_right_after_sending_an_outcome_is_due(
+    child: WorkerChild, clock: Clock
+) -> None:
+    clock.now_s = 110
+    child.status_page.lane(0).begin(1)  # the trainer has all outcomes of task 1
+    clock.now_s = 115
+    assert due_in_s(child) == 55.0
+
+
+def test_a_worker_without_a_task_is_never_due(child: WorkerChild) -> None:
+    child.errands.clear()
+    assert due_in_s(child) is None
