@@ -21,7 +21,7 @@ import torch
 import torch.utils.data
 
 import penstock as ps
-from penstock.engine import first_look
+from penstock.engine.far import first_look
 from penstock.engine.witness.witness import Witness
 from support.moves import workers_pay
 from support.short_epochs import LENGTH, samples

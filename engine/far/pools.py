@@ -52,11 +52,13 @@ class FarPools(PoolMaker):
 
     @staticmethod
     def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
+        """Look what samples open, in a child process."""
         from .first_look import opened_late
 
         return opened_late(recipe, step) if start_method(recipe) == "fork" else {}
 
     def begin(self) -> None:
+        """Start the fork server, and join Ray, as far as they are needed."""
         kinds = [segment.executor for segment in self._recipe.segments]
         if "process" in kinds:
             self.fork()
@@ -70,6 +72,7 @@ class FarPools(PoolMaker):
     def make(
         self, connector: Connector, recipe: SegmentRecipe, kind: Kind
     ) -> WorkerPool:
+        """Create a pool of one kind, without workers yet."""
         if kind == "process":
             return self._processes(connector, recipe)
         if kind == "ray":
@@ -110,9 +113,11 @@ class FarPools(PoolMaker):
 
     @property
     def forked(self) -> bool:
+        """Whether there is a fork server."""
         return self._fork_server is not None
 
     def fork(self) -> None:
+        """Start the fork server, while nobody works."""
         check(
             FORKS,
             "worker processes need fork and memfd, which only Linux has; use"
@@ -132,6 +137,7 @@ class FarPools(PoolMaker):
             self._fork_server = ForkServer(works, recipe.seed, self._begun, method)
 
     def renew(self) -> None:
+        """Replace all workers in other processes."""
         if self._fork_server is not None:
             self._fork_server.renew()
         for pool in self._actor_pools:
