@@ -35,7 +35,7 @@ from .observe.observation import Move, MoveOutcome
 from .observe.reading import TrainerMeter
 from .plan import AssignedPlan, PlannedBatch
 from .program.program import ReadOn
-from .program.seeding import SeededCalls, Undrawn, undisturbed
+from .program.seeding import SeededCalls, Undrawn, seeded_by
 from .recipe import Recipe, SegmentRecipe
 from .segment import Segment
 from .witness.hazards import Finding
@@ -179,8 +179,9 @@ class Engine:
             with self.trainer.collating():
                 made = self._collate(made)
         if self.recipe.late_work and not in_flight.elsewhere:
-            with undisturbed():
-                made = worked_late(self.recipe, in_flight.plan, made)
+            plan = in_flight.plan  # seeded: the trainer's next draws are its own
+            with seeded_by(self.recipe.collate_seed, plan.epoch, plan.batch, 1):
+                made = worked_late(self.recipe, plan, made)
         return in_flight, made
 
     def _collate(self, gathered: Gathered) -> Finished | FailedBatch:

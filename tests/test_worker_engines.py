@@ -307,11 +307,12 @@ def test_a_stage_that_the_user_placed_in_the_trainer_stays_there() -> None:
 def test_a_map_of_a_shared_batch_runs_in_the_loop_and_draws_nothing_of_its() -> None:
     import random
 
-    threads = []
+    threads, draws = [], []
 
     def mixed(batch: torch.Tensor) -> torch.Tensor:
         threads.append((os.getpid(), threading.current_thread().name))
-        return batch + 0 * int(10 * random.random())
+        draws.append(random.random())
+        return batch
 
     pipe = ps.Pipeline.from_dataset(range(64)).batch(16).map(mixed)
     random.seed(3)
@@ -321,6 +322,8 @@ def test_a_map_of_a_shared_batch_runs_in_the_loop_and_draws_nothing_of_its() -> 
     random.seed(3)
     assert drawn == random.random()
     assert {name for pid, name in threads if pid == TRAINER} <= {"MainThread"}
+    assert drawn not in draws  # no stream is drawn twice
+    assert len(set(draws)) == len(draws)
 
 
 # Memory

@@ -38,7 +38,7 @@ from .actor import Actor
 from .assignment import Result
 from .child import Errand
 from .cluster import RayCluster
-from .far import NEVER_BEGUN, FarPool, with_data
+from .far_pool import NEVER_BEGUN, FarPool, with_data
 from .handover import restored
 from .parcel import pack
 

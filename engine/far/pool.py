@@ -35,7 +35,7 @@ from ..workers.pool import Holding, PoolStatistics
 from .assigned_engine import failed_outcome
 from .assignment import Result, Share
 from .child import Errand, Watchdog, WorkerChild
-from .far import NEVER_BEGUN, FarPool, with_data
+from .far_pool import NEVER_BEGUN, FarPool, with_data
 from .fork_server import LEAVE_S, ForkServer
 from .handover import Laid
 
@@ -61,8 +61,8 @@ KEPT_FREE = 24
 """Descriptors that are left for other uses."""
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
-MAX_LANES = 16
-"""Most workers in a child: a GIL takes 20 to 100 us to change hands, and every thread
+MAX_TOGETHER = 16
+"""Most workers in one child: a GIL takes 20 to 100 us to change hands, and every thread
 makes the wait for it that much longer."""
 AHEAD_NS = 10_000_000
 """Leases longer than this do not wait behind one another at a child: another one that
@@ -236,7 +236,7 @@ def children_for(workers: int, cores: int | None) -> int:
     """
     if cores is None:
         return workers
-    return min(workers, max(cores, -(-workers // MAX_LANES)))
+    return min(workers, max(cores, -(-workers // MAX_TOGETHER)))
 
 
 STORE_S = 1.0

@@ -16,7 +16,7 @@ from penstock.engine.batch.buffer import FailedBatch, Finished
 from penstock.engine.core.chunk import Chunk, Outcome
 from penstock.engine.far.actor import Actor
 from penstock.engine.far.assignment import Assignment
-from penstock.engine.far.far import with_data
+from penstock.engine.far.far_pool import with_data
 from penstock.engine.far.handover import dumps, recall, restored
 from penstock.engine.far.parcel import pack
 from penstock.engine.plan import BatchPlan, Context
