@@ -41,6 +41,7 @@ __all__ = [
     "PURE",
     "SCHEMES",
     "SHAPES",
+    "STREAMS",
     "TRAITS",
     "Data",
     "Pair",
@@ -425,16 +426,20 @@ class Raising(Data):
 
 HANDLES: dict[str, type[Data]] = {"file": Filed, "raw file": Raw, "archive": Zipped}
 """Right as long as one process reads."""
+STREAMS: dict[str, type[Data]] = {
+    "Python's stream": Streaming,
+    "numpy's stream": NumpyStream,
+    "numpy's legacy stream": LegacyStream,
+    "torch's stream": TorchStream,
+}
+"""With a generator of their own: torch's own workers load them."""
 CHANGING: dict[str, type[Data]] = {
     "reads on": InOrder,
     "counts": Counter,
     "counts in a closure": ByClosure,
     "counts in its module": ByGlobal,
     "notes": Noted,
-    "Python's stream": Streaming,
-    "numpy's stream": NumpyStream,
-    "numpy's legacy stream": LegacyStream,
-    "torch's stream": TorchStream,
+    **STREAMS,
 }
 """Whose samples depend on those made before."""
 DRAWS: dict[str, type[Data]] = {

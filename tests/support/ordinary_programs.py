@@ -34,6 +34,7 @@ from .ordinary_data import (
     PURE,
     SCHEMES,
     SHAPES,
+    STREAMS,
     TRAITS,
     Pair,
     split,
@@ -119,7 +120,8 @@ class Case:
     @property
     def torchs_own(self) -> bool:
         """Whether torch's own workers load: all bytes are torch's then."""
-        return self.face == "loader" and (self.iterable or not self.tuned)
+        theirs = self.workers and self.trait in STREAMS
+        return self.face == "loader" and bool(self.iterable or not self.tuned or theirs)
 
     @property
     def reference(self) -> Case:
@@ -579,7 +581,8 @@ def meant(case: Case) -> Case:
     case = asked_for(case)
     if case.trait in ORDERLESS:  # nothing determines which batch has which samples
         case = replace(case, collate="list", drop_last=False, epochs=1)
-    if case.trait in HANDLES | CHANGING or case.trait in BOTH:  # a copy each
+    copied = case.trait in HANDLES | CHANGING or case.trait in BOTH
+    if copied and not case.torchs_own:
         case = replace(case, workers=min(case.workers, 1))
     if case.face == "pipeline" and case.length < case.batch:
         case = replace(case, drop_last=False)  # it refuses an epoch without a batch
