@@ -170,7 +170,10 @@ def get_seed() -> int:
 
 
 def set_cpu_budget(cores: float) -> None:
-    """Limit all pipelines of this process to this many cores (default: all it may use).
+    """Let all pipelines of this process use this many cores (default: all it may use).
+
+    More than there are is meant for work that does not compute: worker processes are
+    started for so many.
 
     Raises:
         SpecError: `cores` is not a number > 0.
@@ -219,7 +222,7 @@ def watch_memory(watcher: Callable[[int], object]) -> None:
 def cpu_cores() -> float:
     """Return the cores of `budget`, which also looks how much memory is free."""
     limit = _settings.cpu_budget
-    return effective_cpus() if limit is None else min(limit, effective_cpus())
+    return effective_cpus() if limit is None else limit
 
 
 def budget() -> Budget:

@@ -209,6 +209,14 @@ def contention(loading_s: float, paused_s: float) -> str:
     )
 
 
+def off_threads(cores: float) -> str:
+    """Threads load where there are many cores."""
+    return (
+        f"Pipeline: threads take the GIL from the trainer; with {figures(cores)} cores,"
+        " worker processes are tried instead."
+    )
+
+
 def regime(name: str) -> str:
     """The next batches belong to a regime for which values are known."""
     return f"The plan goes over to {name}: what served them best before is restored."

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from ..errors import CLOSED, PenstockError
 from ..system.weak_methods import weakly
@@ -418,8 +418,9 @@ class Engine:
             return
         inline, batch_rows = segment.inline, segment.connector.batch_rows
         left = -inline.done % batch_rows
-        safe = segment.recipe.thread_safe
-        found = resolve(*inline.tally, left, batch_rows, thread_safe=safe)
+        kind: Literal["thread", "process"]
+        kind = "thread" if segment.recipe.thread_safe else "process"
+        found = resolve(*inline.tally, left, batch_rows, kind=kind)
         if found is None:
             return
         segment.undecided = False

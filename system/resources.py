@@ -63,14 +63,14 @@ class Budget:
         """Return the given budget, filled up with what this process may use now.
 
         Args:
-            cpu_cores: at most what affinity and cgroup allow; None means all of that.
+            cpu_cores: None means all that affinity and cgroup allow.
             memory_bytes: None means a quarter of what is free within the limits.
 
         Raises:
             SpecError: a budget is zero or negative.
         """
         all_cores = effective_cpus()
-        cores = all_cores if cpu_cores is None else min(cpu_cores, all_cores)
+        cores = all_cores if cpu_cores is None else cpu_cores
         free_bytes = effective_memory_bytes()
         if memory_bytes is None:
             memory_bytes = max(1, free_bytes // MEMORY_SHARE)

@@ -118,6 +118,8 @@ class BottleneckLaw:
         case = _Law(situation, backoffs, curves)
         if mended := tuple(case.within_budget()):
             return mended, replace(known, hungry=0, at_ease=0)
+        if moved := tuple(kinds.off_threads(situation)):
+            return moved, replace(known, hungry=0, at_ease=0)
         if case.starved():
             return _fed(case, replace(known, hungry=memory.hungry + 1, at_ease=0))
         known = replace(known, hungry=0, waited=0)

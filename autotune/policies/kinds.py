@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ...engine.auto_executor import MANY_CORES
 from ...engine.observe.observation import Observation, SegmentObservation, ratio
 from ...system.printing import figures
 from .. import phrases
@@ -112,11 +113,10 @@ class Kinds:
         makes whole batches.
         """
         seen = situation.observation
-        host = next((key for key in situation.knobs if key[1] == "host"), None)
         for segment in sorted(seen.segments, key=lambda s: s.cpu_s, reverse=True):
             knob = situation.knobs.get((segment.name, "executor"))
-            if knob is None and host is not None:
-                yield from self._together(situation, segment, host)
+            if knob is None and any(key[1] == "host" for key in situation.knobs):
+                yield from self._together(situation, segment)
                 return
             if knob is None or not knob.tunable or knob.kind != segment.executor:
                 continue
@@ -141,13 +141,11 @@ class Kinds:
             return
 
     def _together(
-        self, situation: Situation, segment: SegmentObservation, host: KnobKey
+        self, situation: Situation, segment: SegmentObservation
     ) -> Iterator[Decision]:
         """Try all segments in processes, if the busiest one may do better there."""
-        seen, knob = situation.observation, situation.knobs[host]
-        past = dict(self.pasts).get((host, "process"))
-        lost = past is not None and past.speaks(seen.time_s, _cpu_s(seen, ""))
-        if lost or not knob.tunable or knob.kind != "trainer":
+        seen, host = situation.observation, self._host(situation)
+        if host is None:
             return
         reason = self._reason(situation, segment, frozenset())
         if reason is None or segment.executor != "thread":
@@ -217,27 +215,45 @@ class Kinds:
         )
 
     def other_host(self, situation: Situation) -> Iterator[Decision]:
-        """Try the engine in a process of its own, if it slows the trainer down."""
+        """Try all work in worker processes, if it slows the trainer down."""
         seen, found = situation.observation, situation.observation.contention
-        for key, knob in situation.knobs.items():
-            if key[1] != "host" or knob.kind != "trainer" or not knob.tunable:
-                continue
-            if found is None or not found.certain or found.growth < MIN_GROWTH:
-                return
-            if found.loading_s - found.paused_s < MIN_GROWTH * seen.trainer.step_s:
-                return  # its own part is next to nothing of a step
-            past = dict(self.pasts).get((key, "process"))
-            if past is not None and past.speaks(seen.time_s, _cpu_s(seen, "")):
-                return
-            yield Decision(
-                *key,
-                "trainer",
-                "process",
-                rule="contention",
-                reason=phrases.contention(found.loading_s, found.paused_s),
-                expected=1.0 + found.growth,
-                evidence={"loading_s": found.loading_s, "paused_s": found.paused_s},
-            )
+        key = self._host(situation)
+        if key is None or found is None or not found.certain:
+            return
+        if found.growth < MIN_GROWTH:
+            return
+        if found.loading_s - found.paused_s < MIN_GROWTH * seen.trainer.step_s:
+            return  # its own part is next to nothing of a step
+        yield Decision(
+            *key,
+            "trainer",
+            "process",
+            rule="contention",
+            reason=phrases.contention(found.loading_s, found.paused_s),
+            expected=1.0 + found.growth,
+            evidence={"loading_s": found.loading_s, "paused_s": found.paused_s},
+        )
+
+    def off_threads(self, situation: Situation) -> Iterator[Decision]:
+        """Try all work in worker processes rather than threads, on many cores.
+
+        Nothing is measured before: threads take the GIL from the trainer in any case.
+        """
+        cores, key = situation.budget.cpu_cores, self._host(situation)
+        working = (s for s in situation.observation.segments if s.executor == "thread")
+        if cores >= MANY_CORES and key is not None and any(s.rows for s in working):
+            reason = phrases.off_threads(cores)
+            yield Decision(*key, "trainer", "process", "cores", reason, expected=1.0)
+
+    def _host(self, situation: Situation) -> KnobKey | None:
+        """Return the knob that moves all work to processes; None if that lost."""
+        seen = situation.observation
+        key = next((key for key in situation.knobs if key[1] == "host"), None)
+        if key is None:
+            return None
+        knob, past = situation.knobs[key], dict(self.pasts).get((key, "process"))
+        lost = past is not None and past.speaks(seen.time_s, _cpu_s(seen, ""))
+        return None if lost or not knob.tunable or knob.kind != "trainer" else key
 
     def _lost(self, seen: Observation, segment: SegmentObservation) -> frozenset[str]:
         """Return the kinds that lost a trial which still counts."""
@@ -262,7 +278,8 @@ class Kinds:
             slow = threads if "thread" in lost else None
             return _of_trainer(situation, segment, slow)
         if segment.executor == "process":
-            return _of_processes(threads, seen.time_s)
+            many = situation.budget.cpu_cores >= MANY_CORES
+            return None if many else _of_processes(threads, seen.time_s)
         return _of_threads(situation, segment)
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from ...errors import CLOSED, PenstockError
-from ..auto_executor import SOON_NS, WORTH_START_NS, resolve
+from ..auto_executor import MANY_CORES, SOON_NS, WORTH_START_NS, resolve
 from ..core.byte_budget import ByteBudget
 from ..core.metrics import GaugeReading
+from ..far.pools import may_move
 from ..feed import Delivery
 from ..observe.knob import Knob
 from ..observe.observation import Move, MoveOutcome
@@ -40,6 +42,7 @@ WATCHES = (
     " that is acceptable"
 )
 FIXED = "{}, but the program says `{}`; leave that out to let workers load"
+MANY = "; with {} cores, processes leave the GIL to the trainer"
 GIL_COST = 0.3
 """A thread that shares the GIL with the trainer needs this share more CPU time."""
 
@@ -78,6 +81,11 @@ class DirectHost:
         self._before_ns = 0
         self._saved_s = 0.0
         """Seconds that reading beside the trainer would have saved so far."""
+        cores = round(recipe.cpu_cores)
+        self._many = (
+            MANY.format(cores) if cores >= MANY_CORES and may_move(recipe) else ""
+        )
+        """Why processes load even if threads could; empty if they do not."""
         self.undecided = self.segment.executor == "auto" or bool(self.segment.fixed)
         """Whether nobody knows yet if workers would pay."""
         self._witness = Witness(self.segment.subjects)
@@ -121,14 +129,16 @@ class DirectHost:
         """
         if not self.undecided or (self.segment.iterable and not self._overlaps()):
             return None
-        meter, rows, threads = self._meter, self._batch_rows, self.segment.thread_safe
+        meter, rows = self._meter, self._batch_rows
+        kind: Literal["thread", "process"]
+        kind = "thread" if self.segment.thread_safe and not self._many else "process"
         # With threads, the trainer still runs the `collate_fn`.
-        collates = threads or not self.collate_moves
+        collates = kind == "thread" or not self.collate_moves
         tally = meter.samples_tally if collates else meter.tally
         if meter.batches == 1 and meter.usual_ns * rows > SOON_NS:
             tally = rows, meter.usual_ns * rows
         spent_ns = WORTH_START_NS if self._kept else meter.run_ns - self._before_ns
-        found = resolve(*tally, 0, rows, thread_safe=threads, epoch_ns=spent_ns)
+        found = resolve(*tally, 0, rows, kind=kind, epoch_ns=spent_ns)
         if found is None:
             return None
         self.undecided = False
@@ -141,7 +151,9 @@ class DirectHost:
                 self._note("inline", "stays", reason)
             return None
         if not self.verdict():
-            self._note(found.executor, "moved", found.reason)
+            many = self._many and self.segment.thread_safe
+            why = f"{found.reason}{self._many if many else ''}"
+            self._note(found.executor, "moved", why)
         return found.executor
 
     def _overlaps(self) -> bool:

@@ -221,6 +221,30 @@ def test_a_tiny_share_of_a_step_is_not_worth_a_host_process() -> None:
     assert list(NO_KINDS.other_host(replace(case, observation=seen))) == []
 
 
+def test_threads_give_way_to_processes_on_many_cores() -> None:
+    case = replace(bound(), budget=Budget(16.0, 1 << 30))
+    there = {**case.knobs, HOST: kind("trainer")}
+    [decision] = NO_KINDS.off_threads(replace(case, knobs=there))
+    assert (decision.key, decision.new) == (HOST, "process")
+    assert "with 16 cores, worker processes are tried instead" in decision.reason
+    few = replace(case, knobs=there, budget=Budget(2.0, 1 << 30))
+    moved = replace(case, knobs={**case.knobs, HOST: kind("process")})
+    far = replace(bound(executor="process"), knobs=there, budget=case.budget)
+    read, decode = far.observation.segments
+    both = replace(read, executor="process"), decode
+    far = replace(far, observation=replace(far.observation, segments=both))
+    lost = Kinds((((HOST, "process"), Past(-0.2, 1, case.observation.time_s)),))
+    assert list(lost.off_threads(replace(case, knobs=there))) == []
+    for other in (case, few, moved, far):
+        assert list(NO_KINDS.off_threads(other)) == []
+
+
+def test_processes_do_not_go_back_to_threads_on_many_cores() -> None:
+    assert tried(bound(executor="process")) == [("thread", "executor")]
+    many = replace(bound(executor="process"), budget=Budget(16.0, 1 << 30))
+    assert tried(many) == []
+
+
 @pytest.mark.parametrize(("share", "kinds"), [(0.9, ["process"]), (0.1, [])])
 def test_processes_are_tried_where_collating_is_most_of_the_trainers_wait(
     share: float, kinds: list[str]

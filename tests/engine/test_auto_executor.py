@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+
+import pytest
+
+import penstock as ps
 from penstock.engine.auto_executor import SOON_NS, WORTH_START_NS, resolve
+from support.moves import workers_pay
 
 MS = 1_000_000
 
 
 def test_cheap_batches_stay_and_costly_ones_move() -> None:
-    cheap = resolve(80, 5 * MS, 0, 8, thread_safe=True)
-    costly = resolve(80, 50 * MS, 0, 8, thread_safe=True)
-    alone = resolve(80, 50 * MS, 0, 8, thread_safe=False)
+    cheap = resolve(80, 5 * MS, 0, 8, kind="thread")
+    costly = resolve(80, 50 * MS, 0, 8, kind="thread")
+    alone = resolve(80, 50 * MS, 0, 8, kind="process")
     assert [each and each.executor for each in (cheap, costly, alone)] == [
         "inline",
         "thread",
@@ -19,18 +25,34 @@ def test_cheap_batches_stay_and_costly_ones_move() -> None:
 
 
 def test_a_batch_that_is_nearly_done_is_waited_for() -> None:
-    assert resolve(4, 40 * MS, 4, 8, thread_safe=True) is None
+    assert resolve(4, 40 * MS, 4, 8, kind="thread") is None
     long_ns = 2 * SOON_NS
-    assert resolve(4, long_ns, 4, 8, thread_safe=True) is not None
+    assert resolve(4, long_ns, 4, 8, kind="thread") is not None
 
 
 def test_workers_that_end_with_their_epoch_must_be_worth_their_start() -> None:
     """A cheap batch stays at once; a costly one moves if the epoch turns out long."""
 
     def found(run_ns: int, epoch_ns: int) -> str | None:
-        resolved = resolve(80, run_ns, 0, 8, thread_safe=False, epoch_ns=epoch_ns)
+        resolved = resolve(80, run_ns, 0, 8, kind="process", epoch_ns=epoch_ns)
         return resolved and resolved.executor
 
     assert found(5 * MS, 0) == "inline"
     assert found(80 * MS, 80 * MS) is None
     assert found(80 * MS, WORTH_START_NS) == "process"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux")
+@pytest.mark.parametrize(("cores", "kind"), [(2, "thread"), (16, "process")])
+def test_processes_load_where_there_are_many_cores(cores: int, kind: str) -> None:
+    ps.set_cpu_budget(cores)
+    ps.set_num_parallel_workers(2)
+    pipe = ps.Pipeline.from_dataset(list(range(32))).map(abs).batch(8)
+    with pipe, workers_pay():
+        assert [batch.tolist() for batch in pipe] == [
+            list(range(at, at + 8)) for at in range(0, 32, 8)
+        ]
+        [segment] = pipe.stats().segments
+    assert segment.executor == kind
+    reason = "with 16 cores, processes leave the GIL to the trainer"
+    assert (reason in segment.moves[-1].reason) == (kind == "process")

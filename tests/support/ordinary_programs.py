@@ -581,8 +581,8 @@ def meant(case: Case) -> Case:
     case = asked_for(case)
     if case.trait in ORDERLESS:  # nothing determines which batch has which samples
         case = replace(case, collate="list", drop_last=False, epochs=1)
-    copied = case.trait in HANDLES | CHANGING or case.trait in BOTH
-    if copied and not case.torchs_own:
+    copied = case.trait in CHANGING or case.trait in BOTH
+    if case.trait in HANDLES or (copied and not case.torchs_own):
         case = replace(case, workers=min(case.workers, 1))
     if case.face == "pipeline" and case.length < case.batch:
         case = replace(case, drop_last=False)  # it refuses an epoch without a batch
