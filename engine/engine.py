@@ -174,7 +174,29 @@ class Engine:
             self._step_wanted = self._work_inline()
         engine_lock.notify_others()
         self._check_budget(popped[0])
-        in_flight, made = popped
+        return self._collated(*popped)
+
+    def make_alone(self) -> tuple[InFlightBatch, Finished | FailedBatch] | None:
+        """Make the next batch at once, as nobody else works; None if somebody may.
+
+        Raises:
+            PenstockError: the engine was closed.
+        """
+        segment, *others = self.segments
+        engine_lock, inline = self.engine_lock, segment.inline
+        if others or inline is None or segment.moving:
+            return None
+        with engine_lock.lock:
+            self._check()
+            in_flight = engine_lock.pop_unmade()
+        if in_flight is None:
+            return None
+        return self._collated(in_flight, inline.make(in_flight))
+
+    def _collated(
+        self, in_flight: InFlightBatch, made: Finished | FailedBatch | Gathered
+    ) -> tuple[InFlightBatch, Finished | FailedBatch]:
+        """Do what the trainer's thread does to a batch whose rows are there."""
         if isinstance(made, Gathered):
             with self.trainer.collating():
                 made = self._collate(made)

@@ -165,6 +165,10 @@ class EngineLock(Waiters):
         self.wake()
         return popped
 
+    def pop_unmade(self) -> InFlightBatch | None:
+        """Take the next batch before it is made, as `Core.pop_unmade` does."""
+        return self._core.pop_unmade()
+
     def pause_source(self) -> bool:
         """Open no batch until `restart`; return whether the source is being read."""
         return self._core.pause_source()
@@ -332,11 +336,7 @@ class Connector:
             now_ns = engine_lock.clock()
             spent_ns = outcome.run_ns, outcome.cpu_ns
             meter.stop(outcome.done, *spent_ns, now_ns, outcome.nbytes)
-            if outcome.parts:
-                self.parts.add(outcome.parts, outcome.done)
-            elif self._alone:
-                each = outcome.nbytes // max(outcome.done, 1)
-                self.parts.add([(*spent_ns, each)], outcome.done)
+            self._add_parts(outcome)
             in_flight = self._core.settle(lease, outcome, now_ns)
             self._finishing += in_flight is not None
             engine_lock.wake()
@@ -351,6 +351,23 @@ class Connector:
                 self._core.deliver(in_flight, batch, engine_lock.clock())
                 engine_lock.wake()
         engine_lock.notify_others()
+
+    def finish_alone(self, in_flight: InFlightBatch, outcome: Outcome) -> Any:
+        """Return the batch of which one worker has made all rows, without a lease."""
+        self._add_parts(outcome)
+        spent = outcome.run_ns, outcome.cpu_ns
+        self._core.segments[self.segment].weigh(*spent, outcome.done)
+        in_flight.failures += outcome.failures
+        in_flight.dropped, in_flight.ended = outcome.dropped, outcome.ended
+        outcome.failures.clear()  # for the reason in `settle`
+        return self._finish(in_flight)
+
+    def _add_parts(self, outcome: Outcome) -> None:
+        if outcome.parts:
+            self.parts.add(outcome.parts, outcome.done)
+        elif self._alone:
+            each = outcome.nbytes // max(outcome.done, 1)
+            self.parts.add([(outcome.run_ns, outcome.cpu_ns, each)], outcome.done)
 
     def keeps_nothing(self) -> None:
         """Note that `collate_fn` and the like keep no state between batches.

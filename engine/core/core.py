@@ -163,12 +163,16 @@ class SegmentState:
             whether its workers now span more batches of `batch_rows` rows than before.
         """
         before = self.span(batch_rows)
+        self.weigh(run_ns, cpu_ns, rows)
+        return self.span(batch_rows) > before
+
+    def weigh(self, run_ns: int, cpu_ns: int, rows: int) -> None:
+        """Note what some rows cost."""
         seen, cpu_seen, known = run_ns / rows, cpu_ns / rows, self.ns_per_row
         if known is None:
             known, self.cpu_ns_per_row = seen, cpu_seen
         self.ns_per_row = known + LEARNING * (seen - known)
         self.cpu_ns_per_row += LEARNING * (cpu_seen - self.cpu_ns_per_row)
-        return self.span(batch_rows) > before
 
     @property
     def row_bytes(self) -> float:
@@ -328,6 +332,24 @@ class Core:
         self._wake_before(len(self.segments))
         return ready
 
+    def pop_unmade(self) -> InFlightBatch | None:
+        """Take the next batch before it is made, if one lease would cover it.
+
+        A worker that is alone needs no lease then. None if anything is in flight.
+        """
+        step = self.head
+        if step < self.next_step or step == self.until:
+            return None
+        planned = self.plan.planned(step)
+        rows = len(planned.rows)
+        if self.segments[0].lease_rows(rows) < rows:
+            return None
+        in_flight = self._begun(step, planned)
+        self.head = self.next_step = step + 1
+        for state in self.segments:
+            state.head = self.head
+        return in_flight
+
     def pause_source(self) -> bool:
         """Open no more batches; return whether a worker still reads from the source."""
         self._follow("pause_source")
@@ -458,26 +480,30 @@ class Core:
             self.unplanned = error
             self._wake(FEED)
             return None
-        plan, rows, first_row, whole, inputs = planned
-        oldest = step == self.head
+        plan, oldest = planned.plan, step == self.head
         if not self.reservations.open(step, plan.image_size, oldest=oldest):
             self.short = self.reservations.expected(plan.image_size) is not None
             return None
-        count = len(rows.indices)
-        self.batches_in_flight[step] = in_flight = InFlightBatch(
+        in_flight = self._begun(step, planned)
+        self.batches_in_flight[step] = in_flight
+        self.next_step = step + 1
+        count = len(in_flight.rows.indices)
+        if count != self.batch_rows:
+            self._resize_batch(count, whole=plan.last)
+        return in_flight
+
+    def _begun(self, step: int, planned: PlannedBatch) -> InFlightBatch:
+        plan, rows, first_row, whole, inputs = planned
+        return InFlightBatch(
             plan,
             rows,
             self.buffer_of(planned),
-            [count] * len(self.segments),
+            [len(rows.indices)] * len(self.segments),
             number=step,
             first_row=first_row,
             whole=whole,
             inputs=inputs,
         )
-        self.next_step = step + 1
-        if count != self.batch_rows:
-            self._resize_batch(count, whole=plan.last)
-        return in_flight
 
     def _resize_batch(self, rows: int, *, whole: bool) -> None:
         """Adopt a new batch size; an epoch's short last batch does not count."""

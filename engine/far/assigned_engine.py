@@ -190,16 +190,17 @@ class AssignedEngine:
         """
         doubts = self._doubts
         with doubts or contextlib.nullcontext():
-            in_flight, finished = self._engine.pop()
+            made = self._engine.make_alone()
+            in_flight, finished = made or self._engine.pop()
         with self._engine.engine_lock.lock:
             self._plan.forget()
-        made = self._made(in_flight, finished)
+        reply = self._made(in_flight, finished)
         if self._watch is not None:
-            made.result.outcome.changed = self._watch.look()
+            reply.result.outcome.changed = self._watch.look()
         if doubts is not None:
             self._alone, self._doubts = doubts.finding() is not None, None
             self.share(self._share)
-        return made
+        return reply
 
     def _made(self, in_flight: InFlightBatch, finished: Finished | FailedBatch) -> Made:
         buffer, rows = in_flight.buffer, len(in_flight.rows)

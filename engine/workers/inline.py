@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
-from ..core.chunk import Lease
+from ..core.chunk import InFlightBatch, Lease
 from ..core.connector import Connector
 from ..core.core import FAR_LEASE_NS, LEASE_NS
 from ..program.program import Program
@@ -53,6 +54,14 @@ class Inline:
             return False
         self._run(lease)
         return True
+
+    def make(self, in_flight: InFlightBatch) -> Any:
+        """Make a whole batch, without a lease."""
+        chunk = in_flight.chunk(0, len(in_flight.rows))
+        lease = Lease(self._connector.segment, chunk, in_flight.inputs, in_flight)
+        clock = self._meter.clock
+        outcome = run_lease(lease, self._program, self._random, clock, self._watch)
+        return self._connector.finish_alone(in_flight, outcome)
 
     def leases(self, workers: int) -> Holding:
         """Return what leases it holds; if it is watched, it does nothing else."""

@@ -24,6 +24,7 @@ from penstock.engine.plan import BatchPlan, Cursor, Shard
 from penstock.engine.run import Run
 from penstock.pipeline.compile.recipes import compile_recipe
 from penstock.pipeline.stages import BatchStage, Defaults, MapStage, SourceStage
+from penstock.system.run_queue import OwnQueue
 from support.core_script import Script
 
 S = 1_000_000_000
@@ -157,6 +158,16 @@ def test_a_pipeline_that_has_not_run_has_an_empty_window() -> None:
     ]
     assert seen.trainer == TrainerObservation(0, 0, 0.0, 0.0)
     assert all(part.rows == 0 == part.output.occupancy for part in seen.segments)
+
+
+def test_waits_for_a_core_are_those_of_threads_and_of_the_trainer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(OwnQueue, "seconds", 30.0)
+    with Engine(RECIPE, ByteBudget(1 << 30), 0) as engine:
+        segment, _ = engine.segments
+        read = engine.monitor.read()
+    assert read.segments[0].queued_s == segment.run_queue.look() + 30.0
 
 
 def test_a_reading_of_a_running_engine_is_complete() -> None:
