@@ -20,13 +20,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NoReturn
 
+import numpy as np
+
 from ...system.forking import fork
 from ...system.resources import oom_kills
 from ..core.chunk import Chunk, Lease
 from ..core.metrics import WorkerMeter
 from .assignment import Assignment, Share
 from .deaths import cause_of, is_stopped
-from .handover import NOTHING_RETURNED, Unpacker
+from .handover import NOTHING_RETURNED, Unpacker, dumps, plain_dumps
 from .pipe import Pipe, kept
 from .status_page import ALL_ROWS, STACK_SIGNAL, Held, StatusPage, post_status
 
@@ -261,7 +263,9 @@ class WorkerChild(Child):
         self.errands[number] = errand
         owed = self._owed = self._owed.plus(self.unpacker.returned())
         try:
-            self.pipe.post(assignment._replace(returned=owed if any(owed) else None))
+            assignment = assignment._replace(returned=owed if any(owed) else None)
+            plain = assignment.chunk.indices.dtype == np.int64
+            self.pipe.post_packed((plain_dumps if plain else dumps)(assignment))
         except EOFError:
             raise
         except Exception:

@@ -121,9 +121,10 @@ class Pipe:
 
     def post(self, message: object, descriptors: Sequence[int] = ()) -> None:
         """Send one object, now or by a later `flush`, after those posted before it."""
-        self._post(dumps(message), descriptors)
+        self.post_packed(dumps(message), descriptors)
 
-    def _post(self, body: bytes, descriptors: Sequence[int]) -> None:
+    def post_packed(self, body: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Send the result of `dumps` like `post`: no user code runs."""
         header = HEADER.pack(len(body))
         sent = 0 if self._leaving else self._send_now([header, body], descriptors)
         if sent < len(header) + len(body):
@@ -151,7 +152,7 @@ class Pipe:
 
     def send_packed(self, body: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send the result of `dumps` like `send`: no user code runs."""
-        self._post(body, descriptors)
+        self.post_packed(body, descriptors)
         while self._leaving:
             self._wait(select.POLLOUT)
             self.flush()
