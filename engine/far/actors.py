@@ -143,8 +143,6 @@ class ActorPool(FarPool):
         """Actors without a lease; the last one has waited the shortest."""
         self._arrivals: deque[Arrival] = deque()
         self._tasks = count(BEGIN + 1)
-        self._listening = True
-        """Whether to wake the thread when there may be work."""
         self._alone_since_s = time.monotonic()
         """Since when no actor has been at work, in seconds; infinity while one is."""
         self._short_told = False
@@ -197,10 +195,6 @@ class ActorPool(FarPool):
         """Put the program into the object store, from where each node gets it once."""
         body = pack(self._sent, "work", 'executor="process"')
         return self._ray.put(np.frombuffer(body, np.uint8))
-
-    def _hear_of_work(self) -> None:
-        if self._listening or self._engine_lock.closed:
-            self._wakeup.notify()
 
     def _arrived(self, actor: RemoteActor, task: int, future: Any) -> None:
         """Note that a task is done. Ray calls this, from a thread of its own."""

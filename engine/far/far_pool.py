@@ -8,6 +8,7 @@ many workers is given up.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -84,6 +85,14 @@ class FarPool(ServedPool):
         """Recent duration of a lease, in nanoseconds."""
         self._blame = Blame()
         self._barren = 0
+        self._listening = True
+        """Whether the thread must be woken when there may be work."""
+
+    def _hear_of_work(self) -> None:
+        # What the thread does itself may bring work, too, but it looks before it waits.
+        others = self._listening and threading.get_ident() != self._thread.ident
+        if others or self._engine_lock.closed:
+            self._wakeup.notify()
 
     def _take(self, meter: WorkerMeter) -> Lease | None:
         """Take a lease; if its first sample must be given up, do that at once."""

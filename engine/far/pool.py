@@ -271,8 +271,6 @@ class ProcessPool(FarPool):
         self._child_set = ChildSet(connector, fork_server, self._cores, most)
         self._short = False
         """Whether there was no shared memory for a batch."""
-        self._listening = True
-        """Whether to wake the selector when there may be work."""
         self._watchdog = Watchdog(recipe.timeout_s)
         self._child_set.selector.register(self._wakeup, READ)
         self._start()
@@ -293,10 +291,6 @@ class ProcessPool(FarPool):
         """Return the /proc folders of the children's threads."""
         children = list(self._child_set.children.values())
         return [path for child in children for path in threads_of(child.pid)]
-
-    def _hear_of_work(self) -> None:
-        if self._listening or self._engine_lock.closed:
-            self._wakeup.notify()
 
     # The selector thread
 
