@@ -84,9 +84,10 @@ class Engine:
         pools: type[PoolMaker] = PoolMaker,
     ) -> None:
         self._owner = os.getpid()
-        self._closed = False
-        self._in_epochs = False
+        self._closed = self._in_epochs = False
         self.recipe, self._begun_at = recipe, step
+        self._assigned = isinstance(recipe.plan, AssignedPlan)
+        """Whether it makes what another engine assigns to it."""
         asked, late = recipe.segments, pools.opened_late(recipe, step)
         self._keep_apart(late)
         recipe = self.recipe
@@ -149,6 +150,8 @@ class Engine:
                 after another. Or a function of the schedule raised it.
         """
         engine_lock = self.engine_lock
+        if self._assigned and (made := self._made_alone()) is not None:
+            return self._collated(*made)
         self._follow_all()
         self._resolve()
         if self.segments[-1].inline is not None and engine_lock.peek() is None:
@@ -176,22 +179,11 @@ class Engine:
         self._check_budget(popped[0])
         return self._collated(*popped)
 
-    def make_alone(self) -> tuple[InFlightBatch, Finished | FailedBatch] | None:
-        """Make the next batch at once, as nobody else works; None if somebody may.
-
-        Raises:
-            PenstockError: the engine was closed.
-        """
+    def _made_alone(self) -> tuple[InFlightBatch, Any] | None:
+        """Return the next batch, made at once, if this thread is the only worker."""
         segment, *others = self.segments
-        engine_lock, inline = self.engine_lock, segment.inline
-        if others or inline is None or segment.moving:
-            return None
-        with engine_lock.lock:
-            self._check()
-            in_flight = engine_lock.pop_unmade()
-        if in_flight is None:
-            return None
-        return self._collated(in_flight, inline.make(in_flight))
+        alone = not others and segment.inline is not None and not segment.moving
+        return segment.inline.make_alone() if alone and segment.inline else None
 
     def _collated(
         self, in_flight: InFlightBatch, made: Finished | FailedBatch | Gathered
@@ -524,8 +516,8 @@ class Engine:
     ) -> Core:
         now_ns = time.perf_counter_ns()
         alone = sum(not segment.per_batch for segment in recipe.segments) == 1
-        here = not isinstance(recipe.plan, AssignedPlan)  # and others make batches
-        makes = alone and here and not recipe.repack and recipe.buffers.collate is None
+        dealt = self._assigned or recipe.repack
+        makes = alone and not dealt and recipe.buffers.collate is None
         states = [
             SegmentState(
                 step,

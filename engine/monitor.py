@@ -95,14 +95,14 @@ class Monitor:
     def _segment(
         self, segment: Segment, now_ns: int, queued_s: float, pool: PoolStatistics
     ) -> SegmentReading:
-        gauge, row_bytes = segment.connector.waiting(now_ns)
+        total, gauge, row_bytes = segment.connector.read(now_ns)
         return SegmentReading(
             segment.recipe.name,
             segment.recipe.queue_name,
             segment.executor,
             segment.num_parallel_workers,
             segment.prefetch_size,
-            segment.connector.total(now_ns),
+            total,
             pool.alive,
             gauge,
             row_bytes,

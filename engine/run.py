@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -98,11 +98,19 @@ class Run:
         self._moves: tuple[Move, ...] = ()
         self._moved, self._closed = 0, False
         self._history: deque[tuple[int, Reading]] = deque(maxlen=HISTORY)
-        make: Callable[..., Host] = DirectHost if alone else TrainerHost
+        self._begin(cursor, alone=alone)
+
+    def _begin(self, cursor: Cursor, *, alone: bool) -> None:
+        self._alone: DirectHost | None = None
+        """The host, if the trainer makes the batches by itself."""
         host: Host | None = None
+        what = self._recipe, self._byte_budget, cursor, self._trainer
         try:
-            host = make(self._recipe, byte_budget, cursor, self._trainer)
-            self.host = host
+            if alone:
+                host = self._alone = DirectHost(*what)
+            else:
+                host = TrainerHost(*what)
+            self.host: Host = host
             self._look_first()
         except BaseException:  # Ctrl-C, and nobody knows of this run yet
             if host is not None:
@@ -145,7 +153,7 @@ class Run:
         """
         trainer = self._trainer
         trainer.ask(time.perf_counter_ns())
-        if not isinstance(self.host, DirectHost):
+        if self._alone is None:
             self.contention.asked(trainer.gap_s)
         delivery = self._taken() if self._watch is None else self._watched()
         if delivery is None:
@@ -179,17 +187,16 @@ class Run:
 
     def _follow(self, data: Any) -> None:
         """Move the engine if a knob requests it; otherwise measure what it costs."""
-        host, kind = self.host, self._workers
-        if isinstance(host, DirectHost):
-            kind = kind or host.found()
+        kind, alone = self._workers, self._alone
+        if alone is not None:
+            kind = kind or alone.found()
             if kind is not None and self._direct is not None:
-                self._hand_to(host, self._direct, kind)
+                self._hand_to(alone, self._direct, kind)
             return
         if kind == "inline":
-            self._take_back(host)
+            self._take_back()
         elif self._wanted == self._kind:
-            here = isinstance(host, TrainerHost) and not self._far
-            self.contention.given(cast("TrainerHost", host).engine if here else None)
+            self.contention.given(None if self._far else self.host.engine)
         else:
             self.contention.forget()
             try:
@@ -202,9 +209,9 @@ class Run:
             else:
                 self._settle_in(host)
 
-    def _settle_in(self, host: Host) -> None:
-        """Replace the engine by another one."""
-        self.host = host
+    def _settle_in(self, host: Host, alone: DirectHost | None = None) -> None:
+        """Replace the host by another one, which `alone` is, too, if it is direct."""
+        self.host, self._alone = host, alone
         self._moved += 1
         if self._closed:  # by another thread, which may have closed the old one
             host.close()
@@ -242,31 +249,31 @@ class Run:
             self._direct = None  # its reader keeps its place, and cannot come back
         self._settle_in(workers)
 
-    def _take_back(self, host: Host) -> None:
+    def _take_back(self) -> None:
         """Let the trainer make the batches again."""
         self._workers = None
-        if self._direct is None or not isinstance(host, TrainerHost):
+        host, engine = self.host, self.host.engine
+        if self._direct is None or engine is None:
             return
         self._far = False
-        (segment,) = _as_now(host.engine.segments)
+        (segment,) = _as_now(engine.segments)
         self._watch = None
         program = self._direct.segments[0].program
         segment = replace(segment, executor="inline", program=program)
         self._direct = self._recipe = replace(self._direct, segments=(segment,))
         cursor = host.cursor
         host.close()
-        self._settle_in(
-            DirectHost(self._direct, self._byte_budget, cursor, self._trainer)
-        )
+        alone = DirectHost(self._direct, self._byte_budget, cursor, self._trainer)
+        self._settle_in(alone, alone)
 
     def _begin_watch(self) -> None:
         """Watch what the loop does with the data, if a segment has moved by itself."""
-        host, chosen = self.host, self._chosen
-        if self._watch or not chosen or isinstance(host, DirectHost):
+        engine, chosen = self.host.engine, self._chosen
+        if self._watch or not chosen or engine is None:
             return
-        here = isinstance(host, TrainerHost) and all(
+        here = all(
             segment.executor == "inline" or segment.recipe.name not in chosen
-            for segment in host.engine.segments
+            for segment in engine.segments
         )
         if self._far or not here:
             subjects = [each for s in chosen.values() for each in s.subjects]
@@ -312,17 +319,18 @@ class Run:
         self._far = False
         self._recipe = replace(direct or self._recipe, segments=home)
         before.close()
-        host: Host
         why = CHANGED.format(path)
         move = Move.now(moved.name, moved.executor, "inline", "moved", why)
+        what = self._recipe, self._byte_budget, cursor, self._trainer
         if direct is not None:
-            host = DirectHost(self._recipe, self._byte_budget, cursor, self._trainer)
-            host.undecided = False
-            host.moves.append(move)
+            alone = DirectHost(*what)
+            alone.undecided = False
+            alone.moves.append(move)
+            self._settle_in(alone, alone)
         else:
-            host = TrainerHost(self._recipe, self._byte_budget, cursor, self._trainer)
+            host = TrainerHost(*what)
             host.engine.segments[0].moves.append(move)
-        self._settle_in(host)
+            self._settle_in(host)
         self._wanted = self._kind
         return True
 
@@ -338,9 +346,8 @@ class Run:
 
     def _segments_now(self, host: Host) -> tuple[SegmentRecipe, ...]:
         """Return recipes that start as the segments are now."""
-        if isinstance(host, TrainerHost):
-            return _as_now(host.engine.segments)
-        return self._recipe.segments
+        engine = host.engine
+        return self._recipe.segments if engine is None else _as_now(engine.segments)
 
     def _moved_host(self, data: Any) -> Host:
         """Return the engine in its other host, with the previous one closed.
@@ -349,17 +356,17 @@ class Run:
             SpecError: batches like `data` cannot be sent, or the work must not leave
                 this process.
         """
-        before, trainer = self.host, self._trainer
-        assert isinstance(before, TrainerHost)
+        before, trainer, engine = self.host, self._trainer, self.host.engine
+        assert engine is not None
         recipe = self._home
         quiet: AbstractContextManager[None] = nullcontext()
         if not self._far:
             check_handover(data)
-            check_stateless(before.engine.segments, self._collate)
-            segments = _as_now(before.engine.segments)
+            check_stateless(engine.segments, self._collate)
+            segments = _as_now(engine.segments)
             self._home = replace(self._recipe, segments=segments)
             recipe = in_children(self._home)
-            quiet = before.engine.still()  # a fork copies the locks that threads hold
+            quiet = engine.still()  # a fork copies the locks that threads hold
         with quiet:
             after = TrainerHost(recipe, self._byte_budget, before.cursor, trainer)
         self._far, self._recipe = not self._far, recipe
@@ -414,7 +421,7 @@ class Run:
         knobs = self.host.knobs()
         if self._direct is not None:
             knobs = self._with_executor(self._direct, knobs)
-        if not self._movable or isinstance(self.host, DirectHost):
+        if not self._movable or self._alone is not None:
             return knobs
         host = Knob(
             NAME,
@@ -435,8 +442,8 @@ class Run:
 
         There is no such knob while it is unknown what workers would make of the data.
         """
-        host, (recipe,) = self.host, direct.segments
-        if isinstance(host, DirectHost) and host.undecided:
+        engine, (recipe,) = self.host.engine, direct.segments
+        if self._alone is not None and self._alone.undecided:
             return knobs
         movable = next((knob for knob in knobs if knob.name == "executor"), None)
         kinds = ["thread"] if recipe.thread_safe else ["process"]
@@ -446,8 +453,8 @@ class Run:
         def read() -> str:
             if self._workers is not None:
                 return self._workers
-            if isinstance(host, TrainerHost):
-                (segment,) = host.engine.segments
+            if engine is not None:
+                (segment,) = engine.segments
                 return str(movable.value if movable else segment.executor)
             return "inline"
 

@@ -21,7 +21,7 @@ from ...errors import WorkerError
 from ...system.run_queue import OwnQueue
 from ...system.wakeup import NOTICE_S
 from .chunk import InFlightBatch, Lease, Outcome, Signal
-from .core import ALL, FEED, LEASE_NS, Core, State
+from .core import ALL, FEED, LEASE_NS, Core, State, pop_unmade
 from .metrics import GaugeReading, PartsMeter, Wait, WorkerMeter, WorkerReading
 
 Clock = Callable[[], int]
@@ -164,10 +164,6 @@ class EngineLock(Waiters):
         popped = core.pop(self.clock())
         self.wake()
         return popped
-
-    def pop_unmade(self) -> InFlightBatch | None:
-        """Take the next batch before it is made, as `Core.pop_unmade` does."""
-        return self._core.pop_unmade()
 
     def pause_source(self) -> bool:
         """Open no batch until `restart`; return whether the source is being read."""
@@ -352,15 +348,31 @@ class Connector:
                 engine_lock.wake()
         engine_lock.notify_others()
 
-    def finish_alone(self, in_flight: InFlightBatch, outcome: Outcome) -> Any:
-        """Return the batch of which one worker has made all rows, without a lease."""
+    def make_alone(
+        self, work: Callable[[Lease], Outcome]
+    ) -> tuple[InFlightBatch, Any] | None:
+        """Make the next batch at once, as nobody else works here; None if it is split.
+
+        No lease has to be taken and settled, and nobody woken. The engine's counters of
+        work do not include it.
+
+        Args:
+            work: works on a lease of all rows.
+        """
+        with self.engine_lock.lock:
+            closed = self.engine_lock.closed
+            in_flight = None if closed else pop_unmade(self._core)
+        if in_flight is None:
+            return None
+        chunk = in_flight.chunk(0, len(in_flight.rows))
+        outcome = work(Lease(self.segment, chunk, in_flight.inputs, in_flight))
         self._add_parts(outcome)
         spent = outcome.run_ns, outcome.cpu_ns
         self._core.segments[self.segment].weigh(*spent, outcome.done)
         in_flight.failures += outcome.failures
         in_flight.dropped, in_flight.ended = outcome.dropped, outcome.ended
         outcome.failures.clear()  # for the reason in `settle`
-        return self._finish(in_flight)
+        return in_flight, self._finish(in_flight)
 
     def _add_parts(self, outcome: Outcome) -> None:
         if outcome.parts:
@@ -410,17 +422,17 @@ class Connector:
         self._core.set_prefetch(self.segment, prefetch)
         self.engine_lock.wake()
 
-    def waiting(self, now_ns: int) -> tuple[GaugeReading, float]:
-        """Return the queue after the segment, and the bytes of one row in it."""
+    def read(self, now_ns: int) -> tuple[WorkerReading, GaugeReading, float]:
+        """Return the totals of its workers, past ones included, and of its queue.
+
+        The third value is the bytes of one row in the queue.
+        """
+        total = sum((meter.read(now_ns) for meter in self.meters), self._gone)
         core, reader = self._core, self.segment + 1
         gauge = core.segments[self.segment].gauge.read(now_ns)
         if reader < len(core.segments):
-            return gauge, core.segments[reader].row_bytes
-        return gauge, core.reservations.batch_bytes / core.batch_rows
-
-    def total(self, now_ns: int) -> WorkerReading:
-        """Return the sum over all workers, past ones included."""
-        return sum((meter.read(now_ns) for meter in self.meters), self._gone)
+            return total, gauge, core.segments[reader].row_bytes
+        return total, gauge, core.reservations.batch_bytes / core.batch_rows
 
     def _note_wait(self, what: Wait, now_ns: int) -> None:
         """Record the cause of a wait, for all workers that are waiting already too."""

@@ -332,24 +332,6 @@ class Core:
         self._wake_before(len(self.segments))
         return ready
 
-    def pop_unmade(self) -> InFlightBatch | None:
-        """Take the next batch before it is made, if one lease would cover it.
-
-        A worker that is alone needs no lease then. None if anything is in flight.
-        """
-        step = self.head
-        if step < self.next_step or step == self.until:
-            return None
-        planned = self.plan.planned(step)
-        rows = len(planned.rows)
-        if self.segments[0].lease_rows(rows) < rows:
-            return None
-        in_flight = self._begun(step, planned)
-        self.head = self.next_step = step + 1
-        for state in self.segments:
-            state.head = self.head
-        return in_flight
-
     def pause_source(self) -> bool:
         """Open no more batches; return whether a worker still reads from the source."""
         self._follow("pause_source")
@@ -484,26 +466,13 @@ class Core:
         if not self.reservations.open(step, plan.image_size, oldest=oldest):
             self.short = self.reservations.expected(plan.image_size) is not None
             return None
-        in_flight = self._begun(step, planned)
+        in_flight = begun(self, step, planned)
         self.batches_in_flight[step] = in_flight
         self.next_step = step + 1
         count = len(in_flight.rows.indices)
         if count != self.batch_rows:
             self._resize_batch(count, whole=plan.last)
         return in_flight
-
-    def _begun(self, step: int, planned: PlannedBatch) -> InFlightBatch:
-        plan, rows, first_row, whole, inputs = planned
-        return InFlightBatch(
-            plan,
-            rows,
-            self.buffer_of(planned),
-            [len(rows.indices)] * len(self.segments),
-            number=step,
-            first_row=first_row,
-            whole=whole,
-            inputs=inputs,
-        )
 
     def _resize_batch(self, rows: int, *, whole: bool) -> None:
         """Adopt a new batch size; an epoch's short last batch does not count."""
@@ -672,3 +641,37 @@ class Core:
             f"{len(self.leases)} leases, rows waiting {waiting}, "
             f"{len(self.outbox)} batches ready>"
         )
+
+
+def begun(core: Core, step: int, planned: PlannedBatch) -> InFlightBatch:
+    """Return a planned batch with memory for it."""
+    plan, rows, first_row, whole, inputs = planned
+    return InFlightBatch(
+        plan,
+        rows,
+        core.buffer_of(planned),
+        [len(rows.indices)] * len(core.segments),
+        number=step,
+        first_row=first_row,
+        whole=whole,
+        inputs=inputs,
+    )
+
+
+def pop_unmade(core: Core) -> InFlightBatch | None:
+    """Take the next batch before it is made, if one lease would cover it.
+
+    A worker that is alone needs no lease then. None if anything is in flight.
+    """
+    step = core.head
+    if step < core.next_step or step == core.until:
+        return None
+    planned = core.plan.planned(step)
+    rows = len(planned.rows)
+    if core.segments[0].lease_rows(rows) < rows:
+        return None
+    in_flight = begun(core, step, planned)
+    core.head = core.next_step = step + 1
+    for state in core.segments:
+        state.head = core.head
+    return in_flight

@@ -190,17 +190,16 @@ class AssignedEngine:
         """
         doubts = self._doubts
         with doubts or contextlib.nullcontext():
-            made = self._engine.make_alone()
-            in_flight, finished = made or self._engine.pop()
+            in_flight, finished = self._engine.pop()
         with self._engine.engine_lock.lock:
             self._plan.forget()
-        reply = self._made(in_flight, finished)
+        made = self._made(in_flight, finished)
         if self._watch is not None:
-            reply.result.outcome.changed = self._watch.look()
+            made.result.outcome.changed = self._watch.look()
         if doubts is not None:
             self._alone, self._doubts = doubts.finding() is not None, None
             self.share(self._share)
-        return reply
+        return made
 
     def _made(self, in_flight: InFlightBatch, finished: Finished | FailedBatch) -> Made:
         buffer, rows = in_flight.buffer, len(in_flight.rows)

@@ -265,7 +265,7 @@ class WorkerChild(Child):
         try:
             assignment = assignment._replace(returned=owed if any(owed) else None)
             plain = assignment.chunk.indices.dtype == np.int64
-            self.pipe.post_packed((plain_dumps if plain else dumps)(assignment))
+            self.pipe.post((plain_dumps if plain else dumps)(assignment))
         except EOFError:
             raise
         except Exception:

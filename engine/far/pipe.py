@@ -119,12 +119,11 @@ class Pipe:
         """Whether something is still to be sent."""
         return bool(self._leaving)
 
-    def post(self, message: object, descriptors: Sequence[int] = ()) -> None:
-        """Send one object, now or by a later `flush`, after those posted before it."""
-        self.post_packed(dumps(message), descriptors)
+    def post(self, body: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Send an object that `dumps` has packed, now or by a later `flush`.
 
-    def post_packed(self, body: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send the result of `dumps` like `post`: no user code runs."""
+        It follows those posted before it. No user code runs.
+        """
         header = HEADER.pack(len(body))
         sent = 0 if self._leaving else self._send_now([header, body], descriptors)
         if sent < len(header) + len(body):
@@ -152,7 +151,7 @@ class Pipe:
 
     def send_packed(self, body: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send the result of `dumps` like `send`: no user code runs."""
-        self.post_packed(body, descriptors)
+        self.post(body, descriptors)
         while self._leaving:
             self._wait(select.POLLOUT)
             self.flush()

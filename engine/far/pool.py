@@ -37,7 +37,7 @@ from .assignment import Result, Share
 from .child import Errand, Watchdog, WorkerChild
 from .far_pool import NEVER_BEGUN, FarPool, with_data
 from .fork_server import LEAVE_S, ForkServer
-from .handover import Laid
+from .handover import Laid, dumps
 
 __all__ = [
     "READ",
@@ -218,12 +218,12 @@ class ChildSet:
             child.share = share
             self._connector.resize_meter(child.meter, share.workers)
             with contextlib.suppress(EOFError):  # its end will be noticed
-                child.pipe.post(share)
+                child.pipe.post(dumps(share))
             self.listen(child)
 
     def _stop_child(self, child: WorkerChild) -> None:
         with contextlib.suppress(EOFError):  # it has ended already
-            child.pipe.post(None)
+            child.pipe.post(dumps(None))
         self.forget(child)
 
 

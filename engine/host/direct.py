@@ -15,6 +15,7 @@ from ...errors import CLOSED, PenstockError
 from ..auto_executor import MANY_CORES, SOON_NS, WORTH_START_NS, resolve
 from ..core.byte_budget import ByteBudget
 from ..core.metrics import GaugeReading
+from ..engine import Engine
 from ..far.pools import may_move
 from ..feed import Delivery
 from ..observe.knob import Knob
@@ -70,6 +71,8 @@ class DirectHost:
     ) -> None:
         self._byte_budget = byte_budget
         self._closed = False
+        self.engine: Engine | None = None
+        """There is none."""
         (self.segment,) = recipe.segments
         self._plan, self._trainer = recipe.plan, trainer
         self._meter = BatchMeter(len(self.segment.program.operations))

@@ -24,6 +24,10 @@ class Host(Protocol):
     """
 
     @property
+    def engine(self) -> Engine | None:
+        """The engine; None if the trainer makes the batches by itself."""
+
+    @property
     def cursor(self) -> Cursor:
         """Where the next batch starts."""
 

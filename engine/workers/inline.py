@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from ..core.chunk import InFlightBatch, Lease
+from ..core.chunk import InFlightBatch, Lease, Outcome
 from ..core.connector import Connector
 from ..core.core import FAR_LEASE_NS, LEASE_NS
 from ..program.program import Program
@@ -55,13 +55,9 @@ class Inline:
         self._run(lease)
         return True
 
-    def make(self, in_flight: InFlightBatch) -> Any:
-        """Make a whole batch, without a lease."""
-        chunk = in_flight.chunk(0, len(in_flight.rows))
-        lease = Lease(self._connector.segment, chunk, in_flight.inputs, in_flight)
-        clock = self._meter.clock
-        outcome = run_lease(lease, self._program, self._random, clock, self._watch)
-        return self._connector.finish_alone(in_flight, outcome)
+    def make_alone(self) -> tuple[InFlightBatch, Any] | None:
+        """Make a whole batch, as `Connector.make_alone` does."""
+        return self._connector.make_alone(self._outcome)
 
     def leases(self, workers: int) -> Holding:
         """Return what leases it holds; if it is watched, it does nothing else."""
@@ -87,11 +83,11 @@ class Inline:
         return []
 
     def _run(self, lease: Lease) -> None:
-        queue, clock = self._connector.own_queue, self._meter.clock
+        queue = self._connector.own_queue
         counts = self._watch is None  # elsewhere the trainer reads the queue
         if counts:
             queue.begin()
-        outcome = run_lease(lease, self._program, self._random, clock, self._watch)
+        outcome = self._outcome(lease)
         if counts:
             queue.end(outcome.run_ns)
         for failure in outcome.failures if counts else ():
@@ -106,3 +102,7 @@ class Inline:
                 self._slowest = outcome.done, outcome.run_ns
         self._leases += 1
         self.done += outcome.done
+
+    def _outcome(self, lease: Lease) -> Outcome:
+        clock = self._meter.clock
+        return run_lease(lease, self._program, self._random, clock, self._watch)

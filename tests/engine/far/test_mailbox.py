@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from penstock.engine.far.handover import dumps
 from penstock.engine.far.pipe import Pipe
 
 LARGE = bytes(3 << 20)
@@ -26,8 +27,8 @@ def ends() -> Iterator[tuple[Pipe, Pipe]]:
 
 def test_an_object_that_fits_is_sent_at_once(ends: tuple[Pipe, Pipe]) -> None:
     ours, theirs = ends
-    ours.post("one")
-    ours.post(2)
+    ours.post(dumps("one"))
+    ours.post(dumps(2))
     assert not ours.waiting
     assert (theirs.receive(), theirs.receive()) == ("one", 2)
 
@@ -37,7 +38,7 @@ def test_posting_to_an_end_that_does_not_read_does_not_wait(
 ) -> None:
     ours, _ = ends
     for _ in range(3):
-        ours.post(LARGE)
+        ours.post(dumps(LARGE))
     assert ours.waiting
 
 
@@ -46,8 +47,8 @@ def test_objects_that_had_no_room_follow_in_order_with_descriptors(
 ) -> None:
     ours, theirs = ends
     reading, writing = os.pipe()
-    ours.post(LARGE)
-    ours.post("with it", [writing])
+    ours.post(dumps(LARGE))
+    ours.post(dumps("with it"), [writing])
     os.close(writing)  # its number may be reused before the message is sent
     again = os.open(os.devnull, os.O_WRONLY)
     assert again == writing
@@ -98,4 +99,4 @@ def test_the_last_messages_arrive_before_the_end(ends: tuple[Pipe, Pipe]) -> Non
     with pytest.raises(EOFError):
         ours.collect()
     with pytest.raises(EOFError):
-        ours.post("anyone?")
+        ours.post(dumps("anyone?"))
