@@ -201,7 +201,14 @@ class Engine:
     def _collate(self, gathered: Gathered) -> Finished | FailedBatch:
         """Run the user's `collate_fn` here and now, its draws seeded by the batch."""
         plan, seed = gathered.plan, self.recipe.collate_seed
-        made = self._calls.call(gathered.collate, seed, plan.epoch, plan.batch)
+        beside = any(segment.inline is None for segment in self.segments)
+        made = self._calls.call(
+            gathered.collate,
+            seed,
+            plan.epoch,
+            plan.batch,
+            apart=self._assigned and beside,
+        )
         if not self._calls.keeps:
             self._let_collate()
         return made

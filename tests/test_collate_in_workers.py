@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -178,3 +179,35 @@ def test_the_trainer_calls_a_collate_fn_that_counts() -> None:
     counted = list(loader(Ragged(), collate))
     assert counted == list(range(1, LENGTH // 4 + 1))
     assert collate.calls == LENGTH // 4
+
+
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize(
+    "sample",
+    [
+        lambda index: torch.full((2,), float(index), requires_grad=True),
+        lambda index: np.ones(2, ["f4", "f8"][index % 2]),
+        lambda index: [torch.ones(2), torch.ones(2, dtype=torch.float64)][index % 2],
+        lambda index: {"number": index, "tensor": torch.ones(index % 3 + 1)},
+    ],
+    ids=["of a graph", "narrow and wide arrays", "narrow and wide", "uneven"],
+)
+def test_what_is_collated_by_default_does_not_depend_on_the_place(
+    sample: Callable[[int], Any],
+) -> None:
+    data = [sample(index) for index in range(24)]
+
+    def batches(made: Any) -> list[Any]:
+        found: list[Any] = []
+        loop = iter(made)
+        for _ in range(len(made)):
+            try:
+                batch = next(loop)
+            except Exception as error:  # noqa: BLE001 it is compared
+                found.append((type(error), str(error).partition("\n")[0]))
+            else:
+                found.append((batch.tolist(), batch.dtype, batch.requires_grad))
+        return found
+
+    expected = batches(torch.utils.data.DataLoader(data, 4))  # type: ignore[arg-type]
+    assert batches(loader(data, None)) == expected

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import default_collate
 
 from ...errors import NOTE, ExitError, add_note
 from ..core.chunk import Failure, InFlightBatch
@@ -30,6 +29,7 @@ from .layout import (
     spread,
     write_rows,
 )
+from .tensors import collate_by_default
 
 Collate = Callable[[list[Any]], Any]
 
@@ -147,7 +147,7 @@ class Buffers:
                 return layout.together(samples, self.allocate)
             except Misfit:
                 pass
-        return default_collate(list(samples))
+        return collate_by_default(list(samples))
 
     def finish(self, in_flight: InFlightBatch) -> Finished | Gathered | FailedBatch:
         """Make the batch whose rows are done.
@@ -319,7 +319,7 @@ class BatchBuffer:
             return samples
         if failed:
             samples |= {row: samples[donor] for row, donor in donors(failed, self.rows)}
-        collate = self.maker.collate or default_collate
+        collate = self.maker.collate or collate_by_default
         if self.maker.whole:
             return collate(samples[0])
         return collate([samples[row] for row in range(self.rows)])

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils import collate as torchs
 
 from ...errors import SpecError
+
+
+def collate_by_default(samples: list[Any]) -> Any:
+    """Return what torch's `default_collate` does in the trainer.
+
+    In a worker process, torch stacks tensors into shared memory. That refuses those of
+    a graph, and rounds a batch of several types to the first one's.
+    """
+    known = torchs.default_collate_fn_map
+    if get_worker_info() is None or known[torch.Tensor] is not torchs.collate_tensor_fn:
+        return torchs.default_collate(samples)  # type: ignore[no-untyped-call]
+    return torchs.collate(samples, collate_fn_map={**known, torch.Tensor: _stacked})
+
+
+def _stacked(tensors: Sequence[torch.Tensor], **how: Any) -> torch.Tensor:
+    if tensors[0].is_nested or tensors[0].layout is not torch.strided:
+        refused: torch.Tensor = torchs.collate_tensor_fn(tensors, **how)
+        return refused
+    return torch.stack(list(tensors))
 
 
 def in_parts(data: Any, count: int) -> list[Any]:

@@ -76,6 +76,21 @@ def seeded_by(*numbers: int) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def seeded_apart(*numbers: int) -> Iterator[None]:
+    """Seed the global generators with these numbers; end with fresh states.
+
+    For a worker process whose threads draw at the same time: after going back, they
+    would draw the same once more.
+    """
+    fresh = random.getrandbits(64)
+    seed_global_generators(mixed(numbers))
+    try:
+        yield
+    finally:
+        seed_global_generators(fresh)
+
+
 def states() -> States:
     """Return the complete states of the global generators."""
     numpys = np.random.get_state(legacy=False)  # noqa: NPY002 the global one
@@ -160,7 +175,7 @@ class SeededCalls:
         self.keeps: bool | None = None
         """Whether calls change the subject; None before the first."""
 
-    def call(self, make: Callable[[], T], *seed: int) -> T:
+    def call(self, make: Callable[[], T], *seed: int, apart: bool = False) -> T:
         """Return the result of `make`; its draws depend on `seed` alone.
 
         A draw of another thread looks like one of this call.
@@ -168,9 +183,11 @@ class SeededCalls:
         Args:
             make: calls the subject.
             seed: the numbers that seed this call.
+            apart: whether this is a worker process, whose threads may draw meanwhile:
+                each call is seeded, and nothing is undone.
         """
         undrawn = self._undrawn
-        if self._seeds is False:
+        if self._seeds is False and not apart:
             undrawn.look()
             made = make()
             if not undrawn.drawn:
@@ -178,7 +195,7 @@ class SeededCalls:
             undrawn.put_back()
             self._seeds = True
         witness = Witness(self._subject) if self.keeps is None else None
-        with seeded_by(*seed):
+        with (seeded_apart if apart else seeded_by)(*seed):
             undrawn.look()
             made = make()
             self._seeds = bool(self._seeds) or undrawn.drawn

@@ -149,6 +149,28 @@ def test_calls_are_repeatable_and_leave_the_trainers_draws_alone(
     assert len(set(drawn)) == len(drawn)
 
 
+def test_where_threads_draw_meanwhile_nothing_is_drawn_again() -> None:
+    """What another thread draws before a call must not come again after it."""
+
+    def run(*, draws: bool) -> list[float]:
+        random.seed(5)
+        calls, found = SeededCalls(None), []
+        for number in range(3):
+            make = random.random if draws else lambda: 0.0
+            made = calls.call(make, 7, number, apart=True)
+            assert made == calls.call(make, 7, number, apart=True)
+            found += [made] if draws else []
+            found.append(random.random())
+        return found
+
+    random.seed(5)
+    first = random.random()
+    for draws in (True, False):
+        found = run(draws=draws)
+        assert len({first, *found}) == 1 + len(found)
+        assert run(draws=draws) == found
+
+
 def test_a_function_is_seeded_from_its_first_draw_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
