@@ -618,4 +618,6 @@ def sendable(case: Case) -> Case:
         return case
     if case.collate in STATEFUL:
         case = replace(case, epochs=1)  # each has a copy
-    return replace(case, shape="float") if case.shape == "graph" else case
+    # They stack into memory of the first one's type, and refuse gradients.
+    theirs = case.shape in ("graph", "now narrow, now wide")
+    return replace(case, shape="float") if theirs else case
