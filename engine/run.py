@@ -288,7 +288,7 @@ class Run:
 
     def _watched(self) -> Delivery | None:
         """Return the next batch, made of the data as the loop has left it."""
-        cursor = self.cursor
+        cursor = self._place()
         try:
             delivery = self._taken()
         except Exception:
@@ -298,6 +298,20 @@ class Run:
         if delivery is not None and self._comes_home(cursor):
             return self._taken()
         return delivery
+
+    def _place(self) -> Cursor:
+        """Return where the loop goes on.
+
+        A state leads to a batch that has failed; the loop has its error, and goes on
+        after it.
+        """
+        recipe, engine, cursor = self._recipe, self.host.engine, self.cursor
+        drawn = recipe.repack or isinstance(recipe.plan, DrawnPlan)
+        if drawn or self._lane is not None or engine is None:
+            return cursor
+        if cursor.step == engine.head:
+            return cursor
+        return recipe.planned.cursor_after(recipe.planned.batch(engine.head - 1))
 
     def _comes_home(self, cursor: Cursor) -> bool:
         """If the loop has changed the data, have the trainer make all from here on."""
