@@ -297,6 +297,34 @@ def test_a_loop_may_change_what_its_samples_come_from(
     assert all(map(torch.equal, found, expected))
 
 
+class Spoilt(Changing):
+    """Has a sample that cannot be made."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 6 * SIZE:
+            raise LookupError(index)
+        return super().__getitem__(index)
+
+
+def test_an_error_is_not_raised_again_after_a_change_of_the_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "MIN_PAUSE_S", 0.0)
+    monkeypatch.setattr(watch, "SHARE", 1e9)
+    data, found, errors = Spoilt(), [], 0
+    with workers_pay(), ps.Pipeline.from_dataset(data).batch(SIZE) as pipe:
+        loop = iter(pipe)
+        while len(found) < 11:
+            try:
+                found.append(next(loop))
+            except LookupError:
+                errors += 1
+                data.size += 1
+    assert errors == 1
+    sizes = [(int(batch[0, 0]) // SIZE, batch.shape[1]) for batch in found]
+    assert sizes == [(at, 2 + (at > 6)) for at in range(12) if at != 6]
+
+
 class Keeping(torchs.Dataset[Any]):
     """Keeps what it has read in a list."""
 

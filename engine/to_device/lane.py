@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ..batch.buffer import Finished
 from ..batch.device import DeviceStage, ToDevice
 from ..feed import Delivery
-from ..host.local import Host, TrainerHost
+from ..host.local import Host
 from ..plan import Cursor, DrawnPlan
 from .carrier import Carrier, Crossing
 from .cuda import Bus
@@ -127,12 +127,11 @@ class Lane:
 def is_ready(host: Host, epoch: int) -> bool:
     """Whether `host.next()` can return a whole batch of this epoch without waiting.
 
-    This is known only if the engine is in this process, and the batches are those it
-    makes. A batch with a failure stays where it is until it is due.
+    This is known only if the batches are those that the engine makes. A batch with a
+    failure stays where it is until it is due.
     """
-    if not isinstance(host, TrainerHost):
-        return False
     engine = host.engine
+    assert engine is not None  # nobody but an engine makes batches for a device
     if engine.recipe.repack or isinstance(engine.recipe.plan, DrawnPlan):
         return False
     in_flight, batch = engine.engine_lock.peek() or (None, None)
