@@ -79,6 +79,14 @@ def tuners_of_others_are_not_met(
 
 
 @pytest.fixture
+def two_cores() -> None:
+    """Have work that moves go to threads: from four cores on, processes get it."""
+    import penstock as ps
+
+    ps.set_cpu_budget(2)
+
+
+@pytest.fixture
 def own_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide from the test any arena in RAM that another has left."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))

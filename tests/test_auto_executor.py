@@ -209,6 +209,7 @@ def test_work_without_the_gil_stays_on_threads(log: pytest.LogCaptureFixture) ->
     assert not [line for line in log.messages if "is tried on processes" in line]
 
 
+@pytest.mark.usefixtures("two_cores")
 def test_without_autotune_nothing_moves_after_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -283,6 +284,7 @@ def test_an_explicit_executor_is_never_moved() -> None:
             assert "executor" not in {knob.name for knob in run.run.knobs()}
 
 
+@pytest.mark.usefixtures("two_cores")
 def test_a_segment_that_cannot_be_moved_says_so_once_and_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -319,6 +321,7 @@ def test_the_executor_knob_moves_workers_at_the_next_batch(undisturbed: str) -> 
         assert digest(found) == undisturbed
 
 
+@pytest.mark.usefixtures("two_cores")
 def test_moves_are_rows_in_the_autotune_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

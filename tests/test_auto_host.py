@@ -204,6 +204,7 @@ def test_knobs_keep_their_values_when_the_engine_moves(
 
 
 @pytest.mark.usefixtures("soon")
+@pytest.mark.usefixtures("two_cores")
 def test_an_engine_whose_batches_cannot_be_handed_over_stays(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

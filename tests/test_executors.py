@@ -114,6 +114,7 @@ def test_samples_of_unequal_duration_come_in_order(workers: str) -> None:
     assert found == list(range(200))
 
 
+@pytest.mark.usefixtures("two_cores")
 def test_a_slow_function_starts_inline_and_moves_to_threads() -> None:
     slow = partial(waits, wait_s=0.001)
     with ps.Pipeline.from_dataset(Numbers(96)).map(slow).batch(8) as pipe:
