@@ -37,3 +37,17 @@ def test_a_pipeline_that_measured_nothing_says_so(tmp_path: Path) -> None:
     follower = Follower(str(log))
     follower.read()
     assert "nothing was measured yet" in text_of(follower)
+
+
+def test_only_the_bottleneck_is_marked_and_red(tmp_path: Path) -> None:
+    follower = Follower(str(record(tmp_path / "run")))
+    follower.read()
+    (seen,) = follower.pipelines
+    stages = [stage["name"] for stage in seen.verdicts[-1]["stages"]]
+    seen.verdicts.append({**seen.verdicts[-1], "bottleneck": stages[0]})
+    written = io.StringIO()
+    Console(file=written, width=200, force_terminal=True).print(shown(follower))
+    red = [line for line in written.getvalue().splitlines() if "\x1b[1;31m" in line]
+    assert [f"> {stages[0]}" in line for line in red] == [True]
+    marked = [line for line in text_of(follower).splitlines() if line[:2] == "> "]
+    assert len(marked) == 1 < len(stages)
