@@ -91,6 +91,10 @@ class Mutant(NamedTuple):
         return " ".join(text[first:last].split()), " ".join(broken.split())
 
 
+ON_A_DEVICE = "engine/to_device/cuda.py"
+"""The module that runs on a CUDA device alone: without one, no test can break."""
+
+
 @cache
 def product(root: Path) -> list[str]:
     """Name the modules that mutants are drawn from."""
@@ -100,7 +104,8 @@ def product(root: Path) -> list[str]:
     return sorted(
         str(path.relative_to(root))
         for path in files
-        if statements(text := path.read_text()) > MIN_STATEMENTS
+        if path != root / ON_A_DEVICE
+        and statements(text := path.read_text()) > MIN_STATEMENTS
         and len(changes(text)) >= MIN_CHANGES
     )
 

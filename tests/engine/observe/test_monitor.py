@@ -12,6 +12,8 @@ import pytest
 from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.core.metrics import GaugeReading, WorkerReading
 from penstock.engine.engine import Engine
+from penstock.engine.host import local
+from penstock.engine.host.local import TrainerHost
 from penstock.engine.monitor import Monitor, unmeasured
 from penstock.engine.observe.observation import TrainerObservation
 from penstock.engine.observe.reading import (
@@ -257,3 +259,15 @@ def test_waits_for_the_first_batches_of_loops_count_separately() -> None:
         meter.stop()
     found = meter.read()
     assert (found.wait_s, found.first_s, found.gap_s) == (8.0, 6.0, 4.0)
+
+
+def test_an_engine_s_host_gives_a_reading_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = RECIPE.planned.start(0)
+    with closing(
+        TrainerHost(RECIPE, ByteBudget(1 << 30), start, TrainerMeter())
+    ) as host:
+        assert host.glance() is None
+        monkeypatch.setattr(local, "NOTE_NS", 0)
+        assert isinstance(host.glance(), Reading)
