@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -44,11 +45,19 @@ def fork() -> int:
         for name in names:
             # Acquires the module's lock and releases it, as an import of it would.
             sys.modules["_frozen_importlib"]._lock_unlock_module(name)  # noqa: SLF001
+    flush()
     with _forking, warnings.catch_warnings():
         # Python 3.12 warns about forking beside threads. The child takes no other lock
         # that a thread may hold: it only reads its pipe.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
+
+
+def flush() -> None:
+    """Write what was printed: a child would have a copy, and write it, too."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # it may be closed, or any object at all
+            stream.flush()
 
 
 def _imported_elsewhere() -> Iterator[str]:

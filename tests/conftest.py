@@ -31,6 +31,8 @@ BESIDE_THE_PACKAGE = {"benchmarks", "build", "dist", "examples", "tests"}
 
 # A shell makes what it starts in the background, and all its children, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# What a script prints is buffered, as it is for a user whose output goes to a file.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 broke_off = pytest.StashKey[bool]()
 

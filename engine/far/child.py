@@ -13,7 +13,6 @@ import gc
 import os
 import select
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -22,7 +21,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from ...system.forking import fork
+from ...system.forking import flush, fork
 from ...system.resources import oom_kills
 from ..core.chunk import Chunk, Lease
 from ..core.metrics import WorkerMeter
@@ -80,9 +79,7 @@ def run_child(body: Callable[[], None]) -> NoReturn:
 
 def leave(status: int) -> NoReturn:
     """End this process at once, without finalising anything it inherited."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # it may be closed, or any object at all
-            stream.flush()
+    flush()
     os._exit(status)
 
 
@@ -285,6 +282,8 @@ class WorkerChild(Child):
 
     def suspects(self, number: int) -> range | tuple[int, ...]:
         """Return the rows of a task that may have caused its end."""
+        if not self.pid:  # it has not said yet that it is there, so it began none
+            return ()
         rows = range(len(self.errands[number].chunk))
         if self.stuck is not None:
             task, row = self.stuck
