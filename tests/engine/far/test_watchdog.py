@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from penstock.engine.core.chunk import Chunk
 from penstock.engine.far.child import Errand, Watchdog, WorkerChild
 from penstock.engine.far.status_page import StatusPage
+from penstock.engine.plan import Context
 
 
 class Clock:
@@ -79,3 +82,12 @@ def test_a_lane_that_stops_right_after_sending_an_outcome_is_due(
 def test_a_worker_without_a_task_is_never_due(child: WorkerChild) -> None:
     child.errands.clear()
     assert due_in_s(child) is None
+
+
+def test_only_a_child_that_has_begun_is_blamed_on_samples(child: WorkerChild) -> None:
+    rows = np.arange(3), np.zeros(3, np.int64)
+    chunk = Chunk(0, 0, *rows, Context(0, 0, None))
+    child.errands[2] = Errand(child.errands[2].lease, chunk, 0)
+    assert child.suspects(2) == range(3)
+    child.pid = 0
+    assert child.suspects(2) == ()
