@@ -92,7 +92,7 @@ class ChildSet:
         self._connector = connector
         self._fork_server = fork_server
         self._cores = cores
-        self._asked = 0
+        self._asked = self._begun = 0
         self._most = most
         self._staffed: tuple[int, int, int] | None = None
         """The request, children and generation for which nothing is left to adjust."""
@@ -129,10 +129,18 @@ class ChildSet:
         return sum(child.share.workers for child in children if child.share)
 
     def beginning(self) -> int:
-        """Return how many workers have not done any work yet."""
-        children = list(self.children.values())
+        """Return how many workers have not done any work yet.
+
+        Once all that were asked for have, those that replace them, as for each epoch,
+        do not count: their start is part of what so many workers cost.
+        """
+        asked, children = self._asked, list(self.children.values())
+        if asked == self._begun:
+            return 0
         begun = [c.share.workers for c in children if c.share and not c.begins]
-        return max(0, min(self._asked, self.workers or self._asked) - sum(begun))
+        found = max(0, min(asked, self.workers or asked) - sum(begun))
+        self._begun = self._begun if found else asked
+        return found
 
     def ahead(self, lease_ns: float) -> int:
         """Return how many leases of this duration may wait at a child."""
