@@ -179,7 +179,7 @@ def set_cpu_budget(cores: float) -> None:
         SpecError: `cores` is not a number > 0.
     """
     check(
-        isinstance(cores, (int, float)) and cores > 0,
+        isinstance(cores, (int, float)) and 0 < cores < float("inf"),
         f"`cores` must be > 0, got {cores!r}"
         "; leave it out to use all that affinity and cgroup allow",
     )

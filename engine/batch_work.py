@@ -8,7 +8,6 @@ it themselves.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -42,7 +41,6 @@ class Collate(Operation):
         self.stage = stage
         self._seed = seed
         self._calls = SeededCalls(collate)
-        self._trainer = os.getpid()
 
     @property
     def keeps(self) -> bool | None:
@@ -54,9 +52,7 @@ class Collate(Operation):
         plan = gathered.plan
         # Workers of other segments may draw at the same time.
         seeds = self._seed, plan.epoch, plan.batch
-        made = self._calls.call(
-            gathered.collate, *seeds, apart=os.getpid() != self._trainer
-        )
+        made = self._calls.call(gathered.collate, *seeds)
         work.samples = [made.data if isinstance(made, Finished) else made]
 
 

@@ -366,6 +366,8 @@ class Connector:
             return None
         chunk = in_flight.chunk(0, len(in_flight.rows))
         outcome = work(Lease(self.segment, chunk, in_flight.inputs, in_flight))
+        if self.engine_lock.closed:  # meanwhile: nobody is left to take it
+            return None
         self._add_parts(outcome)
         spent = outcome.run_ns, outcome.cpu_ns
         self._core.segments[self.segment].weigh(*spent, outcome.done)

@@ -8,7 +8,6 @@ many workers is given up.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -89,9 +88,7 @@ class FarPool(ServedPool):
         """Whether the thread must be woken when there may be work."""
 
     def _hear_of_work(self) -> None:
-        # What the thread does itself may bring work, too, but it looks before it waits.
-        others = self._listening and threading.get_ident() != self._thread.ident
-        if others or self._engine_lock.closed:
+        if self._listening or self._engine_lock.closed:
             self._wakeup.notify()
 
     def _take(self, meter: WorkerMeter) -> Lease | None:

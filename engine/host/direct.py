@@ -12,11 +12,10 @@ from collections.abc import Callable
 from typing import Literal
 
 from ...errors import CLOSED, PenstockError
-from ..auto_executor import MANY_CORES, SOON_NS, WORTH_START_NS, resolve
+from ..auto_executor import SOON_NS, WORTH_START_NS, resolve
 from ..core.byte_budget import ByteBudget
 from ..core.metrics import GaugeReading
 from ..engine import Engine
-from ..far.pools import may_move
 from ..feed import Delivery
 from ..observe.knob import Knob
 from ..observe.observation import Move, MoveOutcome
@@ -43,7 +42,6 @@ WATCHES = (
     " that is acceptable"
 )
 FIXED = "{}, but the program says `{}`; leave that out to let workers load"
-MANY = "; with {} cores, processes leave the GIL to the trainer"
 GIL_COST = 0.3
 """A thread that shares the GIL with the trainer needs this share more CPU time."""
 
@@ -84,11 +82,6 @@ class DirectHost:
         self._before_ns = 0
         self._saved_s = 0.0
         """Seconds that reading beside the trainer would have saved so far."""
-        cores = round(recipe.cpu_cores)
-        self._many = (
-            MANY.format(cores) if cores >= MANY_CORES and may_move(recipe) else ""
-        )
-        """Why processes load even if threads could; empty if they do not."""
         self.undecided = self.segment.executor == "auto" or bool(self.segment.fixed)
         """Whether nobody knows yet if workers would pay."""
         self._witness = Witness(self.segment.subjects)
@@ -134,7 +127,7 @@ class DirectHost:
             return None
         meter, rows = self._meter, self._batch_rows
         kind: Literal["thread", "process"]
-        kind = "thread" if self.segment.thread_safe and not self._many else "process"
+        kind = "thread" if self.segment.thread_safe else "process"
         # With threads, the trainer still runs the `collate_fn`.
         collates = kind == "thread" or not self.collate_moves
         tally = meter.samples_tally if collates else meter.tally
@@ -154,9 +147,7 @@ class DirectHost:
                 self._note("inline", "stays", reason)
             return None
         if not self.verdict():
-            many = self._many and self.segment.thread_safe
-            why = f"{found.reason}{self._many if many else ''}"
-            self._note(found.executor, "moved", why)
+            self._note(found.executor, "moved", found.reason)
         return found.executor
 
     def _overlaps(self) -> bool:

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-import pytest
-
-import penstock as ps
 from penstock.engine.auto_executor import SOON_NS, WORTH_START_NS, resolve
-from support.moves import workers_pay
 
 MS = 1_000_000
 
@@ -40,19 +34,3 @@ def test_workers_that_end_with_their_epoch_must_be_worth_their_start() -> None:
     assert found(5 * MS, 0) == "inline"
     assert found(80 * MS, 80 * MS) is None
     assert found(80 * MS, WORTH_START_NS) == "process"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux")
-@pytest.mark.parametrize(("cores", "kind"), [(2, "thread"), (16, "process")])
-def test_processes_load_where_there_are_many_cores(cores: int, kind: str) -> None:
-    ps.set_cpu_budget(cores)
-    ps.set_num_parallel_workers(2)
-    pipe = ps.Pipeline.from_dataset(list(range(32))).map(abs).batch(8)
-    with pipe, workers_pay():
-        assert [batch.tolist() for batch in pipe] == [
-            list(range(at, at + 8)) for at in range(0, 32, 8)
-        ]
-        [segment] = pipe.stats().segments
-    assert segment.executor == kind
-    reason = "with 16 cores, processes leave the GIL to the trainer"
-    assert (reason in segment.moves[-1].reason) == (kind == "process")
