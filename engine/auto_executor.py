@@ -23,9 +23,6 @@ SURE_NS = 10_000_000
 WORTH_START_NS = 500_000_000
 """Loading within one epoch that justifies worker processes which end with the epoch and
 are started again for the next one."""
-MANY_CORES = 4
-"""From so many cores on, processes load, not threads: there is room for them, and
-threads would take the GIL from the trainer."""
 
 
 class ResolvedExecutor(NamedTuple):
@@ -41,7 +38,7 @@ def resolve(
     left: int,
     batch_rows: int,
     *,
-    kind: Literal["thread", "process"],
+    thread_safe: bool,
     epoch_ns: int = WORTH_START_NS,
 ) -> ResolvedExecutor | None:
     """Return what suits a segment; None while too little was done to judge.
@@ -51,7 +48,7 @@ def resolve(
         run_ns: time that they took, in nanoseconds.
         left: rows of the current batch that are still to be done.
         batch_rows: rows of a batch.
-        kind: the workers that it would get.
+        thread_safe: whether several threads may work on it.
         epoch_ns: what this epoch took so far, in nanoseconds, if workers end with it.
     """
     if rows == 0 or (rows < batch_rows and run_ns < SURE_NS):
@@ -59,10 +56,11 @@ def resolve(
     batch_ns = run_ns / rows * batch_rows
     if 0 < left / batch_rows * batch_ns < SOON_NS:
         return None
+    executor: Literal["thread", "process"] = "thread" if thread_safe else "process"
     cost = f"a batch takes {figures(batch_ns / 1e6)} ms"
     line = f"{WORTH_WORKERS_NS / 1e6:g} ms from which handing it over pays"
     if batch_ns <= WORTH_WORKERS_NS:
         return ResolvedExecutor("inline", f"{cost}, less than the {line}")
     if epoch_ns < WORTH_START_NS:
         return None
-    return ResolvedExecutor(kind, f"{cost}, more than the {line}")
+    return ResolvedExecutor(executor, f"{cost}, more than the {line}")

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from ..errors import CLOSED, PenstockError
 from ..system.weak_methods import weakly
@@ -182,8 +182,9 @@ class Engine:
     def _made_alone(self) -> tuple[InFlightBatch, Any] | None:
         """Return the next batch, made at once, if this thread is the only worker."""
         segment, *others = self.segments
-        alone = not others and segment.inline is not None and not segment.moving
-        return segment.inline.make_alone() if alone and segment.inline else None
+        if others or segment.inline is None or segment.moving:
+            return None
+        return segment.inline.make_alone()
 
     def _collated(
         self, in_flight: InFlightBatch, made: Finished | FailedBatch | Gathered
@@ -201,14 +202,9 @@ class Engine:
     def _collate(self, gathered: Gathered) -> Finished | FailedBatch:
         """Run the user's `collate_fn` here and now, its draws seeded by the batch."""
         plan, seed = gathered.plan, self.recipe.collate_seed
-        beside = any(segment.inline is None for segment in self.segments)
-        made = self._calls.call(
-            gathered.collate,
-            seed,
-            plan.epoch,
-            plan.batch,
-            apart=self._assigned and beside,
-        )
+        seeds = seed, plan.epoch, plan.batch
+        threads = self._assigned and any(s.inline is None for s in self.segments)
+        made = self._calls.call(gathered.collate, *seeds, apart=threads)
         if not self._calls.keeps:
             self._let_collate()
         return made
@@ -439,9 +435,8 @@ class Engine:
             return
         inline, batch_rows = segment.inline, segment.connector.batch_rows
         left = -inline.done % batch_rows
-        kind: Literal["thread", "process"]
-        kind = "thread" if segment.recipe.thread_safe else "process"
-        found = resolve(*inline.tally, left, batch_rows, kind=kind)
+        safe = segment.recipe.thread_safe
+        found = resolve(*inline.tally, left, batch_rows, thread_safe=safe)
         if found is None:
             return
         segment.undecided = False

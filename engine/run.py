@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import SpecError
+from ..system.forking import FORKS
 from .batch.device import DeviceStage, ToDevice
 from .batch.tensors import in_parts
 from .core.byte_budget import ByteBudget
 from .far.handover import dumps
-from .far.pools import may_move
+from .far.pools import start_method
 from .feed import Delivery
 from .host.direct import DirectHost
 from .host.local import Host, TrainerHost
@@ -573,6 +574,21 @@ def ways_to(stage: DeviceStage | None) -> tuple[Lane | None, ToDevice | None]:
     from .to_device.lane import lane_to
 
     return lane_to(stage), None
+
+
+def may_move(recipe: Recipe) -> bool:
+    """Whether this pipeline's engine may run in either process.
+
+    Every segment's workers may then be anywhere, as with `executor="auto"`: functions
+    and dataset hold nothing that only the trainer's process has, and no place in a
+    stream, which fresh worker processes would read from the start.
+    """
+    anywhere = all(
+        s.movable or (s.executor == "process" and s.thread_safe)
+        for s in recipe.segments
+    )
+    forks = FORKS and start_method(recipe) == "fork"
+    return recipe.options.host == "auto" and anywhere and forks
 
 
 def check_handover(data: Any) -> None:

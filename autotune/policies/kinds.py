@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ...engine.auto_executor import MANY_CORES
 from ...engine.observe.observation import Observation, SegmentObservation, ratio
 from ...system.printing import figures
 from .. import phrases
@@ -43,6 +42,9 @@ MIN_GROWTH = 0.05
 tried: it costs memory, and a copy of each batch."""
 MAX_GAIN = 2.0
 """Largest gain that is expected from idle cores."""
+MANY_CORES = 4
+"""From so many cores on, processes are tried rather than threads: there is room for
+them, and threads take the GIL from the trainer."""
 WORTH_WORKERS_S = 0.002
 """Work in a batch above which handing it to workers may pay."""
 WORTH_COLLATING_S = 0.0005

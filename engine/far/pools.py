@@ -177,18 +177,3 @@ def start_method(recipe: Recipe) -> StartMethod:
     cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     held = cuda and find_on_device(subjects, "subjects", "cuda") is not None
     return "forkserver" if held else "fork"
-
-
-def may_move(recipe: Recipe) -> bool:
-    """Whether this pipeline's engine may run in either process.
-
-    Every segment's workers may then be anywhere, as with `executor="auto"`: functions
-    and dataset hold nothing that only the trainer's process has, and no place in a
-    stream, which fresh worker processes would read from the start.
-    """
-    anywhere = all(
-        s.movable or (s.executor == "process" and s.thread_safe)
-        for s in recipe.segments
-    )
-    forks = FORKS and start_method(recipe) == "fork"
-    return recipe.options.host == "auto" and anywhere and forks

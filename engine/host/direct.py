@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Literal
 
 from ...errors import CLOSED, PenstockError
 from ..auto_executor import SOON_NS, WORTH_START_NS, resolve
@@ -125,16 +124,14 @@ class DirectHost:
         """
         if not self.undecided or (self.segment.iterable and not self._overlaps()):
             return None
-        meter, rows = self._meter, self._batch_rows
-        kind: Literal["thread", "process"]
-        kind = "thread" if self.segment.thread_safe else "process"
+        meter, rows, threads = self._meter, self._batch_rows, self.segment.thread_safe
         # With threads, the trainer still runs the `collate_fn`.
-        collates = kind == "thread" or not self.collate_moves
+        collates = threads or not self.collate_moves
         tally = meter.samples_tally if collates else meter.tally
         if meter.batches == 1 and meter.usual_ns * rows > SOON_NS:
             tally = rows, meter.usual_ns * rows
         spent_ns = WORTH_START_NS if self._kept else meter.run_ns - self._before_ns
-        found = resolve(*tally, 0, rows, kind=kind, epoch_ns=spent_ns)
+        found = resolve(*tally, 0, rows, thread_safe=threads, epoch_ns=spent_ns)
         if found is None:
             return None
         self.undecided = False

@@ -8,9 +8,9 @@ MS = 1_000_000
 
 
 def test_cheap_batches_stay_and_costly_ones_move() -> None:
-    cheap = resolve(80, 5 * MS, 0, 8, kind="thread")
-    costly = resolve(80, 50 * MS, 0, 8, kind="thread")
-    alone = resolve(80, 50 * MS, 0, 8, kind="process")
+    cheap = resolve(80, 5 * MS, 0, 8, thread_safe=True)
+    costly = resolve(80, 50 * MS, 0, 8, thread_safe=True)
+    alone = resolve(80, 50 * MS, 0, 8, thread_safe=False)
     assert [each and each.executor for each in (cheap, costly, alone)] == [
         "inline",
         "thread",
@@ -19,16 +19,16 @@ def test_cheap_batches_stay_and_costly_ones_move() -> None:
 
 
 def test_a_batch_that_is_nearly_done_is_waited_for() -> None:
-    assert resolve(4, 40 * MS, 4, 8, kind="thread") is None
+    assert resolve(4, 40 * MS, 4, 8, thread_safe=True) is None
     long_ns = 2 * SOON_NS
-    assert resolve(4, long_ns, 4, 8, kind="thread") is not None
+    assert resolve(4, long_ns, 4, 8, thread_safe=True) is not None
 
 
 def test_workers_that_end_with_their_epoch_must_be_worth_their_start() -> None:
     """A cheap batch stays at once; a costly one moves if the epoch turns out long."""
 
     def found(run_ns: int, epoch_ns: int) -> str | None:
-        resolved = resolve(80, run_ns, 0, 8, kind="process", epoch_ns=epoch_ns)
+        resolved = resolve(80, run_ns, 0, 8, thread_safe=False, epoch_ns=epoch_ns)
         return resolved and resolved.executor
 
     assert found(5 * MS, 0) == "inline"

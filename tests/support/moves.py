@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
 
 from penstock.engine import engine
 from penstock.engine.auto_executor import ResolvedExecutor
@@ -21,14 +20,13 @@ def workers_pay(after: int = 1) -> Iterator[None]:
     """
     looks = 0
 
-    def found(
-        *_: int, kind: Literal["thread", "process"], **__: int
-    ) -> ResolvedExecutor | None:
+    def found(*_: int, thread_safe: bool, **__: int) -> ResolvedExecutor | None:
         nonlocal looks
         looks += 1
         if looks < after:
             return None
-        return ResolvedExecutor(kind, "as the test says")
+        executor = "thread" if thread_safe else "process"
+        return ResolvedExecutor(executor, "as the test says")  # type: ignore[arg-type]
 
     known = engine.resolve
     engine.resolve = direct.resolve = found
