@@ -220,7 +220,7 @@ class Engine:
         collate = self.recipe.buffers.collate
         subjects = (collate,) if recipe.in_order else recipe.subjects
         segment.witness.note_made(made, subjects)
-        if not segment.witness.verdict():
+        if not segment.witness.verdict("thread"):
             segment.connector.keeps_nothing()
 
     def restart(self, step: int, skip: int = 0) -> None:
@@ -461,7 +461,7 @@ class Engine:
 
     def _move_or_note(self, segment: Segment, kind: Kind) -> bool:
         """Move a segment; if it may not or cannot move, it stays for good."""
-        why = segment.witness.verdict()
+        why = segment.witness.verdict(kind)
         if segment.recipe.iterable and not segment.witness.drew:
             why = ""  # a thread continues with the existing iterator
         if why:

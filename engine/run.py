@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import SpecError
+from ..errors import BudgetError, SpecError, WorkerError
 from ..system.forking import FORKS
 from .batch.device import DeviceStage, ToDevice
 from .batch.tensors import in_parts
@@ -48,6 +48,10 @@ NOTE_S = 1.0
 CHANGED = (
     "`{}` has changed since workers load: batches made ahead are made again, and the"
     " trainer loads from here on, so that each change shows in the next batch"
+)
+FAILED = (
+    "workers could not make a batch ({}); the trainer makes it, and all from here on,"
+    " as without workers"
 )
 PAUSE_S = 1.0
 """A longer pause between two epochs, in seconds, means that the trainer did something
@@ -223,7 +227,7 @@ class Run:
         if kind == "inline":
             return
         name = host.segment.name
-        if why := host.verdict():
+        if why := host.verdict(kind):
             host.moves.append(Move.now(name, "inline", "inline", "stays", why))
             self._direct = None
             return
@@ -292,13 +296,24 @@ class Run:
         cursor = self._place()
         try:
             delivery = self._taken()
-        except Exception:
-            if self._comes_home(cursor):
-                return self._taken()
+        except (BudgetError, WorkerError):
             raise
-        if delivery is not None and self._comes_home(cursor):
+        except Exception as error:
+            if self._closed:
+                raise
+            said = f"{type(error).__name__}: {error}".partition("\n")[0]
+            why = self._changed() or FAILED.format(said)
+            self._come_home(cursor, why)
+            return self._taken()
+        if delivery is not None and (why := self._changed()):
+            self._come_home(cursor, why)
             return self._taken()
         return delivery
+
+    def _changed(self) -> str:
+        """Return that the loop has changed what samples are made of, or nothing."""
+        path = self._watch and self._watch.changed()
+        return "" if path is None else CHANGED.format(path)
 
     def _place(self) -> Cursor:
         """Return where the loop goes on.
@@ -314,11 +329,8 @@ class Run:
             return cursor
         return recipe.planned.cursor_after(recipe.planned.batch(engine.head - 1))
 
-    def _comes_home(self, cursor: Cursor) -> bool:
-        """If the loop has changed the data, have the trainer make all from here on."""
-        path = self._watch and self._watch.changed()
-        if path is None:
-            return False
+    def _come_home(self, cursor: Cursor, why: str) -> None:
+        """Have the trainer make all batches from here on."""
         before, chosen = self.host, self._chosen
         self._watch, self._chosen, self._movable = None, {}, False
         if self._lane is not None:
@@ -334,7 +346,6 @@ class Run:
         self._far = False
         self._recipe = replace(direct or self._recipe, segments=home)
         before.close()
-        why = CHANGED.format(path)
         move = Move.now(moved.name, moved.executor, "inline", "moved", why)
         what = self._recipe, self._byte_budget, cursor, self._trainer
         if direct is not None:
@@ -347,7 +358,6 @@ class Run:
             host.engine.segments[0].moves.append(move)
             self._settle_in(host)
         self._wanted = self._kind
-        return True
 
     def _start_over(self, cursor: Cursor) -> None:
         """Give workers the present data, which has changed between two epochs."""
@@ -613,7 +623,7 @@ def check_stateless(segments: Iterable[Segment], collate: Witness) -> None:
     Raises:
         SpecError: one has.
     """
-    reasons = [segment.witness.verdict() for segment in segments]
+    reasons = [segment.witness.verdict("process") for segment in segments]
     if (path := collate.changed()) is not None:
         reasons.append(f"`collate_fn{path}` changes while batches are made")
     for why in filter(None, reasons):

@@ -213,7 +213,7 @@ class Segment:
             return False
         if self.executor in FAR:
             return not self.witness.sure_elsewhere
-        return bool(self.witness.verdict())
+        return bool(self.witness.verdict("thread"))
 
     def _hear_of_copy(self, path: str) -> None:
         """Keep the only worker alone once the data changes in it."""

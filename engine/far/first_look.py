@@ -7,8 +7,9 @@ process has opened nothing. If the child finds a file, or anything else that cha
 the segment gets worker processes, each with a file or state of its own.
 
 No child looks if the samples that it takes would be missing later: if they come from an
-iterable, or if the dataset shares a queue or a counter with other processes. In these
-cases, and if the child does not answer, the threads look after their first lease.
+iterable, or if the dataset shares a queue or a counter with other processes; nor if it
+would not work in a child. In these cases, and if the child does not answer, the threads
+look after their first lease.
 """
 
 from __future__ import annotations

@@ -139,11 +139,11 @@ class DirectHost:
             self._note("inline", "stays", found.reason)
             return None
         if self.segment.fixed:
-            if not self.verdict():
+            if not self.verdict(found.executor):
                 reason = FIXED.format(found.reason, self.segment.fixed)
                 self._note("inline", "stays", reason)
             return None
-        if not self.verdict():
+        if not self.verdict(found.executor):
             self._note(found.executor, "moved", found.reason)
         return found.executor
 
@@ -165,14 +165,14 @@ class DirectHost:
         """Whether worker processes may call the `collate_fn`: it keeps no state."""
         return self._collate.repeats()
 
-    def verdict(self) -> str:
-        """Return why workers would make other samples; empty if nothing was found."""
+    def verdict(self, kind: Kind) -> str:
+        """Return why such workers would make other samples; empty if unknown."""
         plan, witness = self._plan, self._witness
         witness.drew = self.maker.drew and not isinstance(plan, DrawnPlan)
         if self.segment.iterable and not witness.drew:
             return ""  # a thread continues with the existing iterator
         watches = isinstance(plan, DrawnPlan) and not plan.most
-        return witness.verdict() or (WATCHES if watches else "")
+        return witness.verdict(kind) or (WATCHES if watches else "")
 
     def _note(self, new: str, outcome: MoveOutcome, reason: str) -> None:
         """Record where the work goes, or why it stays."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 import random
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .reach import names_in, walk
+from .reach import WHOLE, direct_parts, names_in, walk
 
 POSITION = "has one position, which every read moves"
 HANDLE = "may be used by one thread at a time"
@@ -89,6 +90,30 @@ GLOBAL_STREAMS = (
     torch.default_generator,
 )
 """The global generators of `random`, numpy and torch."""
+UNSHARED = frozenset(
+    (
+        "socket.socket",
+        "multiprocessing._ConnectionBase",
+        "subprocess.Popen",
+        "zmq.Socket",
+    )
+)
+"""Classes that threads must not share, either: answers come in the order of questions,
+whoever has asked."""
+BOUND = UNSHARED | {
+    "asyncio.AbstractEventLoop",
+    "concurrent.Executor",
+    "grpc.Channel",
+    "multiprocessing.BaseManager",
+    "multiprocessing.BaseProcess",
+    "multiprocessing.Pool",
+    "pymongo.MongoClient",
+    "psycopg2.connection",
+    "threading.Thread",
+    "zmq.Context",
+}
+"""Classes whose objects work in the process that made them: a forked copy lacks their
+threads, or shares their connections."""
 BETWEEN_PROCESSES = frozenset(("multiprocessing", "_multiprocessing", "socket", "zmq"))
 """Packages whose objects connect to other processes."""
 
@@ -119,6 +144,30 @@ def find_unsafe(thing: Any, name: str) -> Finding | None:
     return None
 
 
+def find_bound(thing: Any, name: str, classes: frozenset[str]) -> str | None:
+    """Describe what belongs to this process or thread in `thing`, called `name`.
+
+    That is an object of one of these classes, or one that has noted this process's id,
+    as clients do that refuse to work in another. None if there is none.
+    """
+    for part in walk(thing, name):
+        if not classes.isdisjoint(_names(type(part.thing))):
+            return f"`{part.path}` (a {_type_name(part.thing)})"
+        if classes is BOUND and _notes_pid(part.thing):
+            return (
+                f"`{part.path}` (a {_type_name(part.thing)}, which notes its process)"
+            )
+    return None
+
+
+def _notes_pid(thing: Any) -> bool:
+    pid = os.getpid()
+    return WHOLE.isdisjoint(type(thing).__mro__) and any(
+        type(value) is int and value == pid and "pid" in step.lower()
+        for step, value in direct_parts(thing)
+    )
+
+
 SEEDERS = frozenset(("Generator", "Random", "RandomState", "default_rng"))
 """Names by which code makes a generator of its own."""
 
@@ -137,7 +186,9 @@ def keeps_stream(data: Any, prepare: Any) -> bool:
 
 
 def leads_away(things: Iterable[Any]) -> bool:
-    """Whether objects share a queue, a counter or the like with other processes."""
+    """Whether a copy in another process would share a queue, say, or not work."""
+    if find_bound(tuple(things), "", BOUND):
+        return True
     parts = (part.thing for part in walk(tuple(things), ""))
     packages = (str(k.__module__) for part in parts for k in type(part).__mro__)
     return any(each.partition(".")[0] in BETWEEN_PROCESSES for each in packages)

@@ -13,13 +13,17 @@ from typing import Any
 from ...system.descriptors import Place, read_places, read_since
 from ...system.printing import name_of
 from .contents import difference, memory_of, snapshot
-from .hazards import POSITION, STATE, Finding, find_unsafe
+from .hazards import BOUND, POSITION, STATE, UNSHARED, Finding, find_bound, find_unsafe
 
 __all__ = ["Witness"]
 
 CHANGES = (
     "`{}` changes while samples are made, and each worker would change its own copy;"
     " set the number of workers yourself if that is acceptable"
+)
+BELONGS = (
+    "{} does not work in workers that share it, or have copies; create it on first use,"
+    " so that each worker has its own, and set the number of workers yourself"
 )
 DREW = (
     "it draws from a global random generator, and each worker would draw from its own;"
@@ -66,17 +70,28 @@ class Witness:
         found = difference(self._before, self.subjects)
         return None if found is None else found[1]
 
-    def verdict(self) -> str:
-        """Return why workers elsewhere would make other samples; empty if unknown."""
+    def verdict(self, kind: str) -> str:
+        """Return why workers of a kind would make other samples; empty if unknown.
+
+        Args:
+            kind: `thread` if they share the subjects, otherwise they have copies.
+        """
         if self.drew:
             return DREW
         path = self.changed() or self._file or self._reused
-        return "" if path is None else CHANGES.format(path)
+        if path is not None:
+            return CHANGES.format(path)
+        found = self._bound(UNSHARED if kind == "thread" else BOUND)
+        return "" if found is None else BELONGS.format(found)
 
     def repeats(self) -> bool:
-        """Whether a repeated call of the subjects does the same: they keep no state."""
-        found = (find_unsafe(each, "it") for each in self.subjects)
-        return not any(found) and self.changed() is None
+        """Whether a call of the subjects does the same again, and anywhere."""
+        unsafe = (find_unsafe(each, "it") for each in self.subjects)
+        return not any(unsafe) and self.changed() is None and not self._bound(BOUND)
+
+    def _bound(self, classes: frozenset[str]) -> str | None:
+        found = (find_bound(each, name_of(each), classes) for each in self.subjects)
+        return next(filter(None, found), None)
 
     def finding(self) -> Finding | None:
         """Return the nearest thing that threads must not share, or None."""

@@ -6,6 +6,7 @@ import csv
 import io
 import logging
 import os
+import socket
 import sqlite3
 import sys
 import tarfile
@@ -24,7 +25,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from penstock.engine.witness.hazards import find_unsafe
+from penstock.engine.witness.hazards import BOUND, UNSHARED, find_bound, find_unsafe
 
 
 class Rows(Dataset[Any]):
@@ -254,3 +255,26 @@ def test_a_users_own_stream_is_found_without_calling_it() -> None:
     found = find_unsafe(Rows(Odd()), "dataset")
     assert found is not None
     assert found.type_name.endswith("Odd")
+
+
+def test_what_belongs_to_its_process_or_to_one_asker_is_found(
+    stack: ExitStack,
+) -> None:
+    pool = stack.enter_context(ThreadPoolExecutor(1))
+    ours, theirs = map(stack.enter_context, socket.socketpair())
+    noted = Rows()
+    noted.pid = os.getpid()  # type: ignore[attr-defined]
+    found = {
+        "thread": threading.Thread(),
+        "pool": pool,
+        "socket": [theirs, ours],
+        "client": noted,
+    }
+    for name, held in found.items():
+        said = find_bound(Rows(held), "data", BOUND)
+        assert said is not None
+        assert said.startswith("`data.reader"), name
+        alone = find_bound(Rows(held), "data", UNSHARED) is not None
+        assert alone == (name == "socket")
+    harmless = threading.Lock(), threading.local(), os.getpid(), {"number": os.getpid()}
+    assert find_bound(Rows(harmless), "data", BOUND) is None
