@@ -30,6 +30,8 @@ __all__ = [
 
 PREFETCH_SIZE = 2
 """Default number of batches that a stage works ahead of its consumer."""
+MAX_WORKERS = 128
+"""Upper bound of a segment's workers if the user gives none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ def set_num_parallel_workers(num: int) -> None:
 def get_num_parallel_workers() -> int:
     """Return the number of workers that a stage starts with unless it sets its own."""
     chosen = _settings.num_parallel_workers
-    return chosen if chosen is not None else max(1, round(cpu_cores()))
+    return chosen or min(max(1, round(cpu_cores())), MAX_WORKERS)
 
 
 def set_prefetch_size(size: int) -> None:
@@ -176,11 +178,11 @@ def set_cpu_budget(cores: float) -> None:
     started for so many.
 
     Raises:
-        SpecError: `cores` is not a number > 0.
+        SpecError: `cores` is not a finite number > 0.
     """
     check(
         isinstance(cores, (int, float)) and 0 < cores < float("inf"),
-        f"`cores` must be > 0, got {cores!r}"
+        f"`cores` must be a finite number > 0, got {cores!r}"
         "; leave it out to use all that affinity and cgroup allow",
     )
     _set(cpu_budget=float(cores))

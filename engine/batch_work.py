@@ -19,7 +19,7 @@ from ..errors import NOTE, add_note
 from .batch.buffer import BatchBuffer, FailedBatch, Finished, Gathered
 from .batch.buffer import Collate as Collating
 from .core.chunk import Chunk, Failure, InFlightBatch, Onward
-from .plan import BatchPlan
+from .plan import AssignedPlan, BatchPlan
 from .program.program import Operation, Work
 from .program.randomness import SampleRandom
 from .program.seeding import SeededCalls
@@ -41,6 +41,8 @@ class Collate(Operation):
         self.stage = stage
         self._seed = seed
         self._calls = SeededCalls(collate)
+        self.apart = False
+        """Whether this is a worker process, whose threads may draw meanwhile."""
 
     @property
     def keeps(self) -> bool | None:
@@ -52,7 +54,7 @@ class Collate(Operation):
         plan = gathered.plan
         # Workers of other segments may draw at the same time.
         seeds = self._seed, plan.epoch, plan.batch
-        made = self._calls.call(gathered.collate, *seeds)
+        made = self._calls.call(gathered.collate, *seeds, apart=self.apart)
         work.samples = [made.data if isinstance(made, Finished) else made]
 
 
@@ -83,6 +85,10 @@ class BatchWork:
         }
         """Inline segments that have made no batch yet."""
         self._first = sum(not each.per_batch for each in segments)
+        for each in segments:
+            (operation, *_) = each.program.operations
+            if isinstance(operation, Collate):
+                operation.apart = isinstance(recipe.plan, AssignedPlan)
 
     def finisher(self, at: int) -> Callable[[InFlightBatch], Made]:
         """Return the function to call on a batch when segment `at` has finished it."""

@@ -112,7 +112,7 @@ def test_the_cpu_budget_is_the_default_worker_count() -> None:
         (lambda: ps.set_autotune_interval(-1), "must be an int >= 0, got -1"),
         (lambda: ps.set_seed(-1), "`seed` must be an int >= 0, got -1"),
         (lambda: ps.set_seed(1.5), "`seed` must be an int >= 0, got 1.5"),  # type: ignore[arg-type]
-        (lambda: ps.set_cpu_budget(0), "`cores` must be > 0, got 0"),
+        (lambda: ps.set_cpu_budget(0), "`cores` must be a finite number > 0, got 0"),
         (lambda: ps.set_memory_budget("lots"), "got 'lots'; units are KB"),
         (lambda: ps.set_memory_budget(0), "must be a number of bytes >= 1"),
     ],

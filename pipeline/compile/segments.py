@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...cache.cache import Cache
+from ...config import MAX_WORKERS
 from ...engine.batch.array_rows import ArrayRowReader
 from ...engine.batch.buffer import Buffers
 from ...engine.batch_work import Collate
@@ -126,8 +127,6 @@ def _is_known(stage: PerSample) -> bool:
     return bool(said)
 
 
-MAX_WORKERS = 128
-"""Upper bound of a segment's workers if the user gives none."""
 PERMITS = 64
 """Number of concurrent coroutines if the user gives none. It depends on how long they
 wait, not on cores. 64 reads of 20 ms are 3,200 a second, about what one core of Python

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,15 +13,6 @@ from penstock.engine.far.pipe import Pipe
 
 LARGE = bytes(3 << 20)
 """More bytes than fit into the pipe at once."""
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[Pipe, Pipe]]:
-    """Return the trainer's end and the worker's."""
-    ours, theirs = Pipe.pair()
-    yield ours, theirs
-    ours.close()
-    theirs.close()
 
 
 def test_an_object_that_fits_is_sent_at_once(ends: tuple[Pipe, Pipe]) -> None:

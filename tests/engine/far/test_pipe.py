@@ -5,21 +5,11 @@ from __future__ import annotations
 import os
 import resource
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from penstock.engine.far.pipe import Pipe, kept
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[Pipe, Pipe]]:
-    """Two connected ends."""
-    ours, theirs = Pipe.pair()
-    yield ours, theirs
-    ours.close()
-    theirs.close()
 
 
 def test_objects_arrive_whole_and_in_order(ends: tuple[Pipe, Pipe]) -> None:

@@ -5,21 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from penstock.engine.far.pipe import READ_BYTES, Pipe
 
 Ends = tuple[Pipe, Pipe]
-
-
-@pytest.fixture
-def ends() -> Iterator[Ends]:
-    worker, trainer = Pipe.pair()
-    yield worker, trainer
-    worker.close()
-    trainer.close()
 
 
 def test_many_frames_that_come_at_once_are_received_one_by_one(ends: Ends) -> None:
