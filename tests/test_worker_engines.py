@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
+import resource
 import signal
 import sys
 import threading
@@ -362,3 +363,19 @@ def test_shares_of_workers_change_while_batches_are_made() -> None:
                 knob.set(1 + at // 20 % 4)
             found += batch.tolist()
     assert found == list(range(4000))
+
+
+def page_faults(_: int) -> int:
+    """Make and drop a megabyte; return how many pages this process was given so far."""
+    bytes(bytearray(1 << 20))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux")
+def test_memory_that_a_sample_frees_serves_the_next_one() -> None:
+    one: Any = {"executor": "process", "num_parallel_workers": 1}
+    pipe = ps.Pipeline.from_dataset(range(400)).map(page_faults, **one)
+    with pipe.batch(8) as pipe:
+        faults = torch.cat(list(pipe))
+    new = faults[-200:].diff()
+    assert new.float().mean() < 100, "a megabyte has 256 pages"

@@ -17,8 +17,8 @@ from ..program.seeding import mixed, seed_global_generators
 from ..recipe import Recipe, SegmentRecipe
 from .assigned_engine import (
     AssignedEngine,
+    set_up_libraries,
     unsendable,
-    use_one_thread,
 )
 from .assignment import Assignment, Result
 from .handover import Flat, flattened
@@ -53,7 +53,7 @@ class Actor:
         Raises:
             Exception: whatever importing the user's modules raises.
         """
-        use_one_thread()
+        set_up_libraries()
         recipe: Recipe
         segment: SegmentRecipe
         recipe, segment = unpack(self._parcel.data)

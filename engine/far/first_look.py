@@ -123,9 +123,9 @@ def _look(
     pipe: Pipe,
 ) -> None:
     """Make these samples; report what is held then, or has changed."""
-    from .assigned_engine import use_one_thread
+    from .assigned_engine import set_up_libraries
 
-    use_one_thread()
+    set_up_libraries()
     works = [Work(chunk, SampleRandom(seed), []) for chunk in chunks]
     held: dict[int, Finding | None] = {}
     for at, segment in enumerate(segments):

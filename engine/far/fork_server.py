@@ -34,7 +34,7 @@ from ...system.interrupts import interrupts_deferred
 from ...system.shared_memory import shared_file
 from ..program.seeding import mixed, seed_global_generators
 from ..recipe import Recipe, SegmentRecipe, StartMethod
-from .assigned_engine import use_one_thread
+from .assigned_engine import set_up_libraries
 from .child import Child, fork_child, run_child
 from .daemonic import daemonic
 from .parcel import pack, unpack
@@ -169,7 +169,7 @@ Make = Callable[[Post, Pipe], int]
 
 def run_fork_server(make: Make, end: Pipe) -> None:
     """Start the workers that the trainer requests, until the pipe ends."""
-    use_one_thread()
+    set_up_libraries()
     forked = ForkedWorkers()
     signal.signal(signal.SIGCHLD, forked.reap)
     try:
@@ -292,7 +292,7 @@ def main() -> None:
 
 
 def _run(parcel: int, post: Post, work: Pipe) -> None:
-    use_one_thread()
+    set_up_libraries()
     try:
         works, seeds = _open(parcel)
     except Exception:
