@@ -15,8 +15,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from io import FileIO
 from pathlib import Path
-from typing import Any, Self, TextIO, cast
+from typing import Any, Self, cast
 
 from ..engine.observe.observation import Move, Observation
 from . import phrases
@@ -127,7 +128,7 @@ class AutotuneLog:
         self.name = _free(name)
         place = Path(f"{prefix}_{rank}.json").absolute()
         self._result = None if prefix is None else place
-        self._rows: TextIO | None = None
+        self._rows: FileIO | None = None
         self._time_s: float | None = None
         """Time of the latest row: sentences belong to the row before."""
         self._kept = 0
@@ -138,11 +139,12 @@ class AutotuneLog:
         """The latest window, if it was left out."""
         if prefix is not None:
             try:
-                # Line-buffered, so that a run that is killed leaves its rows behind.
+                # Unbuffered: a run that is killed leaves its rows behind, and who
+                # reads the file meanwhile finds whole lines.
                 path = Path(f"{prefix}_{rank}.jsonl").absolute()
                 if path not in _begun:
                     path.unlink(missing_ok=True)
-                self._rows = path.open("a", buffering=1)
+                self._rows = path.open("ab", buffering=0)
                 _begun.add(path)
             except OSError as error:
                 self._give_up(error)
@@ -256,7 +258,7 @@ class AutotuneLog:
         line = json.dumps({"pipeline": self.name, **row}) + "\n"
         self._written += len(line)
         try:
-            self._rows.write(line)
+            self._rows.write(line.encode())
         except OSError as error:
             self._give_up(error)
 

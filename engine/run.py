@@ -101,8 +101,8 @@ class Run:
         self._watch: ChangeWatch | None = None
         """The watch over what those segments work with, once one has moved."""
         self._moves: tuple[Move, ...] = ()
-        self._moved, self._closed = 0, False
-        self._history: deque[tuple[int, Reading]] = deque(maxlen=HISTORY)
+        self._closed = False
+        self._history: deque[tuple[Host, Reading]] = deque(maxlen=HISTORY)
         self._begin(cursor, alone=alone)
 
     def _begin(self, cursor: Cursor, *, alone: bool) -> None:
@@ -125,11 +125,10 @@ class Run:
     def _look_first(self) -> None:
         # The host that the knob requests; the trainer's thread moves the engine.
         self._wanted = self._kind
-        self._era = self._now
-        self._before = self.read()
+        self._observed, self._before = self.host, self.read()
         self._note(self.host.read())
-        self._warm = -1, self._before
-        """State at the first batch, for which workers had to start."""
+        self._warm: tuple[Host | None, Reading] = None, self._before
+        """State at the first batch of a host, for which workers had to start."""
 
     @property
     def cursor(self) -> Cursor:
@@ -182,9 +181,9 @@ class Run:
         left_ns = time.perf_counter_ns()
         trainer.get(left_ns, plan, copy_ns)
         # Only now: a reading between a batch's wait and its count would tear the step.
-        if self._warm[0] != self._now:
+        if self._warm[0] is not (host := self.host):
             # The next step begins here, before the counters are read.
-            self._warm = self._now, replace(self.host.read(), time_s=left_ns / 1e9)
+            self._warm = host, replace(host.read(), time_s=left_ns / 1e9)
             self._note(self._warm[1])
         elif (reading := self.host.glance()) is not None:
             self._note(reading)
@@ -217,7 +216,6 @@ class Run:
     def _settle_in(self, host: Host, alone: DirectHost | None = None) -> None:
         """Replace the host by another one, which `alone` is, too, if it is direct."""
         self.host, self._alone = host, alone
-        self._moved += 1
         if self._closed:  # by another thread, which may have closed the old one
             host.close()
 
@@ -408,11 +406,6 @@ class Run:
     def _want(self, kind: str) -> None:
         self._wanted = kind
 
-    @property
-    def _now(self) -> int:
-        """Changes when all counters restart, because the engine is a new one."""
-        return self._moved
-
     # The tuner's side: the plant that it tunes
 
     @property
@@ -432,13 +425,12 @@ class Run:
     def observe(self) -> Observation | None:
         """Return the window since the last call; None if the trainer is elsewhere.
 
-        None also if the engine is a new one, whose counters start from zero.
+        None also if the host is a new one, whose counters start from zero.
         """
-        before, self._before = self._before, self.read()
-        if self._era != self._now:
-            self._era, self._before = self._now, self.read()
-            return None
-        if not self._trainer.training:
+        host = self.host  # the trainer's thread may replace it at any time
+        before, self._before = self._before, self._whole(host.read())
+        last, self._observed = self._observed, host
+        if last is not host or not self._trainer.training:
             return None
         return difference(before, self._before)
 
@@ -507,21 +499,21 @@ class Run:
         They begin where workers or prefetch queues were last resized, once some steps
         have been made since.
         """
-        era, history = self._now, list(self._history)
-        readings = [reading for at, reading in history if at == era]
+        host, history = self.host, list(self._history)
+        readings = [reading for at, reading in history if at is host]
         if self._trainer.training or not readings:
-            readings.append(self.host.read())
-        before = [at for at, _ in history if at != era]
+            readings.append(host.read())
+        before = [at for at, _ in history if at is not host]
         if before and readings[0].trainer.steps == readings[-1].trainer.steps:
-            era = before[-1]  # the engine has just moved: nothing is known there yet
-            readings = [reading for at, reading in history if at == era]
+            host = before[-1]  # the engine has just moved: nothing is known there yet
+            readings = [reading for at, reading in history if at is host]
         first, last = readings[0], readings[-1]
         settled = next(each for each in readings if staff(each) == staff(last))
         if last.trainer.steps - settled.trainer.steps >= WARM_STEPS:
             first = settled  # observations with other workers no longer hold
         begun, warm = self._warm
         known = last.trainer.steps - warm.trainer.steps >= WARM_STEPS
-        if begun == era and known and first.trainer.steps < warm.trainer.steps:
+        if begun is host and known and first.trainer.steps < warm.trainer.steps:
             first = warm
         return difference(first, self._whole(last))
 
@@ -555,13 +547,13 @@ class Run:
             self._lane.close()
 
     def _note(self, reading: Reading) -> None:
-        era, history = self._now, self._history
+        host, history = self.host, self._history
         if len(history) > 1:
             (before, first), (after, last) = history[-2], history[-1]
-            same = before == after == era and staff(first) == staff(last)
+            same = before is after is host and staff(first) == staff(last)
             if same and reading.time_s - first.time_s < NOTE_S:
                 history.pop()  # the new one replaces it: an epoch may be this short
-        history.append((era, reading))
+        history.append((host, reading))
 
     def __repr__(self) -> str:
         return f"<Run: {self.host!r}>"

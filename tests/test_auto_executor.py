@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import os
 import random
@@ -26,6 +25,7 @@ from penstock.engine.far.slabs import block_at
 from penstock.engine.segment import Kind
 from support.datasets import WORKERS, Numbers
 from support.functions import augment, digest
+from support.json_lines import rows_in
 
 LENGTH = 400
 THREADS = WORKERS["2 threads"]
@@ -329,8 +329,7 @@ def test_moves_are_rows_in_the_autotune_file(
     ps.set_enable_autotune(True, filepath_prefix=str(tmp_path / "run"))
     with ps.Pipeline.from_dataset(ENDLESS).map(counts_in_python).batch(8) as pipe:
         for _ in pipe:
-            lines = (tmp_path / "run_0.jsonl").read_text().splitlines()
-            rows = map(json.loads, lines)
+            rows = rows_in(tmp_path / "run_0.jsonl")
             moves = [row for row in rows if row["event"] == "executor"]
             if moves:
                 break

@@ -160,9 +160,10 @@ def test_batches_are_the_same_wherever_they_come_from(
 ) -> None:
     always_moved(monkeypatch, kept=kept)
     outcome = f"host trainer -> process {'kept' if kept else 'rolled back'}"
-    found = []
+    found, deadline_s = [], time.monotonic() + 120
     with pipe_of(length=LENGTH) as pipe:
         while outcome not in said(caplog):
+            assert time.monotonic() < deadline_s, caplog.text
             found.append(digest(slowly(pipe)))
         found.append(digest(pipe))
     with pipe_of(length=LENGTH).options(host="trainer") as pipe:
@@ -183,6 +184,22 @@ def values(run: Run) -> dict[tuple[str, str], object]:
     """Return the values of the knobs that are numbers."""
     knobs = [knob for knob in run.knobs() if isinstance(knob.value, int)]
     return {(knob.operator, knob.name): knob.value for knob in knobs}
+
+
+def test_no_observation_spans_two_engines() -> None:
+    # The tuner's thread may look at any moment of a move.
+    ps.set_enable_autotune(False)
+    threads = {"executor": "thread", "num_parallel_workers": 1}
+    numbers = ps.Pipeline.from_dataset(Numbers(LENGTH), executor="inline")
+    with numbers.batch(8) as pipe, numbers.map(augment, **threads).batch(8) as other:
+        loop, others = iter(pipe), iter(other)
+        next(loop), next(others)
+        run, engine = run_of(pipe), run_of(other).host
+        assert run.observe() is not None
+        first, run.host = run.host, engine
+        assert run.observe() is None
+        assert run.recent().segments
+        run.host = first
 
 
 @pytest.mark.usefixtures("soon")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,7 @@ from penstock.autotune import tuner
 from penstock.autotune.saved import read_saved
 from support.datasets import WORKERS, Numbers
 from support.functions import augment, digest, indices, waits
+from support.json_lines import rows_in
 
 LENGTH = 64
 DEADLINE_S = 90.0
@@ -49,8 +49,7 @@ def slow_pipe(workers: Mapping[str, Any], wait_s: float = 0.004) -> ps.Pipeline:
 
 
 def rows(prefix: Path) -> list[dict[str, Any]]:
-    text = Path(f"{prefix}_0.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
+    return rows_in(Path(f"{prefix}_0.jsonl"))
 
 
 def decisions(prefix: Path) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import statistics
@@ -17,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from support.json_lines import rows_in
 from support.torchrun import TESTS, completed, torchrun
 
 EXAMPLES = TESTS.parent / "examples"
@@ -29,12 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
 
 def steps_in(folder: Path) -> list[list[int]]:
     """Return the ids of each step that was written completely, in order."""
-    path = folder / "steps.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    rows = []
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            rows.append(json.loads(line))
+    rows = rows_in(folder / "steps.jsonl")
     assert [row["step"] for row in rows] == list(range(len(rows)))
     return [row["ids"] for row in rows]
 
@@ -102,7 +97,7 @@ def test_resnet_follows_its_policy(tmp_path: Path) -> None:
     script = EXAMPLES / "resnet_ddp.py"
     done = torchrun(ranks, script, "--small", "--rows", log, timeout_s=LIMIT_S)
     assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    rows = rows_in(log)
     for row in rows:
         stage = row["epoch"] // 4
         assert row["image_size"] == (32, 64)[stage]

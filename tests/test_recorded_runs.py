@@ -18,6 +18,7 @@ from penstock.autotune.report.page import write_page
 from penstock.autotune.report.terminal import read_report
 from support import known_causes, warm
 from support.chromium import looked_at
+from support.json_lines import rows_in
 from support.recordings import LONG, record
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -51,15 +52,9 @@ window.addEventListener("load", () => {
 
 def said(log: Path) -> list[dict[str, Any]]:
     """Return the verdicts in a log as far as it can be read."""
-    found = []
-    for line in log.read_text(errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if row["event"] in ("verdict", "torch") and row["stages"] is not None:
-            found.append(row)
-    return found
+    wanted = ("verdict", "torch")
+    rows = (row for row in rows_in(log) if row["event"] in wanted)
+    return [row for row in rows if row["stages"] is not None]
 
 
 def check(path: Path, page: Path, truth: str, rows: list[dict[str, Any]]) -> None:
