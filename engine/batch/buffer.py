@@ -7,11 +7,13 @@ write distinct rows, so writing needs no lock; only opening the memory does.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -39,11 +41,23 @@ Lend = Callable[[Layout, int], Any]
 
 
 def on_heap(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Allocate on the CPU, whatever torch.set_default_device() says."""
-    return torch.empty(*shape, dtype=dtype, device=_CPU)
+    """Allocate on the CPU, whatever torch.set_default_device() says.
+
+    Torch aligns memory with posix_memalign(), for which glibc asks for a little more
+    than it keeps: what is freed is too small for the next batch of the same size. Where
+    the loop kept each batch's labels in between, memory grew by all images. numpy's
+    malloc() reuses it.
+    """
+    count = math.prod(shape)
+    if count * dtype.itemsize < LARGE_BYTES:
+        return torch.empty(*shape, dtype=dtype, device=_CPU)
+    memory = np.empty(count * dtype.itemsize, np.uint8)
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
 
 
 _CPU = torch.device("cpu")
+LARGE_BYTES = 1 << 17
+"""Memory that is large enough to be worth the microseconds of a numpy array."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -265,3 +266,23 @@ def test_a_sample_with_a_shape_and_no_dtype_is_described() -> None:
 def test_a_sample_is_described_by_dtype_and_shape() -> None:
     sample = {"image": torch.zeros(3, 4, dtype=torch.bfloat16), "label": (1, "x")}
     assert describe(sample) == "{image: bfloat16 [3, 4], label: (int, str)}"
+
+
+def test_what_is_kept_of_batches_does_not_keep_the_memory_of_the_rest() -> None:
+    shape, labels = (3, 1 << 20), []
+    begun_bytes = psutil.Process().memory_info().rss
+    for _ in range(300):
+        images = on_heap(shape, torch.uint8)
+        images.fill_(1)
+        labels.append(on_heap((1 << 11,), torch.int64).fill_(1))
+    grown_bytes = psutil.Process().memory_info().rss - begun_bytes
+    assert grown_bytes < 100 * images.nbytes
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.bfloat16])
+def test_large_memory_is_like_small_memory(dtype: torch.dtype) -> None:
+    small, large = (on_heap((n, 256), dtype) for n in (2, 1 << 10))
+    assert (small.dtype, small.shape) == (dtype, (2, 256))
+    assert (large.dtype, large.shape) == (dtype, (1 << 10, 256))
+    assert large.is_contiguous()
+    assert large.is_cpu
