@@ -47,6 +47,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs a CUDA device")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that may take longest, so that others run beside them."""
+
+    def limit_s(item: pytest.Item) -> float:
+        marker = item.get_closest_marker("timeout")
+        return 0.0 if marker is None else float(marker.args[0])
+
+    items.sort(key=limit_s, reverse=True)
+
+
 def pytest_collection_finish() -> None:
     """Prepare a process that tests. One that only distributes them never does this."""
     import torch  # late, as it takes seconds

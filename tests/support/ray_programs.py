@@ -405,9 +405,10 @@ def knobs_of(pipe: ps.Pipeline) -> list[Any]:
 def count_until(loop: Iterator[Any], wanted: int, wait_s: float = PATIENCE_S) -> int:
     """How many actors there are once there are so many, or after so long."""
     end_s = time.monotonic() + wait_s
-    while len(actors()) != wanted and time.monotonic() < end_s:
+    # Once: with one not there yet, another may leave before it comes.
+    while (found := len(actors())) != wanted and time.monotonic() < end_s:
         next(loop)
-    return len(actors())
+    return found
 
 
 def places() -> dict[str, Any]:
