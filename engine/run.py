@@ -294,6 +294,7 @@ class Run:
         cursor = self._place()
         try:
             delivery = self._taken()
+            why = "" if delivery is None else self._changed()
         except (BudgetError, WorkerError):
             raise
         except Exception as error:
@@ -301,9 +302,8 @@ class Run:
                 raise
             said = f"{type(error).__name__}: {error}".partition("\n")[0]
             why = self._changed() or FAILED.format(said)
-            self._come_home(cursor, why)
-            return self._taken()
-        if delivery is not None and (why := self._changed()):
+        if why:
+            # Out of the handler: the trainer's own error has no other one before it.
             self._come_home(cursor, why)
             return self._taken()
         return delivery

@@ -78,14 +78,17 @@ class CollatingMeter(TrainerMeter):
     def __init__(self, plan: AssignedPlan, status: Watch | None) -> None:
         super().__init__()
         self._plan, self._status = plan, status
+        self.collate_cpu_ns = 0
 
     @contextlib.contextmanager
     def collating(self) -> Iterator[None]:
         """Measure the user's `collate_fn`: no single row is to blame for it."""
         if self._status is not None:
             self._status.begin(self._plan.oldest, 0)
+        begun_ns = time.thread_time_ns()
         with super().collating():
             yield
+        self.collate_cpu_ns += time.thread_time_ns() - begun_ns
         if self._status is not None:
             self._status.end()
 
@@ -254,7 +257,8 @@ class AssignedEngine:
         collate_ns = self._meter.collate_ns
         if collate_ns:
             run_ns, cpu_ns, nbytes = spent[-1]
-            spent[-1] = run_ns + collate_ns, cpu_ns + collate_ns, nbytes
+            cpu_ns += self._meter.collate_cpu_ns
+            spent[-1] = run_ns + collate_ns, cpu_ns, nbytes
         return spent[: self._stages]
 
     def __repr__(self) -> str:
