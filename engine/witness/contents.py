@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -204,19 +205,32 @@ def _summary(thing: Any, memory: Memory) -> Any:
     if kind in VALUES:
         return thing if kind is not float else repr(thing)  # NaN equals itself
     contents: Any = None
-    if kind is torch.Tensor:  # torch counts its own writes; numpy's are not among them
-        writes = 0 if thing.is_inference() else thing._version  # noqa: SLF001
-        contents = writes, memory.digest(*(_span(thing) or (0, 0)))
-    elif kind is np.ndarray:
+    if is_a(thing, torch.Tensor):
+        contents = _of_tensor(thing, memory)
+    elif is_a(thing, np.ndarray):
         contents = thing.shape, memory.digest(*_reach(thing))
     elif kind is bytearray:
         contents = len(thing), hash(bytes(thing[:PAGE]))
+    elif kind is itertools.count:
+        contents = repr(thing)  # where it is
     elif kind is LRU_CACHE:
         held = thing.cache_info().currsize
         contents = held if held >= MIN_CACHED else 0
     elif kind in BARE:
         contents = len(thing), memory.members(thing)
     return id(thing), contents
+
+
+def _of_tensor(tensor: torch.Tensor, memory: Memory) -> tuple[int, int]:
+    """Return how often torch has written, and a digest, as numpy may have written, too.
+
+    Code of the user's subclasses is not called.
+    """
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 as torch does itself
+        writes = 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
+        with suppress(RuntimeError):  # a wrapper has no memory of its own
+            return writes, memory.digest(*(_span(tensor) or (0, 0)))
+        return writes, 0
 
 
 def _reach(array: NDArray[Any]) -> tuple[int, int]:

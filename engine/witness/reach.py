@@ -10,13 +10,15 @@ from __future__ import annotations
 import dis
 import enum
 import logging
+import os
 import pathlib
+import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -101,7 +103,8 @@ def parts_of(thing: Any) -> Iterator[Named]:
 
     What a function uses from around it appears as `.<closure>.x`, `.<globals>.x` and
     `.<defaults>.x`. Numbers and text are left out. Arrays, tensors, classes and modules
-    have no parts.
+    have no parts, but what code uses of the user's classes and modules is a part of it:
+    `.<globals>.Config.size`.
     """
     if WHOLE.isdisjoint(type(thing).__mro__):
         yield from (
@@ -192,16 +195,28 @@ def _entries(thing: Any) -> Iterator[Named]:
     All of them may use globals of their module.
     """
     owners = [owner.__dict__ for owner in type(thing).__mro__]
+    names = _names_used(type(thing))
+    for name in names:
+        method = next((each[name] for each in owners if name in each), None)
+        if type(method) in (types.FunctionType, LRU_CACHE):
+            yield f".{name}", method
+    for holder, name in _data_of(type(thing), names):
+        yield f".{name}", holder.get(name)
+
+
+def _names_used(kind: type) -> tuple[str, ...]:
+    """Return the names that the methods use which workers call, theirs included."""
+    owners = [owner.__dict__ for owner in kind.__mro__]
     names = list(ENTRIES)
     for name in names:
         method = next((each[name] for each in owners if name in each), None)
         if type(method) not in (types.FunctionType, LRU_CACHE):
             continue
-        yield f".{name}", method
         function = vars(method)["__wrapped__"] if type(method) is LRU_CACHE else method
         if type(function) is types.FunctionType and not _is_torchs(function):
             further = set(names_in(function.__code__)).difference(names)
             names += sorted(further)
+    return tuple(names)
 
 
 def _is_torchs(function: types.FunctionType) -> bool:
@@ -225,6 +240,75 @@ def _around(function: types.FunctionType) -> Iterator[Named]:
         around = function.__globals__
         if not (type(value) is types.FunctionType and value.__globals__ is not around):
             yield f".<globals>.{name}", value
+    for step, (holder, name) in _qualified(function):
+        yield step, holder.get(name)
+
+
+Place = tuple[Mapping[str, Any], str]
+"""Where an attribute of a class or a module is looked up."""
+
+
+def _qualified(function: types.FunctionType) -> Iterator[tuple[str, Place]]:
+    """Yield what code uses of the user's classes and modules, with the path there."""
+    names = tuple(names_in(function.__code__))
+    around, closure = function.__globals__, function.__closure__ or ()
+    used: list[Named] = [
+        (f".<globals>.{name}", around.get(name))
+        for name in globals_in(function.__code__)
+    ]
+    for name, cell in zip(function.__code__.co_freevars, closure, strict=True):
+        used += [(f".<closure>.{name}", value) for value in _contents([cell])]
+    for step, value in used:
+        for place in _data_of(value, names):
+            yield f"{step}.{place[1]}", place
+
+
+def _data_of(thing: Any, names: Iterable[str]) -> Iterator[Place]:
+    """Yield the attributes of a class or a module that are among these names.
+
+    Code does not count, nor do libraries, but for the environment's variables.
+    """
+    holders: list[Mapping[str, Any]] = []
+    if is_a(thing, type):
+        owners = (o for o in thing.__mro__ if not _is_librarys(str(o.__module__)))
+        holders = [vars(owner) for owner in owners]
+    elif thing is os:
+        holders = [{"environ": os.environ, "getenv": os.environ}]
+    elif is_a(thing, types.ModuleType) and not _is_librarys(thing.__name__):
+        holders = [vars(thing)]
+    for holder in holders:
+        yield from ((holder, name) for name in names if is_data(holder.get(name)))
+
+
+def is_data(value: Any) -> bool:
+    """Whether an attribute of a class or a module is neither code nor missing."""
+    return value is not None and not is_a(value, CODE)
+
+
+CODE = (
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.MethodType,
+    types.BuiltinFunctionType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    LRU_CACHE,
+    property,
+    classmethod,
+    staticmethod,
+    cached_property,
+)
+
+
+@lru_cache
+def _is_librarys(module: str) -> bool:
+    """Whether a module belongs to Python, torch or numpy, or to us."""
+    root = module.partition(".")[0]
+    return root in sys.stdlib_module_names - {"__main__"} or root in LIBRARIES
+
+
+LIBRARIES = frozenset(("numpy", "torch", __name__.partition(".")[0]))
 
 
 def names_in(code: types.CodeType) -> Iterator[str]:
@@ -267,9 +351,15 @@ def views_of(thing: Any) -> Iterator[View]:
         yield partial(kind.__iter__, thing)
     if is_a(thing, types.FunctionType):
         yield partial(map, thing.__globals__.get, globals_in(thing.__code__))
+        qualified = [place for _, place in _qualified(thing)]
+        if qualified:
+            yield partial(_looked_up, qualified)
         yield partial(_contents, thing.__closure__ or ())
     elif type(thing) not in BARE:
         yield partial(dict.values, _dict_of(thing))
+        named = list(_data_of(type(thing), _names_used(type(thing))))
+        if named:
+            yield partial(_looked_up, named)
         slotted = (each for each in type(thing).__mro__ if "__slots__" in vars(each))
         for owner in slotted:
             yield partial(_values, thing, owner)
@@ -279,6 +369,10 @@ def _contents(cells: Iterable[types.CellType]) -> Iterator[Any]:
     for cell in cells:
         with suppress(ValueError):  # an empty cell: not assigned yet
             yield cell.cell_contents
+
+
+def _looked_up(places: Iterable[Place]) -> Iterator[Any]:
+    return (holder.get(name) for holder, name in places)
 
 
 def _values(thing: Any, owner: type) -> Iterator[Any]:

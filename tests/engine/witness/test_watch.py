@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections import deque
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ import torch
 
 from penstock.engine.witness import watch as module
 from penstock.engine.witness.watch import ChangeWatch
+from penstock.engine.witness.witness import Witness
 
 factor = [1]
 size = 1
@@ -27,8 +31,20 @@ class Slotted:
         self.scale = 1
 
 
+class Config:
+    """A user's class that nobody makes an object of."""
+
+    scale = 1
+
+
+settings = ModuleType("settings")
+settings.scale = 1  # type: ignore[attr-defined]
+
+
 class Rows:
     """Uses a global list, and an attribute that is named like a global number."""
+
+    level = 0
 
     def __init__(self) -> None:
         self.size = 1
@@ -39,7 +55,8 @@ class Rows:
         self.table = np.zeros(3)
 
     def __getitem__(self, index: int) -> int:
-        return index * factor[0] * self.image.size * self.doubled
+        scale = Config.scale * settings.scale * int(os.environ["PENSTOCK_SCALE"])
+        return index * factor[0] * self.image.size * self.doubled * scale + self.level
 
     @property
     def image(self) -> Any:
@@ -76,12 +93,23 @@ CHANGES: dict[str, Callable[[Rows], object]] = {
     ".recent": lambda rows: rows.recent.append(1),
     ".weights": lambda rows: rows.weights.add_(1),
     ".__getitem__.<globals>.factor": lambda rows: factor.append(1),
+    ".__getitem__.<globals>.Config.scale": lambda _: setattr(Config, "scale", 2),
+    ".__getitem__.<globals>.settings.scale": lambda _: setattr(settings, "scale", 2),
+    ".__getitem__.<globals>.os.environ": lambda _: os.environ.update(
+        PENSTOCK_SCALE="2"
+    ),
+    ".level": lambda _: setattr(Rows, "level", 1),
     ".new": lambda rows: setattr(rows, "new", 1),
 }
 
 
 @pytest.mark.parametrize("path", CHANGES)
-def test_a_change_is_noticed_at_once(path: str) -> None:
+def test_a_change_is_noticed_at_once(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_SCALE", "1")
+    for owner, name in ((Config, "scale"), (settings, "scale"), (Rows, "level")):
+        monkeypatch.setattr(owner, name, 0)
     rows = Rows()
     watch = ChangeWatch([range(3), rows])
     assert watch.changed() is None
@@ -98,6 +126,22 @@ def test_a_variable_around_a_function_counts() -> None:
     assert watch.changed() is None
     on()
     assert watch.changed() == "seen.<closure>.step"
+
+
+def test_a_step_of_an_optimizer_counts() -> None:
+    model = torch.nn.Linear(1, 1)
+    watch = ChangeWatch([model])
+    with torch.no_grad():
+        model.weight.add_(1)
+    assert watch.changed() == "Linear._parameters['weight']"
+
+
+def test_a_counter_counts() -> None:
+    counter = itertools.count()
+    before = Witness([partial(next, counter)])
+    assert before.changed() is None
+    next(counter)
+    assert before.changed() == ".args[0]"
 
 
 def test_what_no_sample_depends_on_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
