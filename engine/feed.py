@@ -446,6 +446,10 @@ class DrawnFeed:
         in_flight, finished = self._engine.pop()
         stamp = in_flight.plan
         self.cursor = plan.cursor_after(stamp)
+        if (
+            plan.most
+        ):  # as torch's workers: once a batch is here, before the loop has it
+            self._draw()
         if isinstance(finished, FailedBatch):
             try:
                 raise finished.error

@@ -106,13 +106,13 @@ class Run:
         self._begin(cursor, alone=alone)
 
     def _begin(self, cursor: Cursor, *, alone: bool) -> None:
-        self._alone: DirectHost | None = None
+        self.alone: DirectHost | None = None
         """The host, if the trainer makes the batches by itself."""
         host: Host | None = None
         what = self._recipe, self._byte_budget, cursor, self._trainer
         try:
             if alone:
-                host = self._alone = DirectHost(*what)
+                host = self.alone = DirectHost(*what)
             else:
                 host = TrainerHost(*what)
             self.host: Host = host
@@ -157,7 +157,7 @@ class Run:
         """
         trainer = self._trainer
         trainer.ask(time.perf_counter_ns())
-        if self._alone is None:
+        if self.alone is None:
             self.contention.asked(trainer.gap_s)
         delivery = self._taken() if self._watch is None else self._watched()
         if delivery is None:
@@ -191,7 +191,7 @@ class Run:
 
     def _follow(self, data: Any) -> None:
         """Move the engine if a knob requests it; otherwise measure what it costs."""
-        kind, alone = self._workers, self._alone
+        kind, alone = self._workers, self.alone
         if alone is not None:
             kind = kind or alone.found()
             if kind is not None and self._direct is not None:
@@ -215,7 +215,7 @@ class Run:
 
     def _settle_in(self, host: Host, alone: DirectHost | None = None) -> None:
         """Replace the host by another one, which `alone` is, too, if it is direct."""
-        self.host, self._alone = host, alone
+        self.host, self.alone = host, alone
         if self._closed:  # by another thread, which may have closed the old one
             host.close()
 
@@ -438,7 +438,7 @@ class Run:
         knobs = self.host.knobs()
         if self._direct is not None:
             knobs = self._with_executor(self._direct, knobs)
-        if not self._movable or self._alone is not None:
+        if not self._movable or self.alone is not None:
             return knobs
         host = Knob(
             NAME,
@@ -460,7 +460,7 @@ class Run:
         There is no such knob while it is unknown what workers would make of the data.
         """
         engine, (recipe,) = self.host.engine, direct.segments
-        if self._alone is not None and self._alone.undecided:
+        if self.alone is not None and self.alone.undecided:
             return knobs
         movable = next((knob for knob in knobs if knob.name == "executor"), None)
         kinds = ["thread"] if recipe.thread_safe else ["process"]

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from operator import index
+from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -30,6 +31,7 @@ from torch.utils.data import (
 )
 
 from .. import config
+from ..engine.batch.tensors import is_default_unchanged
 from ..engine.plan import BatchPlan, Drawing, DrawnPlan
 from ..engine.plan.drawn import AHEAD, LateOrder
 from ..engine.recipe import check_name
@@ -39,7 +41,7 @@ from ..system.printing import Printed, loader_call
 from .exiting import looping_threads
 from .naming import found_name
 from .session import Epoch, Loop, Slot, rank_of_process
-from .sources.datasets import warn_of
+from .sources.datasets import has_length, warn_of
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
@@ -164,7 +166,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         self.thread_safe = thread_safe
         self.snapshot_every_n_steps = snapshot_every_n_steps
         check_name(name)
-        self.name = name or found_name()
+        named = getattr(type(self), "name", None)  # a subclass may have its own
+        self.name = name or (named if isinstance(named, str) else "") or found_name()
         self._set_up()
 
     def _set_up(self) -> None:
@@ -193,6 +196,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         return looping_threads.run(self._loop)
 
     def _loop(self) -> Any:
+        if not isinstance(self.generator, (torch.Generator, NoneType)):
+            self._drawn_seed()  # raises what torch raises
         why = self._why_torchs()
         drawing = self._drawing
         if not self._resumed:
@@ -365,7 +370,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
                 and not (seeded or safe)
                 and self._draws_in_workers()
             ),
-            "the dataset has no length": not hasattr(self.dataset, "__len__"),
+            "the dataset has no length": not has_length(self.dataset),
+            "a timeout is for workers": self.timeout and not self.num_workers,
             "in_order=False takes batches as they come": not self.in_order,
             "penstock's worker processes need Linux": (
                 self.num_workers and not (safe or FORKS)
@@ -613,7 +619,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
     @property
     def _collate(self) -> Callable[[list[Any]], Any] | None:
         """Return the user's `collate_fn`; None for torch's, which runs in place."""
-        return None if self.collate_fn is default_collate else self.collate_fn
+        plain = self.collate_fn is default_collate and is_default_unchanged()
+        return None if plain else self.collate_fn
 
     def _still(self, recipe: Recipe) -> bool:
         """Whether everything that the recipe depends on is unchanged."""

@@ -79,8 +79,9 @@ class Epoch(Iterator[Any]):
             raise
 
     def abandon(self) -> None:
-        """Stop the workers, unless the epoch is over."""
-        self._abandon()
+        """Stop the workers, if there are any, unless the epoch is over."""
+        if self._run.run.alone is None:  # otherwise the loop may go on, as in torch
+            self._abandon()
 
     def _deliver(self) -> Any:
         if self._over:

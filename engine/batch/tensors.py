@@ -25,6 +25,12 @@ def collate_by_default(samples: list[Any]) -> Any:
     return torchs.collate(samples, collate_fn_map={**known, torch.Tensor: _stacked})
 
 
+def is_default_unchanged() -> bool:
+    """Whether nobody has registered other functions for `default_collate` to call."""
+    functions = torchs.default_collate_fn_map.values()
+    return all(each.__module__ == torchs.__name__ for each in functions)
+
+
 def _stacked(tensors: Sequence[torch.Tensor], **how: Any) -> torch.Tensor:
     if tensors[0].is_nested or tensors[0].layout is not torch.strided:
         refused: torch.Tensor = torchs.collate_tensor_fn(tensors, **how)

@@ -26,7 +26,7 @@ from .assigned import AssignedPlan
 from .batch_plan import BatchPlan, Context
 from .buckets import Lengths, bucketed
 from .cursor import Cursor, read_state, write_state
-from .drawn import Drawing, DrawnPlan, objects
+from .drawn import Drawing, DrawnPlan, as_yielded, objects
 from .group_shuffle import group_shuffle
 from .order import Order, Permutation, PlannedBatch, Planning, Rows
 from .part_shuffle import shuffled_by_part
@@ -55,6 +55,7 @@ __all__ = [
     "Setting",
     "Shard",
     "Tail",
+    "as_yielded",
     "bucketed",
     "group_shuffle",
     "objects",

@@ -15,7 +15,7 @@ import itertools
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -296,10 +296,11 @@ class DrawnPlan:
     Args:
         ahead: batches drawn in advance; 0 if the trainer loads them itself, one at a
             time, and must not get ahead of a sampler that watches it.
+        whole: whether the dataset reads a batch at once, by what the sampler yields.
     """
 
-    def __init__(self, ahead: int = 0) -> None:
-        self.ahead = ahead
+    def __init__(self, ahead: int = 0, *, whole: bool = False) -> None:
+        self.ahead, self._whole = ahead, whole
         # By step; an entry is made once, and removed when nobody needs it any more.
         self._drawn: dict[int, tuple[BatchPlan, Rows]] = {}
         # The first step that is in `_drawn`, if any is.
@@ -373,7 +374,7 @@ class DrawnPlan:
         while not self.exhausted and self.stop < head + self.ahead:
             indices = self._next()
             if indices is not None:
-                rows = _indices(indices)
+                rows = _indices(indices, whole=self._whole)
                 if len(rows) == 0:
                     raise SpecError(EMPTY.format(self.stop - self._first))
                 step, position = self.stop, self._position
@@ -404,7 +405,7 @@ class DrawnPlan:
         drawn = self._drawn.pop(step, None)
         if drawn is not None:  # drawn for an engine that the trainer has left
             last = self.exhausted and step + 1 == self.stop
-            return drawn[0]._replace(last=last), drawn[1].indices.tolist()
+            return drawn[0]._replace(last=last), as_yielded(drawn[1].indices)
         indices = None if self.exhausted else self._next()
         if indices is None:
             return None
@@ -461,9 +462,27 @@ class DrawnPlan:
         return Cursor(plan.epoch, plan.batch + 1, plan.step + 1, end)
 
 
-def _indices(yielded: Iterable[Any]) -> NDArray[Any]:
+class Yielded(NamedTuple):
+    """What a sampler yielded for a batch, in place of the batch's first index."""
+
+    keys: Any
+
+    def __repr__(self) -> str:
+        return f"{self.keys!r:.80}"
+
+
+def as_yielded(indices: NDArray[Any]) -> Any:
+    """Return what a dataset's `__getitems__` gets: what the sampler yielded."""
+    listed = indices.tolist()
+    first = listed[0] if listed else None
+    return first.keys if type(first) is Yielded else listed
+
+
+def _indices(yielded: Iterable[Any], *, whole: bool) -> NDArray[Any]:
     """Return the indices of a batch, `[N]`: the sampler's own objects, if not ints."""
     indices = list(yielded)
+    if whole and indices and type(yielded) is not list and isinstance(yielded, Sized):
+        return objects([Yielded(yielded), *indices[1:]])
     if {*map(type, indices)} <= {int}:
         with contextlib.suppress(OverflowError):
             return np.array(indices, np.int64)

@@ -20,6 +20,7 @@ from ..batch.array_rows import ArrayRows
 from ..batch.layout import size_of, size_of_all
 from ..core.chunk import Chunk, Failure, Outcome, Parts
 from ..core.metrics import CpuClock
+from ..plan import as_yielded
 from .randomness import SampleRandom
 
 
@@ -193,10 +194,10 @@ class Calling(Operation):
         self.finish(work, calls.results)
 
 
-def fetch(work: Work, stage: str, get_many: Callable[[list[Any]], Any]) -> None:
+def fetch(work: Work, stage: str, get_many: Callable[[Any], Any]) -> None:
     """Read a whole batch at once, as torch's fetcher does; it counts as row 0."""
     try:
-        data = get_many(work.chunk.indices.tolist())
+        data = get_many(as_yielded(work.chunk.indices))
     except BaseException as error:  # noqa: BLE001 the trainer raises it
         work.fail_all(error, stage)
     else:

@@ -141,7 +141,8 @@ def compile_drawn(
             segment = replace(segment, executor=kind)
     segment = replace(segment, fixed=fixed)
     recipe = replace(recipe, segments=(segment,))
-    return replace(recipe, plan=DrawnPlan(0 if recipe.direct else AHEAD))
+    ahead = 0 if recipe.direct else AHEAD
+    return replace(recipe, plan=DrawnPlan(ahead, whole=recipe.buffers.whole))
 
 
 def reads_batches(dataset: Any) -> bool:

@@ -74,6 +74,14 @@ def cure_of(data: Any) -> str:
     return ""
 
 
+def has_length(dataset: Any) -> bool:
+    """Whether a dataset says how long it is; with a sampler, it need not."""
+    try:
+        return len(dataset) >= 0
+    except Exception:  # noqa: BLE001 whatever the user's dataset raises
+        return False
+
+
 def warn_of(data: Any) -> None:
     """Warn if an object looks like a dataset to torch but is not one.
 
