@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,3 +126,23 @@ def test_closing_writes_and_leaves_syncing_to_the_disk(
     assert not FolderState.read(disk.folder).clean
     disk.sync()
     assert FolderState.read(disk.folder).clean
+
+
+def test_records_that_come_soon_after_each_other_are_written_together(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "GATHER_S", 60.0)  # until it is closed
+    sizes: list[int] = []
+    put = disk.put
+
+    def counted(batch: Sequence[tuple[bytes, bytes]], *further: Any) -> int:
+        sizes.append(len(batch))
+        return put(batch, *further)
+
+    monkeypatch.setattr(disk, "put", counted)
+    writer = Writer(disk, "numbers", print)
+    assert writer.offer(key(1), b"one", lambda: None)
+    time.sleep(0.2)  # in which it would be written, if nothing were gathered
+    assert writer.offer(key(2), b"two", lambda: None)
+    writer.close()
+    assert sizes == [2]
