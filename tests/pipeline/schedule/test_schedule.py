@@ -170,6 +170,8 @@ def test_the_preview_says_what_is_in_force_from_when_on() -> None:
     assert lines[1].split() == ["0", "0", "200", "128", "1", "-", "-"]
     assert lines[2].split() == ["2", "10", "100", "224", "0.5", "-", "-"]
     assert lines[3] == "30 steps in 4 epochs of 1000 samples"
+    fewer = schedule.preview(LENGTH, world=2, epochs=2).splitlines()
+    assert fewer == [*lines[:2], "10 steps in 2 epochs of 1000 samples"]
 
 
 def eight(epoch: int) -> int:
