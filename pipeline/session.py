@@ -72,15 +72,17 @@ class Epoch(Iterator[Any]):
         except Exception as error:
             set_on(error, "__traceback__", users_frames(error))
             raise
-        except (
-            BaseException
-        ):  # Ctrl-C: its traceback keeps this loop from being dropped
-            self.abandon()
+        except BaseException as error:
+            self.abandon(error)
             raise
 
-    def abandon(self) -> None:
-        """Stop the workers, if there are any, unless the epoch is over."""
-        if self._run.run.alone is None:  # otherwise the loop may go on, as in torch
+    def abandon(self, error: BaseException) -> None:
+        """Stop the workers, unless the epoch is over.
+
+        Without workers, the loop may go on, as in torch. After Ctrl-C, the error's
+        traceback would keep this loop from being dropped.
+        """
+        if self._run.run.alone is None or isinstance(error, KeyboardInterrupt):
             self._abandon()
 
     def _deliver(self) -> Any:
@@ -159,8 +161,8 @@ class Loop(Iterator[Any]):
         except Exception as error:
             set_on(error, "__traceback__", users_frames(error))
             raise
-        except BaseException:  # as in the epoch's own
-            self._epoch.abandon()
+        except BaseException as error:  # as in the epoch's own
+            self._epoch.abandon(error)
             raise
 
     def _next(self) -> Any:

@@ -78,8 +78,7 @@ def test_ctrl_c_ends_a_loop_at_once_and_leaves_nothing(kind: str) -> None:
                 if at == 2:
                     print("ready", flush=True)
         except KeyboardInterrupt:
-            pass
-        print(threading.active_count(), pipe.stats() is None)
+            print(threading.active_count(), pipe.stats() is None)
         """,
         kind,
     )

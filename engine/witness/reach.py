@@ -200,8 +200,10 @@ def _entries(thing: Any) -> Iterator[Named]:
         method = next((each[name] for each in owners if name in each), None)
         if type(method) in (types.FunctionType, LRU_CACHE):
             yield f".{name}", method
+    own = _dict_of(thing)
     for holder, name in _data_of(type(thing), names):
-        yield f".{name}", holder.get(name)
+        if name not in own:
+            yield f".{name}", holder.get(name)
 
 
 def _names_used(kind: type) -> tuple[str, ...]:

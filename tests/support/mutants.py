@@ -2,10 +2,10 @@
 
 Each changes one place as a slip of the hand might: a comparison, an operator, a
 condition, a constant, a default, or a statement that is no longer there. What changes
-no behaviour is never drawn: annotations, docstrings and messages, assertions, blocks
-for type checkers or other platforms, and the values of constants in capitals, which
-were chosen and might have been others. A mutant may still mean the same as the
-original; only a reader can tell.
+no behaviour is never drawn: annotations, docstrings and messages, assertions (that of
+`zip`, too), blocks for type checkers or other platforms, and the values of constants in
+capitals, which were chosen and might have been others. A mutant may still mean the same
+as the original; only a reader can tell.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class Finder(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_keyword(self, node: ast.keyword) -> None:
-        if node.arg != "stacklevel":
+        if node.arg not in ("stacklevel", "strict"):
             self.visit(node.value)
 
     # Statements that are gone

@@ -128,6 +128,23 @@ def test_a_variable_around_a_function_counts() -> None:
     assert watch.changed() == "seen.<closure>.step"
 
 
+class Counting:
+    """Hides its class's number with its own, from the first call on."""
+
+    calls = 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+
+
+def test_an_attribute_that_hides_its_class_s_counts() -> None:
+    counting = Counting()
+    for _ in range(2):
+        watch = ChangeWatch([counting])
+        counting()
+        assert watch.changed() == "Counting.calls"
+
+
 def test_a_step_of_an_optimizer_counts() -> None:
     model = torch.nn.Linear(1, 1)
     watch = ChangeWatch([model])
