@@ -14,7 +14,8 @@ from ..system.forking import FORKS
 from .batch.device import DeviceStage, ToDevice
 from .batch.tensors import in_parts
 from .core.byte_budget import ByteBudget
-from .far.handover import dumps
+from .core.chunk import SAMPLE
+from .far.handover import RemoteTraceback, dumps
 from .far.pools import start_method
 from .feed import Delivery
 from .host.direct import DirectHost
@@ -298,7 +299,7 @@ class Run:
         except (BudgetError, WorkerError):
             raise
         except Exception as error:
-            if self._closed:
+            if self._closed or not is_of_worker(error):
                 raise
             said = f"{type(error).__name__}: {error}".partition("\n")[0]
             why = self._changed() or FAILED.format(said)
@@ -576,6 +577,16 @@ def ways_to(stage: DeviceStage | None) -> tuple[Lane | None, ToDevice | None]:
     from .to_device.lane import lane_to
 
     return lane_to(stage), None
+
+
+def is_of_worker(error: Exception) -> bool:
+    """Whether workers have raised it: in another process, or while making a sample.
+
+    What a collate_fn raises in the trainer is final: it may keep state.
+    """
+    notes = getattr(error, "__notes__", ())
+    elsewhere = isinstance(error.__cause__, RemoteTraceback)
+    return elsewhere or any(SAMPLE in note for note in notes)
 
 
 def may_move(recipe: Recipe) -> bool:

@@ -171,6 +171,8 @@ def test_penstock_makes_of_ordinary_data_what_torch_makes(seed: int) -> None:
         Case(face="pipeline", change=4, move=1, length=24, epochs=2),
         # Torch asks a dataset for whatever a sampler yields, and for whole batches.
         Case(sampler="batches", index="pair", many="dict", collate="list", workers=1),
+        # What a collate_fn raises in the trainer is final.
+        Case(face="pipeline", collate="failing", move=1, batch=1, length=16, epochs=1),
         # Batches formed at run time are collated under a seed, too.
         Case(face="pipeline", trait="by worker", collate="drawing"),
     ],

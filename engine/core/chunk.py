@@ -103,6 +103,10 @@ def _chunk(
     return Chunk(step, first_row, rows, seeds, Context(*context))
 
 
+SAMPLE = "sample index"
+"""What the note of an error about one sample says."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An exception from a stage's function, and where it happened."""
@@ -119,7 +123,7 @@ class Failure:
     def annotated(self, epoch: int, step: int) -> BaseException:
         """Return the exception, with a note that identifies the sample."""
         note = (
-            f"{NOTE}{self.stage}, sample index {self.index!r:.60} "
+            f"{NOTE}{self.stage}, {SAMPLE} {self.index!r:.60} "
             f"(epoch {epoch}, step {step}, row {self.row} of the batch)"
         )
         if note not in getattr(self.error, "__notes__", ()):
