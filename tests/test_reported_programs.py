@@ -11,7 +11,7 @@ import logging
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import cache
 from itertools import chain, product
@@ -22,45 +22,13 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data as torchs
-from torch.utils.data._utils.collate import default_collate_fn_map
 
 import penstock as ps
 from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.witness import watch
 from support import warm
-from support.batches import same
+from support.as_torch import LENGTH, SIZE, WORKERS, Table, check, pairs, unchanged
 from support.moves import workers_pay
-
-LENGTH, SIZE = 24, 4
-WORKERS = [None, 0, 2]
-"""The number of workers that a program asks for; None: it says nothing."""
-
-
-def outcome(loader: Any) -> list[Any]:
-    """Return the batches, and the type of an exception that ended the loop."""
-    found: list[Any] = []
-    loop = iter(loader)
-    try:
-        found.extend(loop)
-    except Exception as error:  # noqa: BLE001 it is compared
-        found.append(type(error))
-        # The collector would wait seconds for each of torch's workers.
-        getattr(loop, "_shutdown_workers", list)()
-    return found
-
-
-def check(dataset: Any, workers: int | None, **given: Any) -> None:
-    """Check that two epochs of a tuned loader are torch's."""
-    if workers is not None:
-        given["num_workers"] = workers
-    torch.manual_seed(0)
-    plain = torchs.DataLoader(dataset, **given)
-    expected = [outcome(plain), outcome(plain)]
-    ps.set_enable_autotune(True)
-    torch.manual_seed(0)
-    with closing(ps.DataLoader(dataset, **given)) as loader:
-        found = [outcome(loader), outcome(loader)]
-    assert same(found, expected)
 
 
 @pytest.fixture(autouse=True)
@@ -93,39 +61,12 @@ INDICES: dict[str, Callable[[int], Any]] = {
 }
 
 
-def pairs(kinds: Iterable[str], *quick: str) -> list[Any]:
-    """Return each kind and number of workers, and `quick` kinds with processes, too."""
-    return [
-        pytest.param(kind, workers, marks=pytest.mark.slow if late else ())
-        for kind in kinds
-        for workers in WORKERS
-        for late in [workers != 0 and kind not in quick]
-        if kind != "tensor" or not workers  # torch's loader leaves a thread behind
-    ]
-
-
 @pytest.mark.parametrize(("kind", "workers"), pairs(INDICES, "size and index"))
 def test_a_sampler_may_yield_any_index(kind: str, workers: int | None) -> None:
     indices = [INDICES[kind](index) for index in range(LENGTH)]
     batches = [indices[at : at + SIZE] for at in range(0, LENGTH, SIZE)]
     check(Asked(), workers, batch_sampler=batches)
     check(Asked(), workers, sampler=indices, batch_size=SIZE)
-
-
-class Table(torchs.Dataset[Any]):
-    """Reads batches at once, in the form of `make`."""
-
-    def __init__(self, make: Callable[[list[Any]], Any]) -> None:
-        self.make = make
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor([index])
-
-    def __getitems__(self, indices: list[int]) -> Any:
-        return self.make(indices)
 
 
 def refuse(indices: list[int]) -> Any:
@@ -149,126 +90,12 @@ READS: dict[str, Callable[[list[int]], Any]] = {
 }
 
 
-def unchanged(batch: Any) -> Any:
-    return batch
-
-
 @pytest.mark.parametrize(("kind", "workers"), pairs(READS, "fewer", "refused"))
 def test_a_dataset_may_read_batches_itself(kind: str, workers: int | None) -> None:
     data = Table(READS[kind])
     check(data, workers, batch_size=SIZE, drop_last=True)
     some = torchs.Subset(data, range(17))
     check(some, workers, batch_size=SIZE, collate_fn=unchanged)
-
-
-CONTAINERS: dict[str, Callable[[range], Any]] = {
-    "tuple": tuple,
-    "range": lambda some: some,
-    "dict": dict.fromkeys,
-    "array": np.array,
-    "tensor": torch.tensor,
-}
-
-
-@pytest.mark.parametrize(("kind", "workers"), pairs(CONTAINERS, "tuple"))
-def test_a_dataset_gets_what_its_batch_sampler_yields(
-    kind: str, workers: int | None
-) -> None:
-    batches = [CONTAINERS[kind](range(at, at + SIZE)) for at in range(0, LENGTH, SIZE)]
-    data = Table(lambda given: (type(given).__name__, sum(given)))
-    check(data, workers, batch_sampler=batches, collate_fn=unchanged)
-
-
-class Endless(torchs.Dataset[Any]):
-    """Cannot say how long it is; its sampler can."""
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def __getitem__(self, index: int) -> int:
-        return 2 * index
-
-
-class Alarm(BaseException):
-    """As a signal handler raises it, at the seventh sample."""
-
-
-class Interrupted(torchs.Dataset[Any]):
-    def __init__(self) -> None:
-        self.made = 0
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, index: int) -> int:
-        self.made += 1
-        if self.made == 7:
-            raise Alarm
-        return index
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_a_dataset_need_not_know_its_length(workers: int | None) -> None:
-    check(Endless(), workers, sampler=range(3, 9), batch_size=SIZE)
-    check(Endless(), workers, batch_sampler=[[1, 2], [3]])
-
-
-def pulled(loader: Any) -> list[Any]:
-    """Return the batches, with each exception in place of one."""
-    found: list[Any] = []
-    loop = iter(loader)
-    while True:
-        try:
-            found.append(next(loop).tolist())
-        except StopIteration:
-            return found
-        except BaseException as error:  # noqa: BLE001 it is compared
-            found.append(type(error))
-
-
-def test_a_loop_without_workers_goes_on_after_an_interruption() -> None:
-    expected = pulled(torchs.DataLoader(Interrupted(), SIZE))
-    ps.set_enable_autotune(True)
-    with closing(ps.DataLoader(Interrupted(), SIZE)) as loader:
-        assert pulled(loader) == expected
-
-
-@pytest.mark.parametrize("workers", [None, 0])
-def test_a_time_limit_is_for_workers(workers: int | None) -> None:
-    given: Any = {} if workers is None else {"num_workers": workers}
-    ps.set_enable_autotune(True)
-    with pytest.raises(AssertionError, match="timeout"):
-        iter(torchs.DataLoader(range(8), timeout=5, **given))
-    with pytest.raises(AssertionError, match="timeout"):
-        iter(ps.DataLoader(range(8), timeout=5, **given))
-
-
-@pytest.mark.parametrize("tuned", [False, True])
-def test_what_is_no_generator_is_refused_as_by_torch(*, tuned: bool) -> None:
-    ps.set_enable_autotune(tuned)
-    with pytest.raises(TypeError, match="random_"):
-        next(iter(ps.DataLoader(range(8), generator=3)))  # type: ignore[arg-type]
-
-
-def collate_strictly(numbers: list[int], **_: Any) -> list[int]:
-    return numbers
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_default_collation_can_be_changed_for_any_type(
-    workers: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(default_collate_fn_map, int, collate_strictly)
-    check(range(LENGTH), workers, batch_size=SIZE)
-
-
-class Training(ps.DataLoader[Any]):
-    name = "train"
-
-
-def test_a_subclass_may_have_a_name_of_its_own() -> None:
-    assert Training(range(3)).name == "train"
-    assert Training(range(3), name="other").name == "other"
 
 
 class Told(torchs.Sampler[int]):

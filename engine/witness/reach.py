@@ -272,17 +272,17 @@ def _data_of(thing: Any, names: Iterable[str]) -> Iterator[Place]:
     """
     holders: list[Mapping[str, Any]] = []
     if is_a(thing, type):
-        owners = (o for o in thing.__mro__ if not _is_librarys(str(o.__module__)))
+        owners = (o for o in thing.__mro__ if not _is_of_library(str(o.__module__)))
         holders = [vars(owner) for owner in owners]
     elif thing is os:
         holders = [{"environ": os.environ, "getenv": os.environ}]
-    elif is_a(thing, types.ModuleType) and not _is_librarys(thing.__name__):
+    elif is_a(thing, types.ModuleType) and not _is_of_library(thing.__name__):
         holders = [vars(thing)]
     for holder in holders:
-        yield from ((holder, name) for name in names if is_data(holder.get(name)))
+        yield from ((holder, name) for name in names if _is_data(holder.get(name)))
 
 
-def is_data(value: Any) -> bool:
+def _is_data(value: Any) -> bool:
     """Whether an attribute of a class or a module is neither code nor missing."""
     return value is not None and not is_a(value, CODE)
 
@@ -304,10 +304,10 @@ CODE = (
 
 
 @lru_cache
-def _is_librarys(module: str) -> bool:
+def _is_of_library(module: str) -> bool:
     """Whether a module belongs to Python, torch or numpy, or to us."""
     root = module.partition(".")[0]
-    return root in sys.stdlib_module_names - {"__main__"} or root in LIBRARIES
+    return root in sys.stdlib_module_names or root in LIBRARIES
 
 
 LIBRARIES = frozenset(("numpy", "torch", __name__.partition(".")[0]))
