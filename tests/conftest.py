@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 
 from support.leaks import Footprint, leaks_since
+from support.other_programs import CoresOfOthers
 from support.warm import spawnv_passfds
 
 hypothesis.settings.register_profile(
@@ -35,16 +36,24 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("PYTHONUNBUFFERED", None)
 
 broke_off = pytest.StashKey[bool]()
+cores_of_others = pytest.StashKey[CoresOfOthers]()
+BUSY_CORES = 0.3
+"""Cores used by other programs above which a test marked `serial` cannot judge."""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU if there is none; else wake it before the guard looks."""
+    """Skip what needs a GPU if there is none; else wake it before the guard looks.
+
+    For a test marked `serial`, begin to measure what other programs use.
+    """
     import torch
 
     if torch.cuda.is_available():
         torch.cuda.synchronize()  # the first call opens files that stay open
     elif item.get_closest_marker("gpu") is not None:
         pytest.skip("needs a CUDA device")
+    if item.get_closest_marker("serial") is not None:
+        item.stash[cores_of_others] = CoresOfOthers()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -75,9 +84,21 @@ def exempt_from_collections() -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note whether the test raised: its traceback then keeps its variables alive."""
+    """Note whether the test raised: its traceback then keeps its variables alive.
+
+    A test that reads what the whole machine does says nothing about the code if it
+    fails while other programs use the cores: it is reported as skipped.
+    """
     item.stash[broke_off] = call.excinfo is not None
-    return (yield)
+    report = yield
+    failed = report.failed and call.when == "call" and call.excinfo is not None
+    if failed and cores_of_others in item.stash:
+        used = item.stash[cores_of_others]()
+        if used > BUSY_CORES:
+            path, line, _ = report.location
+            why = f"other programs used {used:.1f} cores: {call.excinfo.exconly()}"
+            report.outcome, report.longrepr = "skipped", (path, (line or 0) + 1, why)
+    return report
 
 
 @pytest.fixture(autouse=True, scope="session")
