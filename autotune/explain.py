@@ -218,7 +218,7 @@ def explain(
         rows_per_s=observation.rows_per_s,
         stages=_stages(observation, share - copy_share),
         advice=cause.advice,
-        caching=observation.caches,
+        caching=tuple(cache.line for cache in observation.caches),
         copy_share=copy_share,
         face=observation.face,
     )

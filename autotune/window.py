@@ -8,14 +8,11 @@ same rate, one row at a time. Otherwise the trainer's own seconds count.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import reduce
 
 from ..engine.observe.observation import (
     ConnectorObservation,
     Observation,
-    SegmentObservation,
-    TrainerObservation,
     ratio,
 )
 from .situation import Decision, Measure
@@ -127,15 +124,7 @@ def joined(first: Observation, second: Observation) -> Observation:
     alike = staff(first) == staff(second) and first.host == second.host
     if not alike or first.regime != second.regime:
         return second
-    pairs = zip(first.segments, second.segments, strict=True)
-    share = first.window_s / (first.window_s + second.window_s)
-    return replace(
-        second,
-        window_s=first.window_s + second.window_s,
-        used_cores=share * first.used_cores + (1.0 - share) * second.used_cores,
-        trainer=_trainers(first.trainer, second.trainer),
-        segments=tuple(_segments(a, b, share) for a, b in pairs),
-    )
+    return first + second
 
 
 def staff(observation: Observation) -> tuple[tuple[str, str], ...]:
@@ -160,52 +149,3 @@ def arrived(observation: Observation, decisions: Iterable[Decision]) -> bool:
 def beginning(observation: Observation) -> bool:
     """Whether workers are still starting, so that the rate is not yet theirs."""
     return any(segment.beginning for segment in observation.segments)
-
-
-def _trainers(a: TrainerObservation, b: TrainerObservation) -> TrainerObservation:
-    return TrainerObservation(
-        steps=a.steps + b.steps,
-        rows=a.rows + b.rows,
-        wait_s=a.wait_s + b.wait_s,
-        gap_s=a.gap_s + b.gap_s,
-        copy_s=a.copy_s + b.copy_s,
-        collate_s=a.collate_s + b.collate_s,
-        away_s=a.away_s + b.away_s,
-        first_s=a.first_s + b.first_s,
-    )
-
-
-def _segments(
-    a: SegmentObservation, b: SegmentObservation, share: float
-) -> SegmentObservation:
-    feeding = b.input
-    if a.input is not None and b.input is not None:
-        feeding = _connectors(a.input, b.input, share)
-    return replace(
-        b,
-        rows=a.rows + b.rows,
-        worker_s=a.worker_s + b.worker_s,
-        run_s=a.run_s + b.run_s,
-        cpu_s=a.cpu_s + b.cpu_s,
-        wait_input_s=a.wait_input_s + b.wait_input_s,
-        wait_credit_s=a.wait_credit_s + b.wait_credit_s,
-        wait_memory_s=a.wait_memory_s + b.wait_memory_s,
-        queued_s=a.queued_s + b.queued_s,
-        input=feeding,
-        output=_connectors(a.output, b.output, share),
-    )
-
-
-def _connectors(
-    a: ConnectorObservation, b: ConnectorObservation, share: float
-) -> ConnectorObservation:
-    def mean(first: float, second: float) -> float:
-        return share * first + (1.0 - share) * second
-
-    return ConnectorObservation(
-        occupancy=mean(a.occupancy, b.occupancy),
-        capacity=b.capacity,
-        empty=mean(a.empty, b.empty),
-        full=mean(a.full, b.full),
-        nbytes=mean(a.nbytes, b.nbytes),
-    )

@@ -137,7 +137,7 @@ def trained(run: Run, row: Row, seconds: float, log: Diary) -> Course:
         near_s=reached(0.90),
         settled_s=reached(0.95),
         workers=sum(segment.num_parallel_workers for segment in seen.segments),
-        mean_workers=sum(s.total.alive_s for s in whole.segments) / (now - start),
+        mean_workers=sum(s.worker_s for s in whole.segments) / (now - start),
         wait_share=told.wait_share,
         peak_bytes=seen.peak_bytes,
         late_changes=sum(at > start + seconds / 2 for at in log.changed_s),

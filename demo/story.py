@@ -22,7 +22,6 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from ..config import set_enable_autotune
 from ..engine.observe.observation import Observation
-from ..engine.observe.reading import Reading, difference
 from ..pipeline.pipeline import Pipeline
 from ..pipeline.sources.folder import Folder
 from .lesson import Lesson, Remote, cached_photos, pipeline
@@ -141,15 +140,15 @@ WINDOW_S = 1.0
 class DemoWindow:
     """About one second of training."""
 
-    begin: Reading
-    end: Reading
+    begin: Observation
+    end: Observation
     loss: float
     """Mean loss of its steps."""
 
     @property
     def seen(self) -> Observation:
         """The pipeline's observation of this window."""
-        return difference(self.begin, self.end)
+        return self.end - self.begin
 
     @property
     def samples_per_s(self) -> float:
@@ -180,7 +179,7 @@ def train(pipe: Pipeline, lesson: Lesson) -> Generator[DemoWindow]:
     Closing the iterator stops the pipeline's workers. The first batch waits for workers
     to start, and belongs to no window.
     """
-    begin: Reading | None = None
+    begin: Observation | None = None
     losses: list[float] = []
     for images, labels in chain.from_iterable(repeat(pipe)):
         losses.append(lesson.step(images, labels))

@@ -32,7 +32,7 @@ from .core.metrics import Gauge
 from .monitor import Monitor
 from .observe.gil import GilProbe
 from .observe.observation import Move, MoveOutcome
-from .observe.reading import TrainerMeter
+from .observe.trainer_meter import TrainerMeter
 from .plan import AssignedPlan, PlannedBatch
 from .program.program import ReadOn
 from .program.seeding import SeededCalls, Undrawn, seeded_by

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .core.connector import EngineLock
-from .core.metrics import GaugeReading, WorkerReading
+from .core.metrics import PartReading, SegmentCounters
 from .observe.gil import GilProbe
-from .observe.observation import Observation, TrainerObservation
-from .observe.reading import Reading, SegmentReading, TrainerMeter, difference
+from .observe.observation import (
+    ConnectorObservation,
+    Observation,
+    SegmentObservation,
+    TrainerObservation,
+    parts_of,
+)
+from .observe.trainer_meter import TrainerMeter
 from .plan import Planning
 from .recipe import Recipe
 from .segment import Segment
@@ -42,8 +49,8 @@ class Monitor:
         self._workers: tuple[tuple[str, int], ...] = ()
         self._waited = (0.0, 0.0)
 
-    def read(self) -> Reading:
-        """Return all totals as of now."""
+    def read(self) -> Observation:
+        """Return the window since the run began."""
         # These are files, and must not be read under the lock.
         queued = [
             segment.run_queue.look() + segment.connector.own_queue.seconds
@@ -52,23 +59,32 @@ class Monitor:
         pools = [segment.pool for segment in self._segments]
         with self._engine_lock.lock:
             now_ns = self._engine_lock.clock()
-            found = zip(self._segments, queued, pools, strict=True)
-            rows = tuple(self._segment(s, now_ns, q, p) for s, q, p in found)
+            read = [segment.connector.read(now_ns) for segment in self._segments]
             reservations = self._engine_lock.reservations.statistics()
             begun_next = self._engine_lock.next_step
         trainer = self._trainer
-        self._look_at_gil(now_ns / 1e9, trainer.read())
-        return Reading(
-            now_ns / 1e9,
-            trainer.epoch,
-            trainer.step,
-            trainer.read(),
-            rows,
-            reservations.held_bytes,
-            reservations.peak_bytes,
-            self._plan.regime(begun_next),
-            self._probe.last_share,
-            time.process_time(),
+        seen = trainer.read()
+        self._look_at_gil(now_ns / 1e9, seen)
+        window_s = trainer.window_s(now_ns, seen)
+        segments: list[SegmentObservation] = []
+        for segment, queued_s, pool, counters in zip(
+            self._segments, queued, pools, read, strict=True
+        ):
+            feeding = segments[-1].output if segments else None
+            told = _segment(segment, queued_s, pool, window_s, counters)
+            segments.append(replace(told, input=feeding))
+        return Observation(
+            time_s=now_ns / 1e9,
+            window_s=window_s,
+            epoch=trainer.epoch,
+            step=trainer.step,
+            trainer=seen,
+            segments=tuple(segments),
+            held_bytes=reservations.held_bytes,
+            peak_bytes=reservations.peak_bytes,
+            regime=self._plan.regime(begun_next),
+            gil_held=self._probe.last_share,
+            process_cpu_s=time.process_time(),
             batch_bytes=reservations.batch_bytes,
         )
 
@@ -92,49 +108,55 @@ class Monitor:
             self._probed_s = now_s
             self._probe.burst()
 
-    def _segment(
-        self, segment: Segment, now_ns: int, queued_s: float, pool: PoolStatistics
-    ) -> SegmentReading:
-        total, gauge, row_bytes = segment.connector.read(now_ns)
-        return SegmentReading(
-            segment.recipe.name,
-            segment.recipe.queue_name,
-            segment.executor,
-            segment.num_parallel_workers,
-            segment.prefetch_size,
-            total,
-            pool.alive,
-            gauge,
-            row_bytes,
-            tuple(segment.moves),
-            segment.moving,
-            queued_s,
-            segment.connector.parts.read(),
-            segment.recipe.stages,
-            segment.recipe.storable,
-            min(segment.recipe.bounds[1], pool.most),
-            segment.recipe.iterable,
-            pool.beginning,
-        )
+
+def _segment(
+    segment: Segment,
+    queued_s: float,
+    pool: PoolStatistics,
+    window_s: float,
+    counters: SegmentCounters,
+) -> SegmentObservation:
+    """Return what one segment has done since the run began, but for its input."""
+    recipe, work = segment.recipe, counters.work
+    costs = counters.parts
+    if len(recipe.stages) == 1:
+        costs = (PartReading(work.rows, work.run_s, work.cpu_s, work.nbytes),)
+    return SegmentObservation(
+        name=recipe.name,
+        queue_name=recipe.queue_name,
+        executor=segment.executor,
+        num_parallel_workers=segment.num_parallel_workers,
+        prefetch_size=segment.prefetch_size,
+        rows=work.rows,
+        worker_s=work.alive_s,
+        run_s=work.run_s,
+        cpu_s=work.cpu_s,
+        wait_input_s=work.wait_input_s,
+        wait_credit_s=work.wait_credit_s,
+        output=ConnectorObservation.of(counters.gauge, window_s, counters.row_bytes),
+        moves=tuple(segment.moves),
+        moving=segment.moving,
+        # The run queue is also counted between leases, and read at other moments.
+        queued_s=min(queued_s, max(0.0, work.run_s - work.cpu_s)),
+        parts=parts_of(recipe.stages, costs, recipe.storable),
+        wait_memory_s=work.wait_memory_s,
+        max_workers=min(recipe.bounds[1], pool.most),
+        iterable=recipe.iterable,
+        alive=pool.alive,
+        beginning=pool.beginning,
+    )
 
 
 def unmeasured(recipe: Recipe) -> Observation:
     """Return the window of a pipeline that has not run yet: nothing happened."""
-    nothing = WorkerReading()
     segments = tuple(
-        SegmentReading(
+        SegmentObservation(
             segment.name,
             segment.queue_name,
             segment.executor,
             segment.num_parallel_workers,
             segment.prefetch_size,
-            nothing,
-            0,
-            GaugeReading(0.0, 0.0, 0.0, 0),
-            0.0,
         )
         for segment in recipe.segments
     )
-    trainer = TrainerObservation(0, 0, 0.0, 0.0)
-    reading = Reading(0.0, 0, 0, trainer, segments, 0, 0)
-    return difference(reading, reading)
+    return Observation(0.0, 0.0, 0, 0, TrainerObservation(), segments)

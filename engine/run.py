@@ -24,7 +24,7 @@ from .in_children import in_children
 from .observe.contention import ContentionMeter
 from .observe.knob import Knob
 from .observe.observation import Move, Observation
-from .observe.reading import Reading, TrainerMeter, difference
+from .observe.trainer_meter import TrainerMeter
 from .plan import Cursor, DrawnPlan
 from .recipe import Recipe, SegmentRecipe
 from .segment import Segment
@@ -103,7 +103,7 @@ class Run:
         """The watch over what those segments work with, once one has moved."""
         self._moves: tuple[Move, ...] = ()
         self._closed = False
-        self._history: deque[tuple[Host, Reading]] = deque(maxlen=HISTORY)
+        self._history: deque[tuple[Host, Observation]] = deque(maxlen=HISTORY)
         self._begin(cursor, alone=alone)
 
     def _begin(self, cursor: Cursor, *, alone: bool) -> None:
@@ -128,7 +128,7 @@ class Run:
         self._wanted = self._kind
         self._observed, self._before = self.host, self.read()
         self._note(self.host.read())
-        self._warm: tuple[Host | None, Reading] = None, self._before
+        self._warm: tuple[Host | None, Observation] = None, self._before
         """State at the first batch of a host, for which workers had to start."""
 
     @property
@@ -184,7 +184,7 @@ class Run:
         # Only now: a reading between a batch's wait and its count would tear the step.
         if self._warm[0] is not (host := self.host):
             # The next step begins here, before the counters are read.
-            self._warm = host, replace(host.read(), time_s=left_ns / 1e9)
+            self._warm = host, host.read().since(left_ns / 1e9)
             self._note(self._warm[1])
         elif (reading := self.host.glance()) is not None:
             self._note(reading)
@@ -433,7 +433,7 @@ class Run:
         last, self._observed = self._observed, host
         if last is not host or not self._trainer.training:
             return None
-        return difference(before, self._before)
+        return self._before - before
 
     def knobs(self) -> tuple[Knob, ...]:
         knobs = self.host.knobs()
@@ -516,13 +516,13 @@ class Run:
         known = last.trainer.steps - warm.trainer.steps >= WARM_STEPS
         if begun is host and known and first.trainer.steps < warm.trainer.steps:
             first = warm
-        return difference(first, self._whole(last))
+        return self._whole(last) - first
 
-    def read(self) -> Reading:
-        """Return all totals as of now."""
+    def read(self) -> Observation:
+        """Return the window since the run began."""
         return self._whole(self.host.read())
 
-    def _whole(self, reading: Reading) -> Reading:
+    def _whole(self, reading: Observation) -> Observation:
         """Return a reading of the host, completed with what is known here."""
         recipe, found = self._recipe, (cache.statistics() for cache in self._caches)
         caches = tuple(each for each in found if each is not None)
@@ -547,7 +547,7 @@ class Run:
         if self._lane is not None:
             self._lane.close()
 
-    def _note(self, reading: Reading) -> None:
+    def _note(self, reading: Observation) -> None:
         host, history = self.host, self._history
         if len(history) > 1:
             (before, first), (after, last) = history[-2], history[-1]
@@ -560,7 +560,7 @@ class Run:
         return f"<Run: {self.host!r}>"
 
 
-def staff(reading: Reading) -> list[tuple[str, int, int]]:
+def staff(reading: Observation) -> list[tuple[str, int, int]]:
     """Return each segment's executor, worker count and prefetch size."""
     return [
         (each.executor, each.num_parallel_workers, each.prefetch_size)

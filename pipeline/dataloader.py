@@ -46,7 +46,8 @@ from .sources.datasets import has_length, warn_of
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
     from ..engine.feed import Delivery
-    from ..engine.observe.reading import Reading, TrainerMeter
+    from ..engine.observe.observation import Observation
+    from ..engine.observe.trainer_meter import TrainerMeter
     from ..engine.recipe import Executor, Recipe
     from .torch_workers import ShareWatch
 
@@ -264,7 +265,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
         If torch's own workers load, only the time that the trainer waits is known.
         """
-        from ..engine.observe.reading import TrainerMeter
+        from ..engine.observe.trainer_meter import TrainerMeter
 
         meter = self._torchs_meter
         if meter is None and self._why_torchs() is None:
@@ -287,7 +288,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
         return told
 
-    def stats(self) -> Reading | None:
+    def stats(self) -> Observation | None:
         """Return all counters since the engine started; None if there is no engine."""
         return self._slot.stats()
 
@@ -388,7 +389,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         return keeps_stream(self.dataset, self.worker_init_fn)
 
     def _iterate_torchs(self, drawing: Drawing) -> Iterator[Any]:
-        from ..engine.observe.reading import TrainerMeter
+        from ..engine.observe.trainer_meter import TrainerMeter
         from .torch_workers import (
             TorchsRow,
             resumed,

@@ -27,7 +27,7 @@ from .stages import Defaults, Stage
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
     from ..engine.feed import Delivery
-    from ..engine.observe.reading import Reading
+    from ..engine.observe.observation import Observation
     from ..engine.recipe import Recipe
     from ..engine.run import Run
     from .schedule import Scheduled
@@ -199,7 +199,7 @@ class Pipeline(Description):
         lines = tuple(each.line for each in found if each is not None)
         return replace(said, caching=lines)
 
-    def stats(self) -> Reading | None:
+    def stats(self) -> Observation | None:
         """Return all counters since the engine started.
 
         None before the first loop and after `close`.

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from ..autotune.tuner import Tuner
     from ..engine.feed import Delivery
     from ..engine.observe.observation import Observation
-    from ..engine.observe.reading import Reading
     from ..engine.recipe import Executor, Recipe, SegmentRecipe
 
 
@@ -355,7 +354,7 @@ class Slot:
             self._owner, self.run, self._busy = os.getpid(), None, False
             self._lock, self._closing = threading.RLock(), False
 
-    def stats(self) -> Reading | None:
+    def stats(self) -> Observation | None:
         """Return all counters since the engine started; None if there is no engine."""
         return None if self.run is None else self.run.run.read()
 

@@ -22,7 +22,7 @@ import torch
 from torch.utils.data._utils import worker as torchs
 
 from .. import config
-from ..engine.observe.reading import TrainerMeter
+from ..engine.observe.trainer_meter import TrainerMeter
 from ..engine.plan import Drawing
 from ..engine.witness.hazards import find_on_device
 from ..errors import StateError

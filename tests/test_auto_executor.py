@@ -98,7 +98,7 @@ def test_workers_of_the_old_kind_leave_and_their_work_stays_counted() -> None:
         assert [segment.executor for segment in engine.segments] == ["thread"] * 2
         list(loop)
         read = engine.monitor.read()
-        assert all(segment.total.rows >= LENGTH for segment in read.segments)
+        assert all(segment.rows >= LENGTH for segment in read.segments)
         assert all(segment.alive == 2 for segment in read.segments)
 
 

@@ -126,7 +126,7 @@ class Case:
         seen = self.situation.observation
         rows = ratio(segment.output.capacity, segment.prefetch_size)
         if segment.output.occupancy >= 1.0:
-            return rows * segment.output.nbytes / segment.output.occupancy
+            return rows * segment.output.row_bytes
         waiting = sum(
             s.output.occupancy + s.num_parallel_workers for s in seen.segments
         )

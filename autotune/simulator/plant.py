@@ -90,7 +90,7 @@ class Simulated:
             peak_bytes=int(held),
             regime=self.workload.regime,
             gil_held=self._gil_held(window_s),
-            used_cores=sum(segment.cpu_s for segment in segments) / (window_s or 1.0),
+            process_cpu_s=sum(s.cpu_s for s in segments if s.executor != "process"),
         )
 
     def knobs(self) -> tuple[Knob, ...]:

@@ -141,7 +141,7 @@ class Station:
             capacity=self.prefetch * batch_rows,
             empty=self._empty_s / length_s,
             full=self._full_s / length_s,
-            nbytes=occupancy * self.what.row_bytes,
+            row_bytes=self.what.row_bytes,
         )
         seen = SegmentObservation(
             name=self.name,

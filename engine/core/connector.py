@@ -22,7 +22,7 @@ from ...system.run_queue import OwnQueue
 from ...system.wakeup import NOTICE_S
 from .chunk import InFlightBatch, Lease, Outcome, Signal
 from .core import ALL, FEED, LEASE_NS, Core, State, pop_unmade
-from .metrics import GaugeReading, PartsMeter, Wait, WorkerMeter, WorkerReading
+from .metrics import PartsMeter, SegmentCounters, Wait, WorkerMeter, WorkerReading
 
 Clock = Callable[[], int]
 
@@ -424,17 +424,17 @@ class Connector:
         self._core.set_prefetch(self.segment, prefetch)
         self.engine_lock.wake()
 
-    def read(self, now_ns: int) -> tuple[WorkerReading, GaugeReading, float]:
-        """Return the totals of its workers, past ones included, and of its queue.
-
-        The third value is the bytes of one row in the queue.
-        """
-        total = sum((meter.read(now_ns) for meter in self.meters), self._gone)
+    def read(self, now_ns: int) -> SegmentCounters:
+        """Return all totals up to now."""
         core, reader = self._core, self.segment + 1
-        gauge = core.segments[self.segment].gauge.read(now_ns)
-        if reader < len(core.segments):
-            return total, gauge, core.segments[reader].row_bytes
-        return total, gauge, core.reservations.batch_bytes / core.batch_rows
+        return SegmentCounters(
+            sum((meter.read(now_ns) for meter in self.meters), self._gone),
+            core.segments[self.segment].gauge.read(now_ns),
+            core.segments[reader].row_bytes
+            if reader < len(core.segments)
+            else core.reservations.batch_bytes / core.batch_rows,
+            self.parts.read(),
+        )
 
     def _note_wait(self, what: Wait, now_ns: int) -> None:
         """Record the cause of a wait, for all workers that are waiting already too."""

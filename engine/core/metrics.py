@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from enum import Enum
-from operator import add, attrgetter, sub
+from typing import NamedTuple
+
+from .totals import TOTAL, Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,51 +73,42 @@ class Wait(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerReading:
+class WorkerReading(Totals):
     """Totals, in worker-seconds. `+` adds the readings of several workers."""
 
-    rows: int = 0
-    alive_s: float = 0.0
-    run_s: float = 0.0
-    cpu_s: float = 0.0
-    wait_input_s: float = 0.0
-    wait_credit_s: float = 0.0
-    nbytes: int = 0
+    rows: int = field(default=0, metadata=TOTAL)
+    alive_s: float = field(default=0.0, metadata=TOTAL)
+    run_s: float = field(default=0.0, metadata=TOTAL)
+    cpu_s: float = field(default=0.0, metadata=TOTAL)
+    wait_input_s: float = field(default=0.0, metadata=TOTAL)
+    wait_credit_s: float = field(default=0.0, metadata=TOTAL)
+    nbytes: int = field(default=0, metadata=TOTAL)
     """Bytes of the samples it produced."""
-    wait_memory_s: float = 0.0
+    wait_memory_s: float = field(default=0.0, metadata=TOTAL)
     """The part of `wait_credit_s` that was due to a lack of bytes."""
 
-    @property
-    def blocked_s(self) -> float:
-        """Seconds inside functions but not on a CPU: I/O, GIL, locks, run queue."""
-        return max(0.0, self.run_s - self.cpu_s)
 
-    def __add__(self, other: WorkerReading) -> WorkerReading:
-        return WorkerReading(*map(add, _of_workers(self), _of_workers(other)))
+class PartReading(NamedTuple):
+    """Total cost of one of several operations."""
 
-    def __sub__(self, other: WorkerReading) -> WorkerReading:
-        return WorkerReading(*map(sub, _of_workers(self), _of_workers(other)))
-
-
-# Ten times as fast as `astuple`, which copies field values.
-_of_workers = attrgetter(*(field.name for field in fields(WorkerReading)))
-
-
-@dataclass(frozen=True, slots=True)
-class PartReading:
-    """Total cost of one of several operations. `-` gives the difference."""
-
-    rows: int = 0
-    run_s: float = 0.0
-    nbytes: int = 0
+    rows: int
+    run_s: float
+    cpu_s: float
+    nbytes: int
     """Bytes of the samples it made, as if all of a chunk were like its first."""
-    cpu_s: float = 0.0
-
-    def __sub__(self, other: PartReading) -> PartReading:
-        return PartReading(*map(sub, _of_parts(self), _of_parts(other)))
 
 
-_of_parts = attrgetter(*(field.name for field in fields(PartReading)))
+class SegmentCounters(NamedTuple):
+    """All totals of one segment since the engine started."""
+
+    work: WorkerReading
+    """The sum over its workers, past ones included."""
+    gauge: GaugeReading
+    """How many rows wait after it."""
+    row_bytes: float
+    """Mean bytes of one of these rows now."""
+    parts: tuple[PartReading, ...]
+    """The cost of each operation; only measured if there are several."""
 
 
 class PartsMeter:
@@ -147,7 +140,7 @@ class PartsMeter:
     def read(self) -> tuple[PartReading, ...]:
         """Return the totals."""
         return tuple(
-            PartReading(self._rows, run_ns / 1e9, nbytes, cpu_ns / 1e9)
+            PartReading(self._rows, run_ns / 1e9, cpu_ns / 1e9, nbytes)
             for run_ns, cpu_ns, nbytes in self._spent
         )
 

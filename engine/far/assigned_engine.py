@@ -22,7 +22,7 @@ from ..batch.buffer import BatchBuffer, FailedBatch, Finished
 from ..core.byte_budget import ByteBudget
 from ..core.chunk import Chunk, Failure, InFlightBatch, Outcome
 from ..engine import Engine
-from ..observe.reading import TrainerMeter
+from ..observe.trainer_meter import TrainerMeter
 from ..plan import AssignedPlan
 from ..program.program import Program, Watch
 from ..recipe import Recipe, SegmentRecipe

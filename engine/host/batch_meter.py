@@ -117,8 +117,8 @@ class BatchMeter:
         made = self.parts.read()
         if len(made) == 1:  # its cost is that of everything but collating
             rest_s = run_s - collate_s, cpu_s - collate_cpu_s
-            made = (PartReading(rows, rest_s[0], nbytes, rest_s[1]),)
-        return work, (*made, PartReading(rows, collate_s, nbytes, collate_cpu_s))
+            made = (PartReading(rows, *rest_s, nbytes),)
+        return work, (*made, PartReading(rows, collate_s, collate_cpu_s, nbytes))
 
     @property
     def queued_s(self) -> float:

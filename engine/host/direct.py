@@ -17,8 +17,15 @@ from ..core.metrics import GaugeReading
 from ..engine import Engine
 from ..feed import Delivery
 from ..observe.knob import Knob
-from ..observe.observation import Move, MoveOutcome
-from ..observe.reading import Reading, SegmentReading, TrainerMeter
+from ..observe.observation import (
+    ConnectorObservation,
+    Move,
+    MoveOutcome,
+    Observation,
+    SegmentObservation,
+    parts_of,
+)
+from ..observe.trainer_meter import TrainerMeter
 from ..plan import Cursor, DrawnPlan
 from ..program.program import ReadOn
 from ..program.seeding import SeededRead
@@ -179,42 +186,44 @@ class DirectHost:
         name = self.segment.name
         self.moves.append(Move.now(name, "inline", new, outcome, reason))
 
-    def read(self) -> Reading:
+    def read(self) -> Observation:
         trainer, segment = self._trainer, self.segment
-        work, parts = self._meter.read()
-        reading = SegmentReading(
-            segment.name,
-            segment.queue_name,
-            "inline",
-            1,
-            1,
-            work,
-            1,
-            GaugeReading(0.0, work.alive_s, 0.0, self._batch_rows),
-            0.0,
-            tuple(self.moves),
-            queued_s=self._meter.queued_s,
-            parts=parts,
-            names=segment.program.stages,
-            storable=(*segment.storable, None),
+        work, costs = self._meter.read()
+        seen, now_ns = trainer.read(), time.perf_counter_ns()
+        window_s = trainer.window_s(now_ns, seen)
+        gauge = GaugeReading(0.0, work.alive_s, 0.0, self._batch_rows)
+        told = SegmentObservation(
+            name=segment.name,
+            queue_name=segment.queue_name,
+            executor="inline",
+            num_parallel_workers=1,
+            prefetch_size=1,
+            rows=work.rows,
+            worker_s=work.alive_s,
+            run_s=work.run_s,
+            cpu_s=work.cpu_s,
+            wait_credit_s=work.wait_credit_s,
+            output=ConnectorObservation.of(gauge, window_s),
+            moves=tuple(self.moves),
+            queued_s=min(self._meter.queued_s, max(0.0, work.run_s - work.cpu_s)),
+            parts=parts_of(segment.program.stages, costs, (*segment.storable, None)),
             max_workers=segment.bounds[1],
             iterable=segment.iterable,
+            alive=1,
             fixed=segment.fixed,
         )
-        return Reading(
-            time.perf_counter_ns() / 1e9,
-            trainer.epoch,
-            trainer.step,
-            trainer.read(),
-            (reading,),
-            0,
-            0,
-            self._plan.regime(self.cursor.step),
-            None,
-            time.process_time(),
+        return Observation(
+            time_s=now_ns / 1e9,
+            window_s=window_s,
+            epoch=trainer.epoch,
+            step=trainer.step,
+            trainer=seen,
+            segments=(told,),
+            regime=self._plan.regime(self.cursor.step),
+            process_cpu_s=time.process_time(),
         )
 
-    def glance(self) -> Reading | None:
+    def glance(self) -> Observation | None:
         now_ns = time.perf_counter_ns()
         if now_ns - self._noted_ns < NOTE_NS:
             return None

@@ -11,7 +11,8 @@ from ..engine import Engine
 from ..far.pools import FarPools
 from ..feed import Delivery, DrawnFeed, Feed, PlannedFeed, RepackFeed
 from ..observe.knob import Knob
-from ..observe.reading import Reading, TrainerMeter
+from ..observe.observation import Observation
+from ..observe.trainer_meter import TrainerMeter
 from ..plan import Cursor, DrawnPlan
 from ..recipe import Recipe
 
@@ -42,10 +43,10 @@ class Host(Protocol):
     def begin(self, cursor: Cursor) -> None:
         """Continue at `cursor`, dropping everything in flight for other positions."""
 
-    def read(self) -> Reading:
-        """Return all totals as of now, or the last known ones if there is no answer."""
+    def read(self) -> Observation:
+        """Return the window since the run began."""
 
-    def glance(self) -> Reading | None:
+    def glance(self) -> Observation | None:
         """Return totals about once a second, if they cost the trainer nothing."""
 
     def knobs(self) -> tuple[Knob, ...]:
@@ -114,10 +115,10 @@ class TrainerHost:
         self.engine.suspension.resume()
         self._feed.begin(cursor)
 
-    def read(self) -> Reading:
+    def read(self) -> Observation:
         return self.engine.monitor.read()
 
-    def glance(self) -> Reading | None:
+    def glance(self) -> Observation | None:
         now_ns = time.perf_counter_ns()
         if now_ns - self._noted_ns < NOTE_NS:
             return None

@@ -1,16 +1,25 @@
 """What the monitor saw during one window of time: frozen, plain numbers.
 
 The tuner and `explain()` see a running pipeline only through these. All times are in
-seconds, all rates are derived, and nothing here holds a lock or a live object. A window
-is the difference of two readings of cumulative counters, so windows can be added,
-replayed and simulated.
+seconds, all rates are derived, and nothing here holds a lock or a live object. A
+reading is the window since the run began. Other windows are differences of two
+readings. Windows add up, so they can be joined, replayed and simulated.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
+from typing import ClassVar, Literal
+
+from ...cache.statistics import CacheStatistics
+from ...system.printing import Printed
+from ..core.metrics import GaugeReading, PartReading
+from ..core.totals import MEAN, PARTS, SHARE, TOTAL, Totals
+
+MIB = 1 << 20
 
 
 def ratio(part: float, whole: float) -> float:
@@ -19,19 +28,32 @@ def ratio(part: float, whole: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectorObservation:
+class ConnectorObservation(Totals):
     """The rows that waited between two segments, or for the trainer."""
 
-    occupancy: float
+    occupancy: float = field(default=0.0, metadata=MEAN)
     """Rows waiting, mean over time."""
-    capacity: float
+    capacity: float = 0.0
     """Maximum number of waiting rows, at the end of the window."""
-    empty: float
+    empty: float = field(default=0.0, metadata=SHARE)
     """Share of the window, 0 to 1, with no row waiting: near 1, its reader starves."""
-    full: float
+    full: float = field(default=0.0, metadata=SHARE)
     """Share of the window, 0 to 1, at capacity: near 1, the producer is held back."""
-    nbytes: float
-    """Bytes waiting, mean over time."""
+    row_bytes: float = 0.0
+    """Mean bytes of a waiting row, at the end of the window."""
+
+    @classmethod
+    def of(
+        cls, gauge: GaugeReading, window_s: float, row_bytes: float = 0.0
+    ) -> ConnectorObservation:
+        """Return what a gauge has seen since the run began, `window_s` ago."""
+        return cls(
+            ratio(gauge.area, window_s),
+            gauge.capacity,
+            ratio(gauge.empty_s, window_s),
+            ratio(gauge.full_s, window_s),
+            row_bytes,
+        )
 
     @property
     def utilization(self) -> float:
@@ -103,24 +125,49 @@ class ContentionObservation:
 
 
 @dataclass(frozen=True, slots=True)
-class PartObservation:
+class PartObservation(Totals):
     """One operation of a segment: a read, a function, a filter."""
 
     name: str
     """Name of the operator in the log, such as `Map(ID:2) decode`."""
-    run_s_per_row: float
+    run_s_per_row: float = field(metadata=MEAN)
     """Worker-seconds that it takes per row; 0 before any row is finished."""
-    bytes_per_row: float
+    bytes_per_row: float = field(metadata=MEAN)
     """Bytes of a sample that it makes; 0 before any is finished."""
     storable: int | None
     """Samples that a cache after it would hold; None if it makes different ones each
     time."""
-    cpu_s_per_row: float = 0.0
+    cpu_s_per_row: float = field(default=0.0, metadata=MEAN)
     """Worker-seconds on a CPU, per row."""
+    rows: int = field(default=1, metadata=TOTAL)
+    """Rows over which these are means."""
+
+    weight: ClassVar[str] = "rows"
+
+    @classmethod
+    def of(cls, name: str, cost: PartReading, storable: int | None) -> PartObservation:
+        """Return what one operation has cost since the run began."""
+        rows = cost.rows
+        return cls(
+            name,
+            ratio(cost.run_s, rows),
+            ratio(cost.nbytes, rows),
+            storable,
+            ratio(cost.cpu_s, rows),
+            rows,
+        )
+
+
+def parts_of(
+    names: Iterable[str], costs: Iterable[PartReading], storable: Iterable[int | None]
+) -> tuple[PartObservation, ...]:
+    """Return what the operations of a segment have cost since the run began."""
+    known = zip(names, costs, chain(storable, repeat(None)), strict=False)
+    return tuple(PartObservation.of(*each) for each in known)
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentObservation:
+class SegmentObservation(Totals):
     """One segment: adjacent stages that run together under one set of workers."""
 
     name: str
@@ -132,38 +179,40 @@ class SegmentObservation:
     num_parallel_workers: int
     prefetch_size: int
     """Batches it may work ahead of its consumer."""
-    rows: int
+    rows: int = field(default=0, metadata=TOTAL)
     """Rows finished in the window."""
-    worker_s: float
+    worker_s: float = field(default=0.0, metadata=TOTAL)
     """Worker-seconds: the lifetimes of its workers within the window, summed."""
-    run_s: float
+    run_s: float = field(default=0.0, metadata=TOTAL)
     """Worker-seconds inside the stages' functions: CPU time and everything that blocks
     in them."""
-    cpu_s: float
+    cpu_s: float = field(default=0.0, metadata=TOTAL)
     """CPU-seconds of these; `run_s - cpu_s` is I/O, the GIL, locks and the run
     queue."""
-    wait_input_s: float
+    wait_input_s: float = field(default=0.0, metadata=TOTAL)
     """Worker-seconds waiting for rows to work on."""
-    wait_credit_s: float
+    wait_credit_s: float = field(default=0.0, metadata=TOTAL)
     """Worker-seconds held back by the consumer's bound, or by the memory budget."""
-    input: ConnectorObservation | None
+    input: ConnectorObservation | None = field(default=None, metadata=PARTS)
     """None for a source: it always has input, and counts as utilisation 1.0."""
-    output: ConnectorObservation
+    output: ConnectorObservation = field(default=ConnectorObservation(), metadata=PARTS)
     moves: tuple[Move, ...] = ()
     """The latest moves since the engine started, in order."""
     moving: bool = False
     """Whether workers of the previous kind have yet to leave, or another kind is
     requested."""
-    queued_s: float = 0.0
+    queued_s: float = field(default=0.0, metadata=TOTAL)
     """The part of `run_s - cpu_s` spent waiting for a core (Linux; elsewhere 0)."""
-    parts: tuple[PartObservation, ...] = ()
+    parts: tuple[PartObservation, ...] = field(default=(), metadata=PARTS)
     """Its operations, in order."""
-    wait_memory_s: float = 0.0
+    wait_memory_s: float = field(default=0.0, metadata=TOTAL)
     """The part of `wait_credit_s` due to a lack of bytes in the memory budget."""
     max_workers: int = 0
     """Largest possible number of workers; 0 if unknown."""
     iterable: bool = False
     """Whether one worker reads it from start to end, as an iterable."""
+    alive: int = 0
+    """Workers that work or wait, at the end of the window."""
     beginning: int = 0
     """Workers whose speed is unknown, because they are starting or have settled none of
     their leases."""
@@ -197,25 +246,25 @@ class SegmentObservation:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerObservation:
+class TrainerObservation(Totals):
     """The trainer's side of the window, measured in `next()`."""
 
-    steps: int
+    steps: int = field(default=0, metadata=TOTAL)
     """Batches handed over."""
-    rows: int
+    rows: int = field(default=0, metadata=TOTAL)
     """Samples in these, on this rank."""
-    wait_s: float
+    wait_s: float = field(default=0.0, metadata=TOTAL)
     """Exposed wait: time inside `next()` until its batch was ready."""
-    gap_s: float
+    gap_s: float = field(default=0.0, metadata=TOTAL)
     """The trainer's own time between calls of `next()`, except while it was away."""
-    copy_s: float = 0.0
+    copy_s: float = field(default=0.0, metadata=TOTAL)
     """The part of the wait spent copying batches to the device."""
-    collate_s: float = 0.0
+    collate_s: float = field(default=0.0, metadata=TOTAL)
     """The part of the wait spent in the user's `collate_fn`, in the trainer."""
-    away_s: float = 0.0
+    away_s: float = field(default=0.0, metadata=TOTAL)
     """Excess time of exceptionally long steps: the trainer was stopped, or did other
     work, such as writing a checkpoint. Not part of a step."""
-    first_s: float = 0.0
+    first_s: float = field(default=0.0, metadata=TOTAL)
     """The part of the wait for the first batch of a loop, such as an epoch's."""
 
     @property
@@ -229,23 +278,23 @@ class TrainerObservation:
         return ratio(self.wait_s + self.gap_s, self.steps)
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """Everything that the tuner learns about one window."""
+@dataclass(frozen=True, slots=True, repr=False)
+class Observation(Printed, Totals):
+    """Everything that the tuner learns about one window, or about the whole run."""
 
     time_s: float
     """End of the window on the tuner's clock."""
-    window_s: float
+    window_s: float = field(metadata=TOTAL)
     """Length of the window in seconds, without the time that the trainer was away."""
     epoch: int
     step: int
     """The step of the last batch handed over."""
-    trainer: TrainerObservation
-    segments: tuple[SegmentObservation, ...]
+    trainer: TrainerObservation = field(metadata=PARTS)
+    segments: tuple[SegmentObservation, ...] = field(metadata=PARTS)
     """In the order of the data, source first."""
-    held_bytes: int
+    held_bytes: int = 0
     """Bytes charged to the memory budget at the end of the window."""
-    peak_bytes: int
+    peak_bytes: int = 0
     """Maximum charged at any time so far."""
     regime: str = ""
     """The plan's description of the batch that starts loading next, such as `batches of
@@ -253,8 +302,8 @@ class Observation:
     gil_held: float | None = None
     """Share of moments, 0 to 1, at which threads of the trainer's process held the GIL
     when another wanted it; None if not measured yet."""
-    used_cores: float = 0.0
-    """Cores that the engine's process and its worker processes kept busy."""
+    process_cpu_s: float = field(default=0.0, metadata=TOTAL)
+    """CPU-seconds of the trainer's process, over all threads."""
     host: str = "trainer"
     """Where the engine runs: `trainer` or `process`."""
     contention: ContentionObservation | None = None
@@ -268,8 +317,15 @@ class Observation:
     """Bytes that one batch takes of the memory budget; 0 if unknown."""
     face: Face = "Pipeline"
     """The API whose words the user knows."""
-    caches: tuple[str, ...] = ()
-    """A line for each cache: what it did since the run began."""
+    caches: tuple[CacheStatistics, ...] = ()
+    """What the pipeline's caches did, on this host, since the run began."""
+
+    weight: ClassVar[str] = "window_s"
+
+    def since(self, time_s: float) -> Observation:
+        """Return a reading to subtract from later ones: a window from `time_s` on."""
+        late_s = self.time_s - time_s
+        return replace(self, time_s=time_s, window_s=self.window_s - late_s)
 
     @property
     def rows_per_s(self) -> float:
@@ -281,3 +337,28 @@ class Observation:
         """Cores of this machine that all segments together kept busy."""
         here = (segment.cpu_s for segment in self.segments if segment.is_here)
         return ratio(sum(here), self.window_s)
+
+    @property
+    def used_cores(self) -> float:
+        """Cores that the trainer's process and its worker processes kept busy."""
+        children_s = sum(s.cpu_s for s in self.segments if s.executor == "process")
+        return ratio(self.process_cpu_s + children_s, self.window_s)
+
+    def __repr__(self) -> str:
+        """Return a table with a line for each segment, and one for the trainer."""
+        width = max((len(each.name) for each in self.segments), default=0)
+        head = (
+            f"{'segment':<{width}}  workers  executor     rows  in functions      CPU"
+        )
+        rows = [
+            f"{each.name:<{width}}  {each.num_parallel_workers:>7}  {each.executor:<8}"
+            f"  {each.rows:>7,}  {each.run_s:>10.1f} s  {each.cpu_s:>5.1f} s"
+            for each in self.segments
+        ]
+        trainer = self.trainer
+        last = (
+            f"trainer: {trainer.steps:,} steps, {trainer.rows:,} samples, waited"
+            f" {trainer.wait_s:.1f} s, {trainer.gap_s:.1f} s of its own; batches hold"
+            f" {self.held_bytes / MIB:.1f} MiB"
+        )
+        return "\n".join([head, *rows, last, *(cache.line for cache in self.caches)])

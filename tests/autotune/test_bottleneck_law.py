@@ -204,9 +204,7 @@ def test_workers_do_not_count_as_idle_while_the_trainer_lives_on_stock(
 
 
 def test_a_wait_with_batches_ready_is_the_handover_and_changes_nothing() -> None:
-    ready = ConnectorObservation(
-        occupancy=128, capacity=128, empty=0.0, full=1.0, nbytes=1.0
-    )
+    ready = ConnectorObservation(occupancy=128, capacity=128, empty=0.0, full=1.0)
     seen = starved()
     last = replace(seen.segments[1], output=ready)
     assert decide(situation(replace(seen, segments=(seen.segments[0], last)))) == ()

@@ -44,7 +44,7 @@ def kind(value: str) -> KnobView:
 
 def bound(**changes: object) -> Situation:
     """Return pure Python on threads of two cores, and a trainer that waits for it."""
-    seen = replace(computing(), gil_held=0.97, used_cores=1.03)
+    seen = replace(computing(), gil_held=0.97, process_cpu_s=1.03)
     executor = str(changes.pop("executor", "thread"))
     read, decode = seen.segments
     decode = replace(decode, executor=executor)
@@ -72,7 +72,7 @@ def test_processes_are_tried_where_the_gil_is_held_and_cores_are_idle() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"used_cores": 1.9},
+        {"process_cpu_s": 1.9},
         {"gil_held": 0.04},
         {"gil_held": None},
         {"trainer": replace(computing().trainer, wait_s=0.001, gap_s=1.0)},
@@ -98,7 +98,7 @@ def test_a_segment_that_hardly_computes_is_not_blamed_for_the_gil() -> None:
 def test_processes_are_tried_where_threads_compute_and_block_by_turns(
     blocked: float, tries: int
 ) -> None:
-    case = bound(gil_held=0.1, used_cores=1.58)
+    case = bound(gil_held=0.1, process_cpu_s=1.58)
     read, decode = case.observation.segments
     decode = replace(decode, cpu_s=(1 - blocked) * decode.run_s)
     read = replace(read, cpu_s=0.0)
@@ -399,7 +399,7 @@ def test_threads_that_were_slower_than_the_trainer_lead_to_processes() -> None:
     decision, *_ = known.other_executor(case)
     assert (decision.old, decision.new) == ("inline", "process")
     assert decision.reason.endswith("threads were 33% slower.")
-    busy = replace(case.observation, used_cores=1.9)
+    busy = replace(case.observation, process_cpu_s=1.9)
     assert tried(replace(case, observation=busy), known) == []
     (waiting,) = case.observation.segments
     waiting = replace(waiting, run_s=10.0 * waiting.cpu_s)

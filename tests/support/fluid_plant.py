@@ -214,7 +214,7 @@ class FluidPlant:
             capacity=segment.prefetch * self.batch,
             empty=min(1.0, segment.empty_s / window_s),
             full=min(1.0, segment.full_s / window_s),
-            nbytes=ROW_BYTES * segment.area / window_s,
+            row_bytes=ROW_BYTES,
         )
 
     def _segment(

@@ -25,7 +25,7 @@ def connector(share: float, *, prefetch: int = 2) -> ConnectorObservation:
         capacity=capacity,
         empty=1.0 if share == 0 else 0.0,
         full=1.0 if share == 1 else 0.0,
-        nbytes=share * capacity * 1000,
+        row_bytes=1000,
     )
 
 

@@ -85,11 +85,6 @@ def test_a_wait_or_a_lease_still_open_is_counted() -> None:
     assert (read.rows, read.run_s, read.cpu_s, read.wait_credit_s) == (3, 6, 2, 60)
 
 
-def test_running_without_cpu_time_counts_as_blocked() -> None:
-    assert WorkerReading(run_s=5.0, cpu_s=2.0).blocked_s == 3.0
-    assert WorkerReading(run_s=1.0, cpu_s=1.5).blocked_s == 0.0
-
-
 NUMBERS = st.builds(WorkerReading, *[st.integers(0, 9)] * 6)
 
 

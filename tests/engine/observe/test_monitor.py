@@ -10,18 +10,18 @@ from itertools import repeat
 import pytest
 
 from penstock.engine.core.byte_budget import ByteBudget
-from penstock.engine.core.metrics import GaugeReading, WorkerReading
+from penstock.engine.core.metrics import GaugeReading
 from penstock.engine.engine import Engine
 from penstock.engine.host import local
 from penstock.engine.host.local import TrainerHost
 from penstock.engine.monitor import Monitor, unmeasured
-from penstock.engine.observe.observation import TrainerObservation
-from penstock.engine.observe.reading import (
-    Reading,
-    SegmentReading,
-    TrainerMeter,
-    difference,
+from penstock.engine.observe.observation import (
+    ConnectorObservation,
+    Observation,
+    SegmentObservation,
+    TrainerObservation,
 )
+from penstock.engine.observe.trainer_meter import TrainerMeter
 from penstock.engine.plan import BatchPlan, Cursor, Shard
 from penstock.engine.run import Run
 from penstock.pipeline.compile.recipes import compile_recipe
@@ -96,37 +96,44 @@ def test_a_long_step_that_recurs_counts_as_a_step() -> None:
     assert meter.read().away_s <= 3.0  # the first of its kind counted as an absence
 
 
-def segment(scale: float, workers: int = 2) -> SegmentReading:
+def segment(scale: float, window_s: float, workers: int = 2) -> SegmentObservation:
     """Return a reading whose counters are in proportion to `scale`."""
-    return SegmentReading(
-        "Map(ID:1) f",
-        "Batch(ID:2)",
-        "thread",
-        workers,
-        3,
-        WorkerReading(int(10 * scale), 8 * scale, 6 * scale, 5 * scale, scale, scale),
-        workers,
-        GaugeReading(40 * scale, 1 * scale, 2 * scale, 20),
-        7.0,
+    gauge = GaugeReading(40 * scale, 1 * scale, 2 * scale, 20)
+    return SegmentObservation(
+        name="Map(ID:1) f",
+        queue_name="Batch(ID:2)",
+        executor="thread",
+        num_parallel_workers=workers,
+        prefetch_size=3,
+        rows=int(10 * scale),
+        worker_s=8 * scale,
+        run_s=6 * scale,
+        cpu_s=5 * scale,
+        wait_input_s=scale,
+        wait_credit_s=scale,
+        output=ConnectorObservation.of(gauge, window_s, row_bytes=7.0),
     )
 
 
 def test_a_window_is_shorter_by_the_trainers_absence() -> None:
     before, now = reading(10.0, 1), reading(80.0, 3)
-    away = replace(now, trainer=replace(now.trainer, away_s=66.0))
-    seen = difference(before, away)
+    trainer = replace(now.trainer, away_s=66.0)
+    seen = replace(now, window_s=now.window_s - 66.0, trainer=trainer) - before
     assert (seen.window_s, seen.trainer.away_s) == (4.0, 66.0)
     assert seen.rows_per_s == 4.0
 
 
-def reading(time_s: float, scale: float, workers: int = 2) -> Reading:
+def reading(time_s: float, scale: float, workers: int = 2) -> Observation:
+    """Return what a run has done that began 3 s after the clock."""
     trainer = TrainerObservation(int(2 * scale), int(8 * scale), scale, 3 * scale)
-    parts = (segment(scale), segment(2 * scale, workers))
-    return Reading(time_s, 1, 9, trainer, parts, 500, 900)
+    first = segment(scale, time_s - 3.0)
+    second = replace(segment(2 * scale, time_s - 3.0, workers), input=first.output)
+    parts = (first, second)
+    return Observation(time_s, time_s - 3.0, 1, 9, trainer, parts, 500, 900)
 
 
 def test_a_window_is_the_difference_of_two_readings() -> None:
-    seen = difference(reading(10.0, 1), reading(14.0, 3, workers=5))
+    seen = reading(14.0, 3, workers=5) - reading(10.0, 1)
     assert (seen.time_s, seen.window_s) == (14.0, 4.0)
     assert (seen.epoch, seen.step) == (1, 9)
     assert seen.trainer == TrainerObservation(4, 16, 2.0, 6.0)
@@ -138,17 +145,17 @@ def test_a_window_is_the_difference_of_two_readings() -> None:
 
 
 def test_a_connector_is_seen_as_the_mean_over_the_window() -> None:
-    first, second = difference(reading(10.0, 1), reading(14.0, 3)).segments
+    first, second = (reading(14.0, 3) - reading(10.0, 1)).segments
     assert first.input is None
-    assert second.input is first.output
-    assert first.output.occupancy == 80 / 4
-    assert first.output.nbytes == 80 / 4 * 7.0
+    assert second.input == first.output
+    assert first.output.occupancy == pytest.approx(80 / 4)
+    assert first.output.row_bytes == 7.0
     assert (first.output.empty, first.output.full) == (2 / 4, 4 / 4)
     assert first.output.capacity == 20
 
 
 def test_shares_of_a_window_never_exceed_one() -> None:
-    first, _ = difference(reading(10.0, 1), reading(10.001, 3)).segments
+    first, _ = (reading(10.001, 3) - reading(10.0, 1)).segments
     assert (first.output.empty, first.output.full) == (1.0, 1.0)
 
 
@@ -162,14 +169,14 @@ def test_a_pipeline_that_has_not_run_has_an_empty_window() -> None:
     assert all(part.rows == 0 == part.output.occupancy for part in seen.segments)
 
 
-def test_waits_for_a_core_are_those_of_threads_and_of_the_trainer(
+def test_waits_for_a_core_are_a_part_of_what_functions_spend_off_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(OwnQueue, "seconds", 30.0)
     with Engine(RECIPE, ByteBudget(1 << 30), 0) as engine:
-        segment, _ = engine.segments
-        read = engine.monitor.read()
-    assert read.segments[0].queued_s == segment.run_queue.look() + 30.0
+        engine.pop()
+        source, _ = engine.monitor.read().segments
+    assert source.queued_s == pytest.approx(max(0.0, source.run_s - source.cpu_s))
 
 
 def test_a_reading_of_a_running_engine_is_complete() -> None:
@@ -178,14 +185,14 @@ def test_a_reading_of_a_running_engine_is_complete() -> None:
         for _ in range(6):
             engine.pop()
         read = engine.monitor.read()
-        seen = difference(before, read)
-        again = difference(read, engine.monitor.read())
+        seen = read - before
+        again = engine.monitor.read() - read
     source, mapped = read.segments
     assert (source.name, source.queue_name) == ("Dataset(ID:0) data",) * 2
     assert (mapped.name, mapped.queue_name) == ("Map(ID:1) float", "Batch(ID:2)")
     assert (source.executor, mapped.executor) == ("inline", "thread")
     assert (source.num_parallel_workers, mapped.num_parallel_workers) == (1, 2)
-    assert source.total.rows >= mapped.total.rows >= 30
+    assert source.rows >= mapped.rows >= 30
     assert seen.segments[0].rows >= seen.segments[1].rows >= 30
     assert again.segments[1].rows <= 70
     assert read.held_bytes <= read.peak_bytes
@@ -222,7 +229,7 @@ def test_the_steps_of_a_window_take_no_longer_than_the_window(
 ) -> None:
     read, delays = Monitor.read, repeat(0.02)
 
-    def read_late(monitor: Monitor) -> Reading:
+    def read_late(monitor: Monitor) -> Observation:
         time.sleep(next(delays))
         return read(monitor)
 
@@ -270,4 +277,4 @@ def test_an_engine_s_host_gives_a_reading_now_and_then(
     ) as host:
         assert host.glance() is None
         monkeypatch.setattr(local, "NOTE_NS", 0)
-        assert isinstance(host.glance(), Reading)
+        assert isinstance(host.glance(), Observation)

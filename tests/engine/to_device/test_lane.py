@@ -21,7 +21,7 @@ from penstock.engine import run
 from penstock.engine.batch.device import DeviceStage, ToDevice
 from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.host.local import TrainerHost
-from penstock.engine.observe.reading import TrainerMeter
+from penstock.engine.observe.trainer_meter import TrainerMeter
 from penstock.engine.plan import Cursor, Shard
 from penstock.engine.to_device.lane import DEPTH, Lane, is_ready
 from penstock.pipeline.compile.recipes import compile_recipe
