@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from ..engine.observe.observation import Observation, SegmentObservation
-from ..errors import check
+from ..errors import SpecError, check
 from ..system.printing import figures
 from ..system.resources import Budget
 from .explain import Explanation, explain
@@ -81,8 +81,8 @@ def measured_workload(
         name: the pipeline's name; None if only one trained.
 
     Raises:
-        SpecError: the log does not exist, shows no training, or shows several
-            pipelines and `name` does not choose one.
+        SpecError: the log does not exist, is of another version, shows no training, or
+            shows several pipelines and `name` does not choose one.
     """
     shown, recording = os.fspath(path), read_recording(path)
     seen: dict[str, Observation] = {}
@@ -213,7 +213,12 @@ def plan_nodes(
 
 
 def _observed(row: Row) -> Observation:
-    return Situation.from_row(row).observation
+    try:
+        return Situation.from_row(row).observation
+    except (KeyError, TypeError) as error:
+        raise SpecError(
+            f"the log is of another version of penstock ({error}); record the run again"
+        ) from error
 
 
 def _workload(seen: Observation) -> Workload:

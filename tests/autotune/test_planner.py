@@ -93,6 +93,15 @@ def test_a_file_without_training_is_an_error_that_says_so(
         measured_workload(path)
 
 
+def test_a_log_of_another_version_is_an_error_that_says_so(
+    log: Path, tmp_path: Path
+) -> None:
+    older = tmp_path / "run_0.jsonl"
+    older.write_text(log.read_text().replace('"process_cpu_s"', '"used_cores"'))
+    with pytest.raises(SpecError, match="another version of penstock .*used_cores"):
+        measured_workload(older)
+
+
 def test_a_plan_for_nodes_says_when_the_store_becomes_the_limit() -> None:
     photos = replace(READS, source_bytes=1e5)
     around = Surroundings(store_bytes_per_s=1e9, spread=0.0)
