@@ -34,7 +34,6 @@ from .observe.gil import GilProbe
 from .observe.observation import Move, MoveOutcome
 from .observe.trainer_meter import TrainerMeter
 from .plan import AssignedPlan, PlannedBatch
-from .program.program import ReadOn
 from .program.seeding import SeededCalls, Undrawn, seeded_by
 from .recipe import Recipe, SegmentRecipe
 from .segment import Segment
@@ -232,11 +231,11 @@ class Engine:
         Raises:
             PenstockError: the engine was closed.
         """
-        reader = self.recipe.segments[0].program.operations[0]
-        if isinstance(reader, ReadOn):
+        reader = self.recipe.segments[0]
+        if reader.iterable:
             while self._pause_source():
                 self.engine_lock.sleep()
-            reader.restart(skip)
+            reader.program.restart(skip)
             if self.segments[0].executor == "process":
                 self._pools.renew()  # its place is in the process that reads
         with self.engine_lock.lock:
@@ -322,9 +321,8 @@ class Engine:
         with contextlib.ExitStack() as stack:
             stack.callback(self._probe.close)
             stack.callback(self._pools.close)
-            reader = self.recipe.segments[0].program.operations[0]
-            if isinstance(reader, ReadOn):
-                stack.callback(reader.restart)  # releases the iterator
+            # Releases an iterator.
+            stack.callback(self.recipe.segments[0].program.restart)
             for segment in self.segments:
                 stack.callback(segment.close, until_s, stuck)
             with self.engine_lock.lock:

@@ -16,7 +16,7 @@ from .batch_work import worked
 from .core.chunk import Chunk, Failure, InFlightBatch
 from .core.connector import ReaderLost
 from .engine import Engine
-from .plan import BatchPlan, Cursor, DrawnPlan, Plan, Rows
+from .plan import BatchPlan, Cursor, Plan, Rows
 from .program.randomness import SampleRandom
 from .program.seeding import SeededCalls
 from .recipe import Recipe
@@ -424,8 +424,8 @@ class DrawnFeed:
     """The feed of a `DrawnPlan`, which the loader begins before each epoch."""
 
     def __init__(self, engine: Engine, cursor: Cursor) -> None:
-        plan = engine.recipe.plan
-        assert isinstance(plan, DrawnPlan)
+        plan = engine.recipe.drawn
+        assert plan is not None
         plan.ahead = max(1, plan.most)
         self._engine = engine
         self._plan = plan

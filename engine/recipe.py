@@ -273,6 +273,11 @@ class Recipe:
         """Seed of a `collate_fn`'s draws now, together with epoch and batch."""
         return self.seed if isinstance(self.plan, Plan) else self.plan.seed
 
+    @property
+    def drawn(self) -> DrawnPlan | None:
+        """The plan, if torch's samplers draw the batches; None if it knows them."""
+        return self.plan if isinstance(self.plan, DrawnPlan) else None
+
     def facts(self) -> dict[str, int | str]:
         """Return what must be the same on all ranks."""
         known = {} if self.data is None else {"dataset": self.data}

@@ -25,7 +25,7 @@ from .observe.contention import ContentionMeter
 from .observe.knob import Knob
 from .observe.observation import Move, Observation
 from .observe.trainer_meter import TrainerMeter
-from .plan import Cursor, DrawnPlan
+from .plan import Cursor
 from .recipe import Recipe, SegmentRecipe
 from .segment import Segment
 from .witness.watch import ChangeWatch
@@ -321,8 +321,7 @@ class Run:
         after it.
         """
         recipe, engine, cursor = self._recipe, self.host.engine, self.cursor
-        drawn = recipe.repack or isinstance(recipe.plan, DrawnPlan)
-        if drawn or self._lane is not None or engine is None:
+        if recipe.repack or recipe.drawn or self._lane is not None or engine is None:
             return cursor
         if cursor.step == engine.head:
             return cursor
@@ -533,7 +532,7 @@ class Run:
             contention=self.contention.found,
             moves=self._moves,
             inline_s_per_row=self._s_per_row,
-            face="DataLoader" if isinstance(recipe.plan, DrawnPlan) else "Pipeline",
+            face="DataLoader" if recipe.drawn else "Pipeline",
         )
 
     def is_free(self) -> bool:

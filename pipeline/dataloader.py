@@ -32,7 +32,7 @@ from torch.utils.data import (
 
 from .. import config
 from ..engine.batch.tensors import is_default_unchanged
-from ..engine.plan import BatchPlan, Drawing, DrawnPlan
+from ..engine.plan import BatchPlan, Drawing
 from ..engine.plan.drawn import AHEAD, LateOrder
 from ..engine.recipe import check_name
 from ..errors import StateError, check
@@ -512,8 +512,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
     def _begin(self, slot: Slot, recipe: Recipe, drawing: Drawing) -> Epoch:
         """Draw the rest of the epoch's order and run it."""
-        plan = recipe.plan
-        assert isinstance(plan, DrawnPlan)
+        plan = recipe.drawn
+        assert plan is not None
         late = drawing.torchs is None and not self.num_workers
         with drawing.drawn_again(self.generator):
             batches = iter(self._index_sampler)

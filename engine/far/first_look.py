@@ -51,16 +51,17 @@ def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
         recipe: the pipeline's recipe; its workers start by fork.
         step: the first batch wanted.
     """
-    plan = recipe.plan
     doubted = [at for at, each in enumerate(recipe.segments) if _is_doubted(each)]
-    if not (doubted and FORKS and isinstance(plan, Plan)) or recipe.iterable:
+    if not (doubted and FORKS) or recipe.drawn or recipe.iterable:
         return {}
     segments = recipe.segments[: doubted[-1] + 1]
     if any(s.executor == "async" or leads_away(s.subjects) for s in segments):
         return {}
     from .child import Child
 
-    look = partial(_look, segments, doubted, _samples(plan, step), recipe.seed)
+    look = partial(
+        _look, segments, doubted, _samples(recipe.planned, step), recipe.seed
+    )
     child: Child | None = None
     try:
         # The process or descriptor limit may be reached.

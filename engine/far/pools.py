@@ -15,7 +15,6 @@ from ...errors import check
 from ...system.forking import FORKS
 from ...system.interrupts import interrupts_deferred
 from ..core.connector import Connector
-from ..plan import DrawnPlan
 from ..recipe import Recipe, SegmentRecipe, StartMethod
 from ..witness.hazards import Finding, find_on_device
 from ..workers.making import PoolMaker
@@ -153,9 +152,8 @@ class FarPools(PoolMaker):
     @property
     def _begun(self) -> tuple[int, ...]:
         """What distinguishes this run from others with the same seed."""
-        plan = self._recipe.plan
-        if isinstance(plan, DrawnPlan):
-            return (plan.seed,)
+        if drawn := self._recipe.drawn:
+            return (drawn.seed,)
         return self._begun_at, self._recipe.planned.shard.rank
 
 

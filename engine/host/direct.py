@@ -26,8 +26,7 @@ from ..observe.observation import (
     parts_of,
 )
 from ..observe.trainer_meter import TrainerMeter
-from ..plan import Cursor, DrawnPlan
-from ..program.program import ReadOn
+from ..plan import Cursor
 from ..program.seeding import SeededRead
 from ..recipe import Recipe
 from ..witness.witness import Witness
@@ -78,7 +77,7 @@ class DirectHost:
         self.engine: Engine | None = None
         """There is none."""
         (self.segment,) = recipe.segments
-        self._plan, self._trainer = recipe.plan, trainer
+        self._plan, self._drawn, self._trainer = recipe.plan, recipe.drawn, trainer
         self._meter = BatchMeter(len(self.segment.program.operations))
         self.maker = _maker(recipe)(recipe, cursor, self._meter)
         self._next = self.maker.next
@@ -174,11 +173,11 @@ class DirectHost:
 
     def verdict(self, kind: Kind) -> str:
         """Return why such workers would make other samples; empty if unknown."""
-        plan, witness = self._plan, self._witness
-        witness.drew = self.maker.drew and not isinstance(plan, DrawnPlan)
+        drawn, witness = self._drawn, self._witness
+        witness.drew = self.maker.drew and drawn is None
         if self.segment.iterable and not witness.drew:
             return ""  # a thread continues with the existing iterator
-        watches = isinstance(plan, DrawnPlan) and not plan.most
+        watches = drawn is not None and not drawn.most
         return witness.verdict(kind) or (WATCHES if watches else "")
 
     def _note(self, new: str, outcome: MoveOutcome, reason: str) -> None:
@@ -239,9 +238,7 @@ class DirectHost:
     def close(self) -> None:
         """Make no more batches, and release an iterator that was begun."""
         self._closed = True
-        read = self.segment.program.operations[0]
-        if isinstance(read, ReadOn):
-            read.restart()
+        self.segment.program.restart()
 
     def __repr__(self) -> str:
         return f"<DirectHost at {self.cursor}>"
@@ -249,7 +246,7 @@ class DirectHost:
 
 def _maker(recipe: Recipe) -> Callable[[Recipe, Cursor, BatchMeter], Maker]:
     """Return the maker for a pipeline of this kind."""
-    if isinstance(recipe.plan, DrawnPlan):
+    if recipe.drawn:
         (read,) = recipe.segments[0].program.operations
         return SeededMaker if isinstance(read, SeededRead) else DrawnMaker
     return RepackMaker if recipe.repack else PlannedMaker

@@ -13,7 +13,7 @@ from ..feed import Delivery, DrawnFeed, Feed, PlannedFeed, RepackFeed
 from ..observe.knob import Knob
 from ..observe.observation import Observation
 from ..observe.trainer_meter import TrainerMeter
-from ..plan import Cursor, DrawnPlan
+from ..plan import Cursor
 from ..recipe import Recipe
 
 
@@ -144,12 +144,12 @@ def _begins_ahead(recipe: Recipe) -> bool:
 
     Dropping it would lose the place of an iterable.
     """
-    planned = not isinstance(recipe.plan, DrawnPlan) and not recipe.iterable
+    planned = not (recipe.drawn or recipe.iterable)
     return planned and recipe.options.persistent_workers
 
 
 def _feed(recipe: Recipe) -> Callable[[Engine, Cursor], Feed]:
     """Return the feed for a pipeline of this kind."""
-    if isinstance(recipe.plan, DrawnPlan):
+    if recipe.drawn:
         return DrawnFeed
     return RepackFeed if recipe.repack else PlannedFeed

@@ -19,8 +19,8 @@ from ..batch.buffer import BatchBuffer, Collate, FailedBatch, Finished, Gathered
 from ..batch.layout import size_of, size_of_all
 from ..core.chunk import Chunk, Failure, InFlightBatch
 from ..feed import Delivery, PlannedBatches, RepackFeed, place
-from ..plan import BatchPlan, Cursor, DrawnPlan, Plan, Rows
-from ..program.program import STOPPED, Read, ReadOn, Work
+from ..plan import BatchPlan, Cursor, Plan, Rows
+from ..program.program import STOPPED, Read, Work
 from ..program.randomness import SampleRandom
 from ..program.seeding import (
     SeededCalls,
@@ -78,8 +78,8 @@ class DrawnMaker:
     """
 
     def __init__(self, recipe: Recipe, cursor: Cursor, meter: BatchMeter) -> None:
-        plan = recipe.plan
-        assert isinstance(plan, DrawnPlan)
+        plan = recipe.drawn
+        assert plan is not None
         (read,) = recipe.segments[0].program.operations
         assert isinstance(read, (Read, SeededRead))
         self._plan, self._read, self._buffers = plan, read, recipe.buffers
@@ -511,9 +511,7 @@ class RepackMaker:
 
     def restart(self, step: int, skip: int = 0) -> None:
         """Continue at `step`; an iterable starts over and skips `skip` samples."""
-        read = self._program.operations[0]
-        if isinstance(read, ReadOn):
-            read.restart(skip)
+        self._program.restart(skip)
         self.head = step
         self._ahead.clear()
 

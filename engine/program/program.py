@@ -123,6 +123,9 @@ class Operation(ABC):
     def leave(self) -> None:  # noqa: B027 few need it
         """Note that this worker process is about to end."""
 
+    def restart(self, skip: int = 0) -> None:  # noqa: B027 only iterables need it
+        """Let go of a place in the data; start over, without the first `skip` rows."""
+
 
 FAILED = object()
 """Replaces the sample of a row whose function raised, until it is set aside."""
@@ -500,6 +503,10 @@ class Program:
         """Note that this worker process is about to end."""
         for operation in self.operations:
             operation.leave()
+
+    def restart(self, skip: int = 0) -> None:
+        """Let go of a place in the data, as `Operation.restart` does."""
+        self.operations[0].restart(skip)
 
     def run(
         self,

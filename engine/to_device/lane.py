@@ -16,7 +16,7 @@ from ..batch.buffer import Finished
 from ..batch.device import DeviceStage, ToDevice
 from ..feed import Delivery
 from ..host.local import Host
-from ..plan import Cursor, DrawnPlan
+from ..plan import Cursor
 from .carrier import Carrier, Crossing
 from .cuda import Bus
 
@@ -132,7 +132,7 @@ def is_ready(host: Host, epoch: int) -> bool:
     """
     engine = host.engine
     assert engine is not None  # nobody but an engine makes batches for a device
-    if engine.recipe.repack or isinstance(engine.recipe.plan, DrawnPlan):
+    if engine.recipe.repack or engine.recipe.drawn:
         return False
     in_flight, batch = engine.engine_lock.peek() or (None, None)
     whole = isinstance(batch, Finished) and not batch.failures

@@ -54,6 +54,7 @@ def recipe(*executors: str, ray_options: Any = None, context: Any = None) -> Any
     return SimpleNamespace(
         plan=plan,
         planned=plan,
+        drawn=None,
         collate_seed=9,
         elsewhere=lambda at: ("elsewhere", at),
         segments=segments,
