@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from ..engine.observe.observation import Observation, SegmentObservation
-from ..errors import SpecError, check
+from ..errors import check
 from ..system.printing import figures
 from ..system.resources import Budget
 from .explain import Explanation, explain
@@ -213,12 +213,7 @@ def plan_nodes(
 
 
 def _observed(row: Row) -> Observation:
-    try:
-        return Situation.from_row(row).observation
-    except (KeyError, TypeError) as error:
-        raise SpecError(
-            f"the log is of another version of penstock ({error}); record the run again"
-        ) from error
+    return Situation.from_row(row).observation
 
 
 def _workload(seen: Observation) -> Workload:

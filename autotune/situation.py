@@ -20,6 +20,7 @@ from ..engine.observe.observation import (
     SegmentObservation,
     TrainerObservation,
 )
+from ..errors import SpecError
 from ..system.resources import Budget
 
 Row = dict[str, object]
@@ -178,9 +179,20 @@ class Situation:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Situation:
-        """Return the situation that `to_row` wrote."""
+        """Return the situation that `to_row` wrote.
+
+        Raises:
+            SpecError: another version of penstock wrote it.
+        """
+        try:
+            observation = _observation(row["observation"])
+        except (KeyError, TypeError) as error:
+            raise SpecError(
+                "the log is of another version of penstock"
+                f" ({error}); record the run again"
+            ) from error
         return cls(
-            observation=_observation(row["observation"]),
+            observation=observation,
             knobs={
                 (knob["op"], knob["knob"]): KnobView(
                     knob["value"],

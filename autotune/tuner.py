@@ -150,12 +150,13 @@ class Tuner(Generic[M]):
         seen = self._plant.observe()
         if seen is None:
             self._host_peers.rest()
+        elif seen.trainer.away_s:  # before and after cannot be compared
+            self._tell_moves(seen)
+            self._gathered, self._settling = None, True
+            self._settled_s = max(self._settled_s, seen.time_s)
+            return CONTROL_S
         elif seen.window_s > 0:
             self._tell_moves(seen)
-            if seen.trainer.away_s:  # before and after cannot be compared
-                self._gathered, self._settling = None, True
-                self._settled_s = max(self._settled_s, seen.time_s)
-                return CONTROL_S
             gathered = self._gathered
             window = seen if gathered is None else joined(gathered, seen)
             self._gathered = None if enough(window) else window

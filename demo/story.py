@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from ..config import set_enable_autotune
-from ..engine.observe.observation import Observation
+from ..engine.observe.observation import Observation, TrainerObservation, ratio
 from ..pipeline.pipeline import Pipeline
 from ..pipeline.sources.folder import Folder
 from .lesson import Lesson, Remote, cached_photos, pipeline
@@ -146,19 +146,19 @@ class DemoWindow:
     """Mean loss of its steps."""
 
     @property
-    def seen(self) -> Observation:
-        """The pipeline's observation of this window."""
-        return self.end - self.begin
+    def trainer(self) -> TrainerObservation:
+        """The trainer's side. Segments may be others at the end than at the begin."""
+        return self.end.trainer - self.begin.trainer
 
     @property
     def samples_per_s(self) -> float:
         """Samples trained on per second of elapsed time."""
-        return self.seen.rows_per_s
+        return ratio(self.trainer.rows, self.end.window_s - self.begin.window_s)
 
     @property
     def wait_share(self) -> float:
         """Exposed wait as a share of the step, 0 to 1."""
-        return self.seen.trainer.wait_share
+        return self.trainer.wait_share
 
     def __str__(self) -> str:
         return (

@@ -136,8 +136,7 @@ def _segment(
         output=ConnectorObservation.of(counters.gauge, window_s, counters.row_bytes),
         moves=tuple(segment.moves),
         moving=segment.moving,
-        # The run queue is also counted between leases, and read at other moments.
-        queued_s=min(queued_s, max(0.0, work.run_s - work.cpu_s)),
+        run_queue_s=queued_s,
         parts=parts_of(recipe.stages, costs, recipe.storable),
         wait_memory_s=work.wait_memory_s,
         max_workers=min(recipe.bounds[1], pool.most),

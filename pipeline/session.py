@@ -355,8 +355,8 @@ class Slot:
             self._lock, self._closing = threading.RLock(), False
 
     def stats(self) -> Observation | None:
-        """Return all counters since the engine started; None if there is no engine."""
-        return None if self.run is None else self.run.run.read()
+        """Return what has happened since the run began; None if there is no run."""
+        return None if self.run is None else self.run.run.read().bounded
 
     def seen(self, recipe: Callable[[], Recipe]) -> tuple[Observation, Explanation]:
         """Return the last seconds of training, of this run or the previous one.

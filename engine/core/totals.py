@@ -60,13 +60,13 @@ def _combined(
     for name, how in _marked(kind):
         a, b = getattr(first, name), getattr(second, name)
         if how == "total":
-            changed[name] = max(0, b + sign * a)
+            changed[name] = b + sign * a
         elif how == "parts":
             changed[name] = _combined_parts(a, b, sign, weights)
         else:
             whole = sum(weights)
-            total = max(0.0, a * weights[0] + b * weights[1])
-            mean = total / whole if whole > 0 else 0.0
+            total = a * weights[0] + b * weights[1]
+            mean = max(0.0, total / whole) if whole > 0 else 0.0
             changed[name] = min(1.0, mean) if how == "share" else mean
     return replace(second, **changed)
 

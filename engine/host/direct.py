@@ -204,7 +204,7 @@ class DirectHost:
             wait_credit_s=work.wait_credit_s,
             output=ConnectorObservation.of(gauge, window_s),
             moves=tuple(self.moves),
-            queued_s=min(self._meter.queued_s, max(0.0, work.run_s - work.cpu_s)),
+            run_queue_s=self._meter.queued_s,
             parts=parts_of(segment.program.stages, costs, (*segment.storable, None)),
             max_workers=segment.bounds[1],
             iterable=segment.iterable,

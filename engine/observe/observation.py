@@ -56,6 +56,16 @@ class ConnectorObservation(Totals):
         )
 
     @property
+    def bounded(self) -> ConnectorObservation:
+        """The same for people: a reading's shares exceed 1 if the trainer was away."""
+        return replace(
+            self,
+            occupancy=min(self.occupancy, self.capacity),
+            empty=min(1.0, self.empty),
+            full=min(1.0, self.full),
+        )
+
+    @property
     def utilization(self) -> float:
         """Mean occupancy as a share of capacity, 0 to 1 (MindSpore's measure)."""
         return min(1.0, ratio(self.occupancy, self.capacity))
@@ -201,8 +211,9 @@ class SegmentObservation(Totals):
     moving: bool = False
     """Whether workers of the previous kind have yet to leave, or another kind is
     requested."""
-    queued_s: float = field(default=0.0, metadata=TOTAL)
-    """The part of `run_s - cpu_s` spent waiting for a core (Linux; elsewhere 0)."""
+    run_queue_s: float = field(default=0.0, metadata=TOTAL)
+    """Worker-seconds spent waiting for a core (Linux; elsewhere 0), also between
+    leases."""
     parts: tuple[PartObservation, ...] = field(default=(), metadata=PARTS)
     """Its operations, in order."""
     wait_memory_s: float = field(default=0.0, metadata=TOTAL)
@@ -228,6 +239,11 @@ class SegmentObservation(Totals):
     def input_utilization(self) -> float:
         """Utilisation of its input; 1.0 for a source."""
         return 1.0 if self.input is None else self.input.utilization
+
+    @property
+    def queued_s(self) -> float:
+        """The part of `run_s - cpu_s` spent waiting for a core."""
+        return min(self.run_queue_s, max(0.0, self.run_s - self.cpu_s))
 
     @property
     def cpu_utilization(self) -> float:
@@ -326,6 +342,15 @@ class Observation(Printed, Totals):
         """Return a reading to subtract from later ones: a window from `time_s` on."""
         late_s = self.time_s - time_s
         return replace(self, time_s=time_s, window_s=self.window_s - late_s)
+
+    @property
+    def bounded(self) -> Observation:
+        """The same for people, with all shares between 0 and 1."""
+        segments = (
+            replace(s, input=s.input and s.input.bounded, output=s.output.bounded)
+            for s in self.segments
+        )
+        return replace(self, segments=tuple(segments))
 
     @property
     def rows_per_s(self) -> float:

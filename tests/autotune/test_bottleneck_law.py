@@ -229,7 +229,7 @@ def queued(workers: int) -> Observation:
     """Return that many computing workers, half of their time in the run queue."""
     crowd = with_workers(starved(), workers)
     first, *rest = crowd.segments
-    waiting = replace(first, cpu_s=0.4 * first.run_s, queued_s=0.5 * first.run_s)
+    waiting = replace(first, cpu_s=0.4 * first.run_s, run_queue_s=0.5 * first.run_s)
     return replace(crowd, segments=(waiting, *rest))
 
 

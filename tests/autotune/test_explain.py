@@ -160,7 +160,7 @@ def test_turns_at_the_gil_are_reported_with_what_helps() -> None:
 
 
 def test_waiting_for_cores_that_others_use_is_no_reason_for_more_workers() -> None:
-    decode = replace(computing().segments[1], cpu_s=0.5, queued_s=0.45)
+    decode = replace(computing().segments[1], cpu_s=0.5, run_queue_s=0.45)
     seen = replace(computing(), segments=(computing().segments[0], decode))
     found = explain(seen, Budget(2.0, 10**9))
     assert found.cause == (

@@ -131,7 +131,9 @@ class GoesAway(FluidPlant):
             return seen
         trainer = replace(seen.trainer, rows=1, away_s=7.0)
         segments = (replace(s, run_s=-20 * s.run_s, rows=1) for s in seen.segments)
-        return replace(seen, trainer=trainer, segments=tuple(segments))
+        left_s = seen.window_s - 7.0  # earlier windows have counted its absence
+        segments = tuple(segments)
+        return replace(seen, window_s=left_s, trainer=trainer, segments=segments)
 
 
 def test_measurements_taken_while_the_trainer_is_away_are_no_evidence() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import pairwise
+from operator import add
 from typing import ClassVar
 
 import pytest
@@ -75,9 +78,14 @@ def test_nothing_happened_in_no_time() -> None:
     assert whole - whole == Whole(0.0, "b", Queue(0.0, 0.0), (Part(0.0, 0),))
 
 
-def test_a_share_never_exceeds_the_whole_and_no_total_falls() -> None:
-    early = Whole(1.0, "a", Queue(0.0, 0.0), (Part(1.0, 30),))
-    late = Whole(1.5, "b", Queue(1.0, 1.0), (Part(1.0, 20),))
-    between = late - early
-    assert between.queue == Queue(3.0, 1.0)
-    assert between.parts[0].rows == 0
+def test_a_share_never_exceeds_the_whole() -> None:
+    early = Whole(1.0, "a", Queue(0.0, 0.0), ())
+    late = Whole(1.5, "b", Queue(1.0, 1.0), ())
+    assert (late - early).queue == Queue(3.0, 1.0)
+
+
+def test_windows_add_up_even_if_a_total_was_estimated_too_high_at_first() -> None:
+    totals = [Part(1.0, rows) for rows in (0, 20, 15, 30)]
+    windows = [b - a for a, b in pairwise(totals)]
+    assert [each.rows for each in windows] == [20, -5, 15]
+    assert reduce(add, windows).rows == 30

@@ -169,14 +169,20 @@ def test_a_pipeline_that_has_not_run_has_an_empty_window() -> None:
     assert all(part.rows == 0 == part.output.occupancy for part in seen.segments)
 
 
-def test_waits_for_a_core_are_a_part_of_what_functions_spend_off_it(
+def test_waits_for_a_core_are_those_of_threads_and_of_the_trainer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(OwnQueue, "seconds", 30.0)
     with Engine(RECIPE, ByteBudget(1 << 30), 0) as engine:
-        engine.pop()
-        source, _ = engine.monitor.read().segments
-    assert source.queued_s == pytest.approx(max(0.0, source.run_s - source.cpu_s))
+        segment, _ = engine.segments
+        read = engine.monitor.read()
+    assert read.segments[0].run_queue_s == segment.run_queue.look() + 30.0
+
+
+def test_waits_for_a_core_are_a_part_of_what_functions_spend_off_it() -> None:
+    before = replace(segment(1.0, 1.0), run_queue_s=1.0, run_s=100.0, cpu_s=20.0)
+    now = replace(before, run_queue_s=6.0, run_s=101.0, cpu_s=20.5)
+    assert (now - before).queued_s == 0.5  # some of it was between leases
 
 
 def test_a_reading_of_a_running_engine_is_complete() -> None:
