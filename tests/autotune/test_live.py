@@ -51,3 +51,11 @@ def test_only_the_bottleneck_is_marked_and_red(tmp_path: Path) -> None:
     assert [f"> {stages[0]}" in line for line in red] == [True]
     marked = [line for line in text_of(follower).splitlines() if line[:2] == "> "]
     assert len(marked) == 1 < len(stages)
+
+
+def test_each_column_has_its_title(tmp_path: Path) -> None:
+    follower = Follower(str(record(tmp_path / "run")))
+    follower.read()
+    titles = "stage workers executor on a CPU blocked connector"
+    said = [" ".join(line.split()) for line in text_of(follower).splitlines()]
+    assert titles in said
