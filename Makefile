@@ -106,7 +106,7 @@ docs: .venv/with-docs
 .types/penstock:
 	@mkdir -p .types && ln -sfn .. $@
 
-$(STAMP): pyproject.toml constraints.txt pipeline/image/_crop.c
+$(STAMP): pyproject.toml constraints.txt pipeline/image/_photos.c
 	@for python in $(PYTHONS); do \
 	    "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
 	        >/dev/null 2>&1 && break; python=; \
@@ -135,6 +135,6 @@ $(STAMP): pyproject.toml constraints.txt pipeline/image/_crop.c
 clean:
 	@rm -rf .venv .types build dist site *.egg-info \
 	    .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	@rm -f pipeline/image/_crop.*.so
+	@rm -f pipeline/image/_photos.*.so
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "clean: removed .venv, caches and build outputs"

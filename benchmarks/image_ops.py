@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +32,9 @@ from penstock.pipeline.image import (
     horizontal_flip,
     random_resized_crop,
 )
-from penstock.pipeline.image.codec import decode_reduced, image_size
-from penstock.pipeline.image.crop_decoder import CropDecoder
-from penstock.pipeline.image.geometry import Box, random_box
+from penstock.pipeline.image.codec import image_size
+from penstock.pipeline.image.crop_decoder import Crop, CropDecoder
+from penstock.pipeline.image.geometry import random_box
 from penstock.pipeline.image.sample import Encoded, Image
 from penstock.pipeline.testing import draw_photos
 
@@ -63,10 +63,15 @@ class Row:
 class InFull(CropDecoder):
     """The decoder without the extension."""
 
-    def decode(
-        self, data: Encoded, size: tuple[int, int], box: Box, *, to_end: bool
-    ) -> Image:
-        return box.cut(decode_reduced(data, 1))
+    def crops(
+        self,
+        files: list[Encoded],
+        crops: Sequence[Crop],
+        size: tuple[int, int],
+        *,
+        to_end: bool,
+    ) -> list[Image | None]:
+        return [None for _ in files]
 
 
 def load(folder: Path | None, count: int) -> Photos:

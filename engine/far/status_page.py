@@ -84,6 +84,11 @@ class LaneStatus:
         if self._ended is not None:
             self._ended()
 
+    def all(self) -> None:
+        """Note that several rows of the task are worked on at once, from now on."""
+        self._words[self._at + 2] = time.monotonic_ns()
+        self._words[self._at + 1] = ALL_ROWS
+
     def each(self, items: Iterable[Any], rows: Sequence[int]) -> Iterator[Any]:
         """Yield `items`, posting the row of each as it is taken."""
         words, at, clock = self._words, self._at, time.monotonic_ns

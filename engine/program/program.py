@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import repeat, starmap
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from ...errors import SampleError, add_note
@@ -42,6 +42,9 @@ class Watch(Protocol):
 
     def each(self, items: Iterable[Any], rows: Sequence[int]) -> Iterator[Any]:
         """Yield `items`, noting the row of each as it is taken."""
+
+    def all(self) -> None:
+        """Note that several rows are worked on at once, from now on."""
 
 
 @dataclass(slots=True)
@@ -331,6 +334,12 @@ NO_BATCH = (
 )
 
 
+TOGETHER = "__penstock_rows__"
+"""The method of a function that takes several samples at once."""
+AT_ONCE = 16
+"""Most samples that it takes: a time limit bounds all of them together."""
+
+
 @dataclass(frozen=True, slots=True)
 class Map(Calling):
     """Calls a function on each sample."""
@@ -346,18 +355,47 @@ class Map(Calling):
     def begin(self, work: Work) -> Calls:
         """Pass each sample to the function, with the other arguments it takes."""
         samples = work.watched(work.samples)
-        if self.wants_rng or self.wants_ctx:
+        together = getattr(self.function, TOGETHER, None)
+        if together is not None:
+            made = self._made_together(together, work)
+            calls = map(self._rest, made, samples, *self._extras(work))
+        elif self.wants_rng or self.wants_ctx:
             calls = map(self._call, samples, *self._extras(work))
         else:
             calls = map(self.function, samples)
         return Calls(calls, len(work.samples), work)
+
+    def _made_together(self, together: Any, work: Work) -> list[Any]:
+        """Pass samples to the function, several at a time; None for those it leaves.
+
+        If it raises, they are passed one by one, and the bad one shows itself.
+        """
+        made: list[Any] = []
+        _, rounds, indices = self._extras(work)
+        for start in range(0, len(work.samples), AT_ONCE):
+            part = slice(start, start + AT_ONCE)
+            samples = work.samples[part]
+            streams = zip(rounds[part], indices[part], repeat(self.number))
+            if work.watch is not None:
+                work.watch.all()
+            try:
+                rngs = starmap(work.random.at, streams)
+                found = together(samples, rngs, work.chunk.context)
+            except Exception:  # noqa: BLE001 it is raised again, for the bad sample
+                found = ()
+            made += found if len(found) == len(samples) else [None] * len(samples)
+        return made
+
+    def _rest(self, made: Any, sample: Any, work: Work, round_: int, index: int) -> Any:
+        """Return what was made of a sample together with others, or make it now."""
+        return self._call(sample, work, round_, index) if made is None else made
 
     def finish(self, work: Work, results: Work) -> None:
         """Refuse None."""
         if any(sample is None for sample in results.samples):
             self._blame_none(work)
 
-    def _extras(self, work: Work) -> tuple[Iterable[Any], ...]:
+    def _extras(self, work: Work) -> tuple[Any, ...]:
         chunk = work.chunk
         at = work.offsets if work.offsets is not None else slice(None)
         return (
@@ -399,7 +437,7 @@ class BatchMap(Map):
         number = each.number + (rank << RANK_BITS)
         return cls(each.stage, number, each.function, each.wants_rng, each.wants_ctx)
 
-    def _extras(self, work: Work) -> tuple[Iterable[Any], ...]:
+    def _extras(self, work: Work) -> tuple[Any, ...]:
         context = work.chunk.context
         return repeat(work), (context.epoch,), (context.step,)
 

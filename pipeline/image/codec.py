@@ -110,14 +110,20 @@ def simplejpeg_size(data: Encoded) -> tuple[int, int] | None:
         return None  # not a JPEG, or an unusual one: left to Pillow
     if colors not in SIMPLEJPEG_COLORS:
         return None
-    limit = PIL.Image.MAX_IMAGE_PIXELS
-    if limit is not None and height * width > 2 * limit:
+    if is_bomb(height, width):
+        limit = PIL.Image.MAX_IMAGE_PIXELS or 0
         raise ValueError(
             f"an image may have at most {2 * limit} pixels (twice "
             f"PIL.Image.MAX_IMAGE_PIXELS), got {height} x {width}; if you trust the "
             "file, raise PIL.Image.MAX_IMAGE_PIXELS"
         )
     return height, width
+
+
+def is_bomb(height: int, width: int) -> bool:
+    """Whether an image has so many pixels that it may be made to use up memory."""
+    limit = PIL.Image.MAX_IMAGE_PIXELS
+    return limit is not None and height * width > 2 * limit
 
 
 def is_damage(complaint: str) -> bool:

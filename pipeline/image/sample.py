@@ -46,6 +46,12 @@ class SampleParts:
     place: int | None
     """The index of the annotations in a tuple."""
 
+    @property
+    def file(self) -> Encoded:
+        """The bytes of a file that has no annotations; empty if it is not one."""
+        plain = self.target is None and isinstance(self.image, Encoded)
+        return self.image if plain else b""
+
     @classmethod
     def of(cls, sample: Any) -> SampleParts:
         """Take a sample apart, without copying anything."""

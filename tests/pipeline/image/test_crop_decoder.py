@@ -21,6 +21,7 @@ import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import penstock as ps
 from penstock.cache.fingerprint.key import fingerprint
 from penstock.pipeline.image import (
     crop_decoder,
@@ -29,11 +30,12 @@ from penstock.pipeline.image import (
 )
 from penstock.pipeline.image.codec import decode_reduced, image_size
 from penstock.pipeline.image.crop_decoder import (
+    Crop,
     CropDecoder,
     crop_extension,
-    decoded_box,
+    made_by,
 )
-from penstock.pipeline.image.geometry import Box
+from penstock.pipeline.image.geometry import Box, mirror, resize
 from penstock.pipeline.image.sample import Image
 
 EXTENSION, WHY_NOT = crop_extension()
@@ -66,6 +68,15 @@ def by_pillow(pixels: Image, mode: str = "RGB", **options: object) -> bytes:
     options = {"format": "JPEG", "quality": 90, **options}
     PIL.Image.fromarray(pixels).convert(mode).save(file, **options)
     return file.getvalue()
+
+
+def decoded_box(
+    data: bytes, size: tuple[int, int], box: Box, *, to_end: bool
+) -> Image | None:
+    """Return a box as the extension makes it, neither resized nor mirrored."""
+    crop, only = Crop(size, box), (box.height, box.width)
+    (image,) = made_by(EXTENSION, [data], [crop], only, to_end=to_end)
+    return image
 
 
 def outcome(decode: Callable[[], Any]) -> Any:
@@ -101,7 +112,7 @@ def test_a_box_decoded_alone_has_the_pixels_of_a_full_decode(
 ) -> None:
     height, width, box = drawn
     data = jpeg(noise(height, width), sampling, quality)
-    image = decoded_box(EXTENSION, data, (height, width), box, to_end=to_end)
+    image = decoded_box(data, (height, width), box, to_end=to_end)
     assert (image is not None) == (sampling in TAKEN)
     if image is not None:
         assert np.array_equal(image, box.cut(decode_reduced(data, 1)))
@@ -117,7 +128,7 @@ def test_a_box_may_begin_and_end_at_any_pixel_of_an_imcu(sampling: str) -> None:
             Box(first, 3, last - first, 41),
             Box(5, first, 40, last - first),
         ):
-            image = decoded_box(EXTENSION, data, (67, 70), box, to_end=False)
+            image = decoded_box(data, (67, 70), box, to_end=False)
             assert image is not None, box
             assert np.array_equal(image, box.cut(whole)), box
 
@@ -181,7 +192,7 @@ def test_every_file_decodes_as_it_does_without_the_extension(
 
 
 def middle(data: bytes, *, to_end: bool) -> Image | None:
-    return decoded_box(EXTENSION, data, (90, 120), Box(20, 20, 30, 40), to_end=to_end)
+    return decoded_box(data, (90, 120), Box(20, 20, 30, 40), to_end=to_end)
 
 
 @needs_extension
@@ -245,7 +256,7 @@ def test_damage_never_makes_pixels_that_a_full_decode_does_not_make(
         data = damaged(rng.choice(files), rng)
         size = said_size(data) if rng.random() < 0.9 else (90, 120)
         box = Box(*(rng.randrange(1, rng.choice((35, 70))) for _ in range(4)))
-        image = decoded_box(EXTENSION, data, size, box, to_end=to_end)
+        image = decoded_box(data, size, box, to_end=to_end)
         if image is None:
             continue
         decoded += 1
@@ -260,33 +271,159 @@ def test_damage_never_makes_pixels_that_a_full_decode_does_not_make(
     assert (unnoticed == 0) == to_end
 
 
+CROP = np.array([Crop((90, 120), Box(5, 6, 20, 30)).numbers], np.int32)
+ROOM = np.zeros((1, 20, 20, 3), np.uint8)
+
+
 @needs_extension
 @pytest.mark.parametrize(
-    ("shape", "kind"),
-    [((4, 4), np.uint8), ((4, 4, 4), np.uint8), ((4, 4, 3), np.float32)],
+    ("crops", "pixels"),
+    [
+        (CROP, ROOM[0]),
+        (CROP, ROOM[:, :, :, :2]),
+        (CROP, ROOM.astype(np.float32)),
+        (CROP, ROOM.astype(np.int8)),
+        (CROP, np.zeros((2, 20, 20, 3), np.uint8)),
+        (CROP, np.zeros((1, 0, 20, 3), np.uint8)),
+        (CROP, ROOM[:, ::2]),
+        (CROP, np.broadcast_to(ROOM[:, :1], ROOM.shape)),
+        (CROP, b"123"),
+        (CROP[0], ROOM),
+        (CROP.astype(np.int64), ROOM),
+        (CROP[:, :7], ROOM),
+        (np.zeros((0, 8), np.int32), ROOM),
+    ],
 )
-def test_memory_that_cannot_hold_an_image_is_refused(shape: Any, kind: type) -> None:
-    data = jpeg(PIXELS, "420")
-    with pytest.raises(ValueError, match="`pixels` must be"):
-        EXTENSION.decode(data, np.zeros(shape, kind), 90, 120, 0, 0, 1)
+def test_memory_of_another_shape_or_type_is_refused(crops: Any, pixels: Any) -> None:
+    with pytest.raises((ValueError, BufferError)):
+        EXTENSION.crops([jpeg(PIXELS, "420")], crops, pixels, True)  # noqa: FBT003
 
 
 @needs_extension
-def test_memory_that_cannot_be_written_is_refused() -> None:
-    data, pixels = jpeg(PIXELS, "420"), np.zeros((20, 20, 3), np.uint8)
-    for unfit in (pixels[:, ::2], np.broadcast_to(pixels[:1], pixels.shape), b"123"):
-        with pytest.raises((ValueError, BufferError)):
-            EXTENSION.decode(data, unfit, 90, 120, 0, 0, 1)
+def test_what_is_no_list_of_bytes_is_refused() -> None:
+    for files in ((b"",), [1], [None], [memoryview(b"abcd")[::2]]):
+        with pytest.raises((TypeError, BufferError)):
+            EXTENSION.sizes(files, np.zeros((1, 2), np.int32))
 
 
 @needs_extension
-@pytest.mark.parametrize("box", [(81, 0), (0, 111), (2**32 - 1, 0), (0, 2**32 - 1)])
-def test_a_box_beyond_the_image_is_refused_and_nothing_is_written(
-    box: tuple[int, int],
+@pytest.mark.parametrize(
+    "place", [(81, 0), (0, 111), (2**31 - 1, 0), (0, 2**31 - 1), (-1, 0), (0, -1)]
+)
+@pytest.mark.parametrize("factor", [1, 2])
+def test_a_box_beyond_the_image_is_refused(place: tuple[int, int], factor: int) -> None:
+    crop = np.array([(90, 120, factor, *place, 10, 10, 0)], np.int32)
+    assert EXTENSION.crops([jpeg(PIXELS, "420")], crop, ROOM.copy(), True) == b"\0"  # noqa: FBT003
+
+
+@needs_extension
+@pytest.mark.parametrize("factor", [-1, 0, 9, 2**31 - 1])
+def test_a_scale_that_is_none_is_refused(factor: int) -> None:
+    crop = np.array([(90, 120, factor, 0, 0, 10, 10, 0)], np.int32)
+    assert EXTENSION.crops([jpeg(PIXELS, "420")], crop, ROOM.copy(), True) == b"\0"  # noqa: FBT003
+
+
+@st.composite
+def resizings(draw: st.DrawFn) -> tuple[Image, int, int]:
+    """Draw an image, and the height and width to resize it to."""
+    side = st.one_of(st.integers(1, 40), st.integers(1, 700))
+    height, width = draw(side), draw(side)
+    image = noise(height, width, draw(st.integers(0, 9)))
+    if draw(st.booleans()):
+        image[:] = draw(st.sampled_from((0, 1, 254, 255)))
+    return image, draw(side), draw(side)
+
+
+@pytest.mark.long
+@needs_extension
+@settings(max_examples=100)
+@given(resizings(), st.booleans(), st.booleans())
+def test_an_image_is_resized_as_torch_does_it(
+    drawn: tuple[Image, int, int],
+    mirrored: bool,  # noqa: FBT001
+    plainly: bool,  # noqa: FBT001
 ) -> None:
-    pixels = np.zeros((10, 10, 3), np.uint8)
-    assert not EXTENSION.decode(jpeg(PIXELS, "420"), pixels, 90, 120, *box, 1)
-    assert not pixels.any()
+    image, height, width = drawn
+    made = np.empty((height, width, 3), np.uint8)
+    EXTENSION.resize(image, made, mirrored, plainly)
+    expected = resize(image, height, width, antialias=True)
+    assert np.array_equal(made, mirror(expected) if mirrored else expected)
+
+
+@pytest.mark.long
+@needs_extension
+@settings(max_examples=100)
+@given(
+    drawn=boxes(),
+    sampling=st.sampled_from(sorted(TAKEN)),
+    factor=st.sampled_from((1, 2, 4, 8)),
+    size=st.tuples(st.integers(1, 90), st.integers(1, 90)),
+    mirrored=st.booleans(),
+)
+def test_a_crop_is_a_full_decode_cut_resized_and_mirrored(
+    drawn: tuple[int, int, Box],
+    sampling: str,
+    factor: int,
+    size: tuple[int, int],
+    *,
+    mirrored: bool,
+) -> None:
+    height, width, box = drawn
+    data = jpeg(noise(height, width), sampling)
+    crop = Crop((height, width), box, factor, mirrored)
+    (made,) = made_by(EXTENSION, [data], [crop], size, to_end=True)
+    if 0 in (crop.reduced.height, crop.reduced.width):
+        assert made is None
+        return
+    expected = resize(crop.decoded(data), *size, antialias=True)
+    assert np.array_equal(made, mirror(expected) if mirrored else expected)
+
+
+FILES = [*UNUSUAL.values(), *USUAL.values(), *(jpeg(PIXELS, s) for s in TAKEN)]
+ANNOTATED = {"image": jpeg(PIXELS, "420"), "boxes": np.array([[1.0, 2.0, 50.0, 60.0]])}
+
+
+@both
+@pytest.mark.parametrize("antialias", [True, False])
+def test_samples_made_together_are_those_made_one_by_one(
+    make: Any,
+    antialias: bool,  # noqa: FBT001
+) -> None:
+    operator = make(32, flip=0.5, antialias=antialias)
+    good = [*USUAL.values(), *(jpeg(PIXELS, s) for s in SAMPLINGS)]
+    samples = [*((file, at) for at, file in enumerate(good)), ANNOTATED, good[0]]
+    with no_extension():
+        alone = list(through(samples, operator))
+    with ps.Pipeline.from_dataset(samples).map(operator).batch(1, collate_fn=only) as p:
+        assert [shown(each) for each in p] == [shown(each) for each in alone]
+
+
+def only(samples: list[Any]) -> Any:
+    return samples[0]
+
+
+def through(samples: list[Any], operator: Any) -> Iterator[Any]:
+    with ps.Pipeline.from_dataset(samples).map(operator).batch(1, collate_fn=only) as p:
+        yield from p
+
+
+def shown(sample: Any) -> Any:
+    """Return a sample in a form that compares."""
+    if isinstance(sample, dict):
+        return {name: shown(part) for name, part in sample.items()}
+    if isinstance(sample, tuple):
+        return tuple(map(shown, sample))
+    return np.asarray(sample).tolist()
+
+
+def test_a_file_that_cannot_be_decoded_fails_alone() -> None:
+    samples = [jpeg(PIXELS, "420")] * 20
+    samples[7] = UNUSUAL["cut off"]
+    pipe = ps.Pipeline.from_dataset(samples).map(decode_random_resized_crop(8))
+    with pipe.batch(20, on_error="substitute", error_budget=0.1) as pipe:
+        (batch,) = pipe
+    alike = [row for row in range(20) if np.array_equal(batch[row], batch[7])]
+    assert alike == [7, 8]  # the next one stands in for it
 
 
 @needs_extension
@@ -307,7 +444,7 @@ def test_other_threads_run_while_the_extension_decodes() -> None:
     try:
         before = beside[0]
         for _ in range(200):
-            decoded_box(EXTENSION, data, (1500, 1500), box, to_end=False)
+            decoded_box(data, (1500, 1500), box, to_end=False)
             if beside[0] > before:
                 break
         assert beside[0] > before
@@ -343,7 +480,7 @@ def asked_again() -> Any:
     crop_extension.cache_clear()
 
 
-NAME = "penstock.pipeline.image._crop"
+NAME = "penstock.pipeline.image._photos"
 
 
 @pytest.mark.usefixtures("asked_again")
@@ -357,19 +494,19 @@ def test_without_the_extension_photographs_are_decoded_in_full(
     assert np.asarray(image).shape == (32, 32, 3)
 
 
+@needs_extension
 @pytest.mark.usefixtures("asked_again")
 def test_an_extension_that_decodes_other_pixels_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def decode(data: bytes, pixels: Image, *size: int) -> bool:
-        box = Box(*size[2:4], *pixels.shape[:2])
-        pixels[:] = box.cut(decode_reduced(data, 1))
-        pixels[-1, -1, -1] ^= 1
-        return True
+    def crops(files: Any, crops: Any, pixels: Image, *end: bool) -> bytes:
+        made: bytes = EXTENSION.crops(files, crops, pixels, *end)
+        pixels[0, -1, -1, -1] ^= 1
+        return made
 
-    fake = SimpleNamespace(decode=decode, VERSION="1, libjpeg 9")
+    fake = SimpleNamespace(crops=crops, VERSION="1, libjpeg 9")
     monkeypatch.setitem(sys.modules, NAME, fake)
-    expected = "its pixels differ from simplejpeg's (version 1, libjpeg 9)"
+    expected = "its pixels differ from simplejpeg's or torch's (version 1, libjpeg 9)"
     assert crop_extension() == (None, expected)
 
 
