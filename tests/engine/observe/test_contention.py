@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
+from penstock.engine.observe import contention
 from penstock.engine.observe.contention import (
     CYCLE,
     CYCLES,
@@ -79,6 +81,23 @@ def test_the_meter_pauses_the_engine_once_a_cycle_and_then_rests() -> None:
     assert (engine.pauses, engine.paused) == (CYCLES, 0)
     train(meter, engine, ENOUGH)
     assert engine.pauses == CYCLES
+
+
+def test_each_pause_between_findings_is_twice_as_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    meter, engine, found_s = ContentionMeter(), Engine(), []
+    meter.armed = True
+    for second in range(1000):
+        monkeypatch.setattr(contention.time, "monotonic", lambda at=second: float(at))
+        pauses = engine.pauses
+        for _ in range(CYCLES * CYCLE + WARM_STEPS):
+            meter.asked(0.005)
+            meter.given(engine)
+        if engine.pauses > pauses:
+            found_s.append(second)
+    gaps = [b - a for a, b in pairwise(found_s) if b > a + 2]
+    assert [round(gap / 60) for gap in gaps] == [1, 2, 4, 8]
 
 
 @pytest.mark.parametrize("missing", ["armed", "steady", "resting"])
