@@ -51,7 +51,8 @@ def clone(root: Path, tmp_path: Path) -> Path:
         shutil.copy(root / name, tmp_path)
     shutil.copytree(root / ".ci", tmp_path / ".ci")
     (tmp_path / "pipeline" / "image").mkdir(parents=True)
-    (tmp_path / "pipeline" / "image" / "_crop.c").touch()
+    for name in ("_photos.c", "_resizing.h"):
+        (tmp_path / "pipeline" / "image" / name).touch()
     return tmp_path
 
 
@@ -167,7 +168,7 @@ def test_an_extension_that_was_built_is_not_mentioned(
     monkeypatch.chdir(tmp_path)
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     (tmp_path / "pipeline" / "image").mkdir(parents=True)
-    (tmp_path / "pipeline" / "image" / f"_crop{suffix}").touch()
+    (tmp_path / "pipeline" / "image" / f"_photos{suffix}").touch()
     looking.main()
     assert capsys.readouterr().out == ""
 
