@@ -114,7 +114,7 @@ def test_a_distribution_installs_and_runs_with_and_without_the_extension(
     used = run(clean_python, "-c", USE, folder=tmp_path).strip()
     assert Path(used).is_relative_to(clean_python.parents[1])
     doctor = run(clean_python, "-m", "penstock", "doctor", folder=tmp_path)
-    expected = "none: it was not built" if environment else "version 1, libjpeg-turbo "
+    expected = "none: it was not built" if environment else "version 2, libjpeg-turbo "
     assert f"crop decoding    {expected}" in doctor
 
 
