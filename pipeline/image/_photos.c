@@ -296,13 +296,14 @@ hold_files(Files *files, PyObject *list)
     return 0;
 }
 
-/* Hold an array of this shape and type; a length of -1 may be any. */
+/* Hold an array of this shape and type, which may be written to if `to_write`; a length
+   of -1 may be any. */
 static int
-hold_array(Py_buffer *view, PyObject *array, const char *name, char kind, int ndim,
-           const Py_ssize_t *shape)
+hold_array(Py_buffer *view, PyObject *array, const char *name, int to_write, char kind,
+           int ndim, const Py_ssize_t *shape)
 {
-    int fits;
-    if (PyObject_GetBuffer(array, view, PyBUF_CONTIG | PyBUF_FORMAT) < 0) {
+    int fits, how = to_write ? PyBUF_CONTIG : PyBUF_CONTIG_RO;
+    if (PyObject_GetBuffer(array, view, how | PyBUF_FORMAT) < 0) {
         return -1;
     }
     fits = view->ndim == ndim && view->format != NULL && view->format[0] == kind
@@ -351,7 +352,7 @@ sizes(PyObject *Py_UNUSED(module), PyObject *arguments)
         return NULL;
     }
     shape[0] = files.count;
-    if (hold_array(&view, array, "sizes", 'i', 2, shape) < 0) {
+    if (hold_array(&view, array, "sizes", 1, 'i', 2, shape) < 0) {
         release_files(&files);
         return NULL;
     }
@@ -426,9 +427,9 @@ crops(PyObject *Py_UNUSED(module), PyObject *arguments)
         return NULL;
     }
     shape[0] = files.count;
-    if (hold_array(&boxes, array, "crops", 'i', 2, shape) == 0) {
+    if (hold_array(&boxes, array, "crops", 0, 'i', 2, shape) == 0) {
         shape[1] = -1;
-        if (hold_array(&pixels, out, "pixels", 'B', 4, shape) == 0) {
+        if (hold_array(&pixels, out, "pixels", 1, 'B', 4, shape) == 0) {
             made = make_crops(&files, boxes.buf, &pixels, to_end);
             PyBuffer_Release(&pixels);
         }
@@ -484,10 +485,10 @@ resize(PyObject *Py_UNUSED(module), PyObject *arguments)
     int mirrored, plainly, made;
     Py_ssize_t shape[3] = {-1, -1, 3};
     if (!PyArg_ParseTuple(arguments, "OOpp:resize", &from, &to, &mirrored, &plainly)
-        || hold_array(&image, from, "image", 'B', 3, shape) < 0) {
+        || hold_array(&image, from, "image", 0, 'B', 3, shape) < 0) {
         return NULL;
     }
-    if (hold_array(&pixels, to, "pixels", 'B', 3, shape) < 0) {
+    if (hold_array(&pixels, to, "pixels", 1, 'B', 3, shape) < 0) {
         PyBuffer_Release(&image);
         return NULL;
     }

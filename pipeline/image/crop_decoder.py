@@ -28,6 +28,8 @@ TRIED = Box(19, 21, 33, 35)
 TRIED_SIDE = 96
 """Height and width in pixels of the images on which the extension is tried."""
 TRIED_SIZES = ((TRIED.height, TRIED.width), (20, 47))
+MAX_SIDE = 65_500
+"""Pixels of a JPEG's side, beyond which the extension takes no image."""
 SAMPLINGS = ("444", "422", "440", "420", "Gray")
 
 
@@ -144,8 +146,27 @@ class CropDecoder:
             (pixels,) = self.crops([data], [upright], only, to_end=to_end)
         if pixels is None:
             pixels = crop.decoded(data)
-        image = resize(pixels, *size, antialias=antialias)
-        return mirror(image) if crop.mirrored else image
+        return resized(pixels, size, antialias=antialias, mirrored=crop.mirrored)
+
+
+def resized(
+    image: Image, size: tuple[int, int], *, antialias: bool, mirrored: bool = False
+) -> Image:
+    """Return an image resized bilinearly, as `resize` does it: `uint8 [*size, 3]`.
+
+    Args:
+        image: `uint8 [H, W, 3]`.
+        size: height and width of the result in pixels.
+        antialias: filter when shrinking.
+        mirrored: exchange left and right.
+    """
+    extension, _ = crop_extension()
+    if extension is None or not antialias or max(image.shape + size) > MAX_SIDE:
+        made = resize(image, *size, antialias=antialias)
+        return mirror(made) if mirrored else made
+    pixels: Image = np.empty((*size, 3), np.uint8)
+    extension.resize(np.ascontiguousarray(image), pixels, mirrored, False)  # noqa: FBT003
+    return pixels
 
 
 @cache

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from .annotations import Points, moved
-from .geometry import Box, mirror, resize
+from .crop_decoder import resized
+from .geometry import Box, mirror
 from .kinds import like, pixels_of, size_of
 from .sample import Image, SampleParts
 
@@ -64,9 +65,11 @@ class Placement:
     def pixels(self, image: Image) -> Image:
         """Return the new image, `uint8 [H, W, 3]`, in new memory."""
         made = self.box.cut(image) if self.cuts else image
-        if made.shape[:2] != (self.height, self.width):
-            made = resize(made, self.height, self.width, antialias=self.antialias)
-        if self.mirrored:
+        size = self.height, self.width
+        if made.shape[:2] != size:
+            how = {"antialias": self.antialias, "mirrored": self.mirrored}
+            made = resized(made, size, **how)
+        elif self.mirrored:
             made = mirror(made)
         if self.canvas is not None:
             around = np.empty((*self.size, made.shape[2]), np.uint8)

@@ -34,6 +34,7 @@ from penstock.pipeline.image.crop_decoder import (
     CropDecoder,
     crop_extension,
     made_by,
+    resized,
 )
 from penstock.pipeline.image.geometry import Box, mirror, resize
 from penstock.pipeline.image.sample import Image
@@ -379,7 +380,23 @@ def test_a_crop_is_a_full_decode_cut_resized_and_mirrored(
     assert np.array_equal(made, mirror(expected) if mirrored else expected)
 
 
-FILES = [*UNUSUAL.values(), *USUAL.values(), *(jpeg(PIXELS, s) for s in TAKEN)]
+@pytest.mark.parametrize("antialias", [True, False])
+@pytest.mark.parametrize("mirrored", [True, False])
+def test_any_array_of_an_image_is_resized_as_torch_does_it(
+    antialias: bool,  # noqa: FBT001
+    mirrored: bool,  # noqa: FBT001
+) -> None:
+    image = noise(60, 80)
+    fixed = image.copy()
+    fixed.flags.writeable = False
+    wide = noise(2, 65_501)
+    for each in (image, image[5:50, 7:61], image[::-2, ::-1], fixed, wide):
+        expected = resize(each, 20, 33, antialias=antialias)
+        expected = mirror(expected) if mirrored else expected
+        made = resized(each, (20, 33), antialias=antialias, mirrored=mirrored)
+        assert np.array_equal(made, expected)
+
+
 ANNOTATED = {"image": jpeg(PIXELS, "420"), "boxes": np.array([[1.0, 2.0, 50.0, 60.0]])}
 
 
