@@ -81,6 +81,19 @@ def test_samples_made_together_are_those_made_one_by_one(
     assert rows(function, **KINDS[workers]) == expected
 
 
+class Negated(Drawing):
+    """Makes other samples, one by one."""
+
+    def __call__(self, index: int, rng: np.random.Generator, ctx: Context) -> Row:
+        same, drawn, epoch = super().__call__(index, rng, ctx)
+        return -same, drawn, epoch
+
+
+def test_a_class_that_changes_the_call_alone_is_called_for_each_sample() -> None:
+    expected = [[[-at for at in part[0]], *part[1:]] for part in rows(OneByOne())]
+    assert rows(Negated()) == expected
+
+
 class Bad(Drawing):
     """Cannot make one sample."""
 

@@ -340,6 +340,21 @@ AT_ONCE = 16
 """Most samples that it takes: a time limit bounds all of them together."""
 
 
+def together_of(function: Any) -> Callable[..., Sequence[Any]] | None:
+    """Return a function's method for several samples, or None.
+
+    A class that changes `__call__` alone makes other samples than the method that it
+    inherits.
+    """
+    for kind in type(function).__mro__:
+        if vars(kind).get(TOGETHER) is not None:
+            found: Callable[..., Sequence[Any]] = getattr(function, TOGETHER)
+            return found
+        if TOGETHER in vars(kind) or "__call__" in vars(kind):
+            break
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Map(Calling):
     """Calls a function on each sample."""
@@ -355,7 +370,7 @@ class Map(Calling):
     def begin(self, work: Work) -> Calls:
         """Pass each sample to the function, with the other arguments it takes."""
         samples = work.watched(work.samples)
-        together = getattr(self.function, TOGETHER, None)
+        together = together_of(self.function)
         if together is not None:
             made = self._made_together(together, work)
             calls = map(self._rest, made, samples, *self._extras(work))
@@ -365,7 +380,9 @@ class Map(Calling):
             calls = map(self.function, samples)
         return Calls(calls, len(work.samples), work)
 
-    def _made_together(self, together: Any, work: Work) -> list[Any]:
+    def _made_together(
+        self, together: Callable[..., Sequence[Any]], work: Work
+    ) -> list[Any]:
         """Pass samples to the function, several at a time; None for those it leaves.
 
         If it raises, they are passed one by one, and the bad one shows itself.
