@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,9 +33,7 @@ from penstock.pipeline.image import (
     random_resized_crop,
 )
 from penstock.pipeline.image.codec import image_size
-from penstock.pipeline.image.crop_decoder import Crop, CropDecoder
 from penstock.pipeline.image.geometry import random_box
-from penstock.pipeline.image.sample import Encoded, Image
 from penstock.pipeline.testing import draw_photos
 
 PASSES = 5
@@ -58,20 +56,6 @@ class Row:
 
     name: str
     run: Callable[[int, np.random.Generator], object]
-
-
-class InFull(CropDecoder):
-    """The decoder without the extension."""
-
-    def crops(
-        self,
-        files: list[Encoded],
-        crops: Sequence[Crop],
-        size: tuple[int, int],
-        *,
-        to_end: bool,
-    ) -> list[Image | None]:
-        return [None for _ in files]
 
 
 def load(folder: Path | None, count: int) -> Photos:
@@ -109,8 +93,6 @@ def comparisons(photos: Photos, size: int) -> dict[str, list[Row]]:
     half = horizontal_flip(0.5)
     fused = decode_random_resized_crop(size, flip=0.5)
     only = decode_only_random_resized_crop(size, flip=0.5)
-    in_full = decode_random_resized_crop(size, flip=0.5)
-    object.__setattr__(in_full, "decoder", InFull())
     return {
         "decode": [
             Row(
@@ -135,7 +117,9 @@ def comparisons(photos: Photos, size: int) -> dict[str, list[Row]]:
             Row("decode_random_resized_crop", lambda i, rng: fused(files[i], rng)),
         ],
         f"crop decoding, crop {size}, flip; extension: {fused.decoder.version}": [
-            Row("decoded in full", lambda i, rng: in_full(files[i], rng)),
+            Row(
+                "three operators", lambda i, rng: half(crop(decode(files[i]), rng), rng)
+            ),
             Row("decode_random_...", lambda i, rng: fused(files[i], rng)),
             Row("decode_only_random_...", lambda i, rng: only(files[i], rng)),
         ],

@@ -13,7 +13,8 @@ from ..image import horizontal_flip
 from ..image.annotations import Flags, Points, areas, boxes_of
 from ..image.geometry import Box
 from ..image.operators import check_size
-from ..image.placement import Placement, placed
+from ..image.placement import Placement
+from ..image.placing import placed
 from ..image.sample import SampleParts
 
 flip = horizontal_flip

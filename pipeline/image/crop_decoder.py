@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple
+from itertools import product
+from typing import Any
 
 import numpy as np
 import simplejpeg
 
 from .codec import decode_reduced
 from .geometry import Box, mirror, resize
+from .placement import Placement
 from .sample import Encoded, Image
 
 FULL = "in full"
@@ -31,38 +33,6 @@ TRIED_SIZES = ((TRIED.height, TRIED.width), (20, 47))
 MAX_SIDE = 65_500
 """Pixels of a JPEG's side, beyond which the extension takes no image."""
 SAMPLINGS = ("444", "422", "440", "420", "Gray")
-
-
-class Crop(NamedTuple):
-    """Which part of a file to take."""
-
-    of: tuple[int, int]
-    """Height and width of the whole image in pixels, from `image_size`."""
-    box: Box
-    """The part, in pixels of the whole image."""
-    factor: int = 1
-    """The n of the scale 1/n to decode at: 1, 2, 4 or 8."""
-    mirrored: bool = False
-
-    @property
-    def reduced(self) -> Box:
-        """The part, in pixels of the image at 1/`factor` scale."""
-        return self.box if self.factor == 1 else self.box.reduced(self.factor)
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """The crop as the extension takes it."""
-        box = self.reduced
-        sides = box.top, box.left, box.height, box.width
-        return *self.of, self.factor, *sides, int(self.mirrored)
-
-    def decoded(self, data: Encoded) -> Image:
-        """Decode all of the image; return the part, at 1/`factor` scale, not mirrored.
-
-        Raises:
-            ValueError: as for `decode_reduced`.
-        """
-        return self.reduced.cut(decode_reduced(data, self.factor))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,66 +57,69 @@ class CropDecoder:
         return [(height, width) for height, width in found.tolist()]
 
     def crops(
-        self,
-        files: list[Encoded],
-        crops: Sequence[Crop],
-        size: tuple[int, int],
-        *,
-        to_end: bool,
+        self, files: list[Encoded], placements: Sequence[Placement], *, to_end: bool
     ) -> list[Image | None]:
-        """Return a crop of each file, resized with antialiasing: `uint8 [*size, 3]`.
+        """Return what is placed of each file, `uint8 [H, W, 3]`, without a canvas.
 
-        They lie in one piece of memory.
+        Those of one size lie in one piece of memory.
 
         Args:
             files: the bytes of each.
-            crops: which part of each.
-            size: height and width of all results in pixels.
-            to_end: also read each file below its box. Otherwise a file that was cut off
-                there, or whose markers are out of order, is still refused, but changed
-                codes may go unnoticed.
+            placements: which part of each, and how large it becomes.
+            to_end: also read each file below its part. Otherwise a file that was cut
+                off there, or whose markers are out of order, is still refused, but
+                changed codes may go unnoticed.
 
         Returns:
             None for a file that is refused, or damaged.
         """
+        made: list[Image | None] = [None] * len(files)
         extension, _ = crop_extension()
         if extension is None:
-            return [None] * len(files)
-        return made_by(extension, files, crops, size, to_end=to_end)
+            return made
+        sizes: dict[tuple[int, int], list[int]] = {}
+        for at, each in enumerate(placements):
+            if each.antialias or not each.resizes:
+                sizes.setdefault((each.height, each.width), []).append(at)
+        for size, places in sizes.items():
+            images = made_by(
+                extension,
+                [files[at] for at in places],
+                [placements[at] for at in places],
+                size,
+                to_end=to_end,
+            )
+            for at, image in zip(places, images, strict=True):
+                made[at] = image
+        return made
 
-    def crop(
-        self,
-        data: Encoded,
-        crop: Crop,
-        size: tuple[int, int],
-        *,
-        antialias: bool,
-        to_end: bool,
-    ) -> Image:
-        """Return one crop, `uint8 [*size, 3]`, of any image file.
-
-        Args:
-            data: the bytes of the file.
-            crop: which part of it.
-            size: height and width of the result in pixels.
-            antialias: filter when shrinking.
-            to_end: as for `crops`.
+    def crop(self, data: Encoded, placement: Placement, *, to_end: bool) -> Image:
+        """Return what is placed of any image file, as `crops` does.
 
         Raises:
             ValueError: as for `decode_reduced`.
         """
-        if antialias:
-            (image,) = self.crops([data], [crop], size, to_end=to_end)
-            if image is not None:
-                return image
-            pixels = None
-        else:
-            box, upright = crop.reduced, crop._replace(mirrored=False)
-            only = box.height, box.width
-            (pixels,) = self.crops([data], [upright], only, to_end=to_end)
-        if pixels is None:
-            pixels = crop.decoded(data)
-        return resized(pixels, size, antialias=antialias, mirrored=crop.mirrored)
+        (image,) = self.crops([data], [placement], to_end=to_end)
+        if image is not None:
+            return image
+        box, part = placement.reduced, None
+        if not placement.antialias:
+            upright = replace(
+                placement, height=box.height, width=box.width, mirrored=False
+            )
+            (part,) = self.crops([data], [upright], to_end=to_end)
+        if part is None:
+            part = box.cut(decode_reduced(data, placement.factor))
+        return shaped(part, placement)
+
+
+def shaped(part: Image, placement: Placement) -> Image:
+    """Return a part of an image, resized and mirrored as the placement says."""
+    size = placement.height, placement.width
+    if part.shape[:2] != size:
+        how = {"antialias": placement.antialias, "mirrored": placement.mirrored}
+        return resized(part, size, **how)
+    return mirror(part) if placement.mirrored else part
 
 
 def resized(
@@ -191,27 +164,34 @@ def is_exact(extension: Any, sampling: str) -> bool:
     data = simplejpeg.encode_jpeg(
         noise, colorspace="Gray" if shape[2] == 1 else "RGB", colorsubsampling=sampling
     )
-    for factor in (1, 2):
-        crop = Crop((TRIED_SIDE, TRIED_SIDE), TRIED, factor, mirrored=True)
-        image = mirror(crop.decoded(data))
-        for size in TRIED_SIZES:
-            (made,) = made_by(extension, [data], [crop], size, to_end=True)
-            expected = resize(image, *size, antialias=True)
-            if made is None or not np.array_equal(made, expected):
-                return False
+    whole = (TRIED_SIDE, TRIED_SIDE)
+    for factor, size in product((1, 2), TRIED_SIZES):
+        tried = Placement(TRIED, *size, whole, mirrored=True, factor=factor)
+        (made,) = made_by(extension, [data], [tried], size, to_end=True)
+        part = tried.reduced.cut(decode_reduced(data, factor))
+        expected = mirror(resize(part, *size, antialias=True))
+        if made is None or not np.array_equal(made, expected):
+            return False
     return True
 
 
 def made_by(
     extension: Any,
     files: list[Encoded],
-    crops: Sequence[Crop],
+    placements: Sequence[Placement],
     size: tuple[int, int],
     *,
     to_end: bool,
 ) -> list[Image | None]:
-    """Return crops as the extension makes them, and None where it refuses the file."""
+    """Return what the extension makes, all of one size; None for what it refuses."""
     pixels: Image = np.empty((len(files), *size, 3), np.uint8)
-    numbers = np.array([crop.numbers for crop in crops], np.int32)
+    numbers = np.array([numbers_of(each) for each in placements], np.int32)
     made = extension.crops(files, numbers, pixels, to_end)
     return [image if done else None for image, done in zip(pixels, made, strict=True)]
+
+
+def numbers_of(placement: Placement) -> tuple[int, ...]:
+    """Return a placement as the extension takes it."""
+    box = placement.reduced
+    sides = box.top, box.left, box.height, box.width
+    return *placement.of, placement.factor, *sides, int(placement.mirrored)

@@ -13,25 +13,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ...engine.plan import Context
 from ...errors import SpecError, check
-from .codec import is_bomb
-from .crop_decoder import Crop, CropDecoder
+from .crop_decoder import CropDecoder
 from .geometry import Box, Range, central_box, random_box, short_side_size
 from .kinds import on_pixels
-from .placement import Fill, Placement, placed
-from .sample import Image, SampleParts, require_encoded
+from .placement import Fill, Placement
+from .placing import placed, placed_together
+from .sample import SampleParts, require_encoded
 
 REDUCTIONS = (8, 4, 2)
 """The n of the scales 1/n at which libjpeg decodes faster than at full size."""
 
 
+class Placing:
+    """An operator that only says where an image goes: several go there in one call."""
+
+    __slots__ = ()
+    TO_END: ClassVar[bool] = True
+    """Whether a file is read below the crop, so that damage there is an error."""
+
+    def __penstock_rows__(
+        self, samples: Sequence[Any], rngs: Iterator[np.random.Generator], ctx: Context
+    ) -> list[Any]:
+        """Return samples that are placed, and None for those that are placed alone."""
+        choose = partial(self._choose, ctx)
+        return placed_together(samples, rngs, choose, to_end=self.TO_END)
+
+    def _choose(
+        self, ctx: Context | None, rng: Any, height: int, width: int
+    ) -> Placement:
+        """Return the placement of an image of this height and width in pixels."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
-class random_resized_crop:
+class random_resized_crop(Placing):
     """Cut a random part out of an image and resize it to a square.
 
     The rule is torchvision's (see `random_box`). It draws from the sample's `rng`.
@@ -71,14 +93,15 @@ class random_resized_crop:
             SpecError: neither the operator nor the context has a size.
             ValueError: it has the bytes of a file that cannot be decoded.
         """
-        size = wanted_size(self.size, ctx)
-
-        def choose(height: int, width: int) -> Placement:
-            box = random_box(height, width, self.scale, self.ratio, rng)
-            of = (height, width)
-            return Placement(box, size, size, of, antialias=self.antialias)
-
+        choose = partial(self._choose, ctx, rng)
         return placed(sample, choose, per_box=self.per_box)
+
+    def _choose(
+        self, ctx: Context | None, rng: np.random.Generator, height: int, width: int
+    ) -> Placement:
+        size, of = wanted_size(self.size, ctx), (height, width)
+        box = random_box(height, width, self.scale, self.ratio, rng)
+        return Placement(box, size, size, of, antialias=self.antialias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +142,7 @@ class horizontal_flip:
 
 
 @dataclass(frozen=True, slots=True)
-class resize:
+class resize(Placing):
     """Resize an image to `size`, whatever its aspect.
 
     Args:
@@ -148,18 +171,19 @@ class resize:
             SpecError: neither the operator nor the context has a size.
             ValueError: it has the bytes of a file that cannot be decoded.
         """
+        return placed(sample, partial(self._choose, ctx, None))
+
+    def _choose(
+        self, ctx: Context | None, _: object, height: int, width: int
+    ) -> Placement:
         given = self.size
         tall, wide = sides(wanted_size(None, ctx) if given is None else given)
-
-        def choose(height: int, width: int) -> Placement:
-            sizes = {"height": tall, "width": wide, "antialias": self.antialias}
-            return Placement.whole((height, width), **sizes)
-
-        return placed(sample, choose)
+        sizes = {"height": tall, "width": wide, "antialias": self.antialias}
+        return Placement.whole((height, width), **sizes)
 
 
 @dataclass(frozen=True, slots=True)
-class resize_short_side:
+class resize_short_side(Placing):
     """Resize an image so that its shorter side has `size` pixels; keep its aspect.
 
     Args:
@@ -192,17 +216,16 @@ class resize_short_side:
             SampleError: it has no image, or its annotations have wrong shapes.
             ValueError: it has the bytes of a file that cannot be decoded.
         """
+        return placed(sample, partial(self._choose, None, None))
 
-        def choose(height: int, width: int) -> Placement:
-            tall, wide = short_side_size(height, width, self.size, self.max_size)
-            sizes = {"height": tall, "width": wide, "antialias": self.antialias}
-            return Placement.whole((height, width), **sizes)
-
-        return placed(sample, choose)
+    def _choose(self, _: object, __: object, height: int, width: int) -> Placement:
+        tall, wide = short_side_size(height, width, self.size, self.max_size)
+        sizes = {"height": tall, "width": wide, "antialias": self.antialias}
+        return Placement.whole((height, width), **sizes)
 
 
 @dataclass(frozen=True, slots=True)
-class center_crop:
+class center_crop(Placing):
     """Cut a square out of the middle of an image.
 
     Args:
@@ -228,9 +251,10 @@ class center_crop:
             ValueError: the image is smaller than that, or has the bytes of a file that
                 cannot be decoded.
         """
-        return placed(sample, self._choose, per_box=self.per_box)
+        choose = partial(self._choose, None, None)
+        return placed(sample, choose, per_box=self.per_box)
 
-    def _choose(self, height: int, width: int) -> Placement:
+    def _choose(self, _: object, __: object, height: int, width: int) -> Placement:
         if min(height, width) < self.size:
             raise ValueError(
                 f"`center_crop({self.size})` needs {self.size} pixels on both sides, "
@@ -345,7 +369,7 @@ class pad:
 
 
 @dataclass(frozen=True, slots=True)
-class decode_random_resized_crop:
+class decode_random_resized_crop(Placing):
     """`decode`, `random_resized_crop` and `horizontal_flip` in one, with less decoding.
 
     The crop is chosen from the size in the file's header. Then the image is decoded at
@@ -368,9 +392,6 @@ class decode_random_resized_crop:
     Raises:
         SpecError: an argument is out of range.
     """
-
-    TO_END: ClassVar[bool] = True
-    """Whether the file is read below the crop, so that damage there is an error."""
 
     size: int | None
     _: KW_ONLY
@@ -409,60 +430,23 @@ class decode_random_resized_crop:
             SpecError: neither the operator nor the context has a size.
             ValueError: the file cannot be decoded.
         """
-        size = wanted_size(self.size, ctx)
+        require_encoded(SampleParts.of(sample).image)
+        choose = partial(self._choose, ctx, rng)
+        return placed(sample, choose, per_box=self.per_box, to_end=self.TO_END)
 
-        def choose(height: int, width: int) -> Placement:
-            drawn = self._drawn(height, width, size, rng)
-            return Placement(drawn.box, size, size, drawn.of, drawn.mirrored)
-
-        return placed(sample, choose, per_box=self.per_box, draw=self._draw)
-
-    def __penstock_rows__(
-        self, samples: Sequence[Any], rngs: Iterator[np.random.Generator], ctx: Context
-    ) -> list[Any]:
-        """Return the samples with a crop each, all made in one call without the GIL.
-
-        None stands for a sample that must be made by itself: it has annotations, or the
-        extension refuses its file.
-        """
-        made: list[Any] = [None] * len(samples)
-        if not self.antialias:
-            return made
-        size = wanted_size(self.size, ctx)
-        parts = [SampleParts.of(sample) for sample in samples]
-        files = [part.file for part in parts]
-        sizes = self.decoder.sizes(files)
-        drawn = {
-            at: self._drawn(height, width, size, rng)
-            for at, ((height, width), rng) in enumerate(zip(sizes, rngs, strict=True))
-            if height and not is_bomb(height, width)
-        }
-        images = self.decoder.crops(
-            [files[at] for at in drawn],
-            [*drawn.values()],
-            (size, size),
-            to_end=self.TO_END,
-        )
-        for at, image in zip(drawn, images, strict=True):
-            if image is not None:
-                made[at] = parts[at].made(image)
-        return made
-
-    def _drawn(
-        self, height: int, width: int, size: int, rng: np.random.Generator
-    ) -> Crop:
-        """Draw a part of an image of this size in pixels, and whether to mirror it."""
+    def _choose(
+        self, ctx: Context | None, rng: np.random.Generator, height: int, width: int
+    ) -> Placement:
+        size, of = wanted_size(self.size, ctx), (height, width)
         box = random_box(height, width, self.scale, self.ratio, rng)
-        mirrored = bool(rng.random() < self.flip)
-        factor = reduction(box, size * self.reducing_gap)
-        return Crop((height, width), box, factor, mirrored)
-
-    def _draw(self, given: Any, placement: Placement) -> Image:
-        data, size = require_encoded(given), (placement.height, placement.width)
-        factor = reduction(placement.box, placement.height * self.reducing_gap)
-        crop = Crop(placement.of, placement.box, factor, placement.mirrored)
-        return self.decoder.crop(
-            data, crop, size, antialias=self.antialias, to_end=self.TO_END
+        return Placement(
+            box,
+            size,
+            size,
+            of,
+            mirrored=bool(rng.random() < self.flip),
+            antialias=self.antialias,
+            factor=reduction(box, size * self.reducing_gap),
         )
 
 

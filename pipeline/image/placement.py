@@ -1,19 +1,15 @@
-"""One move for pixels and annotations alike: cut, resize, mirror, place on a canvas."""
+"""Where an image and its annotations go: cut, resized, mirrored, on a canvas. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from .annotations import Points, moved
-from .crop_decoder import resized
-from .geometry import Box, mirror
-from .kinds import like, pixels_of, size_of
-from .sample import Image, SampleParts
+from .annotations import Points
+from .geometry import Box
 
 Fill = int | tuple[int, int, int]
 """The value of pixels around an image, 0 to 255: one number, or one per channel."""
@@ -37,6 +33,8 @@ class Placement:
     None: the part is the new image."""
     fill: Fill = 0
     antialias: bool = True
+    factor: int = 1
+    """The n of the scale 1/n at which a file is decoded: 1, 2, 4 or 8."""
 
     @classmethod
     def whole(cls, of: tuple[int, int], **changes: Any) -> Placement:
@@ -58,27 +56,20 @@ class Placement:
         return left, top, left + self.width, top + self.height
 
     @property
+    def reduced(self) -> Box:
+        """The part to take, in pixels of the image at 1/`factor` scale."""
+        return self.box if self.factor == 1 else self.box.reduced(self.factor)
+
+    @property
+    def resizes(self) -> bool:
+        """Whether the part is made larger or smaller."""
+        box = self.reduced
+        return (box.height, box.width) != (self.height, self.width)
+
+    @property
     def cuts(self) -> bool:
         """Whether it takes less than the whole image."""
         return (self.box.height, self.box.width) != self.of
-
-    def pixels(self, image: Image) -> Image:
-        """Return the new image, `uint8 [H, W, 3]`, in new memory."""
-        made = self.box.cut(image) if self.cuts else image
-        size = self.height, self.width
-        if made.shape[:2] != size:
-            how = {"antialias": self.antialias, "mirrored": self.mirrored}
-            made = resized(made, size, **how)
-        elif self.mirrored:
-            made = mirror(made)
-        if self.canvas is not None:
-            around = np.empty((*self.size, made.shape[2]), np.uint8)
-            around[:] = self.fill
-            left, top = self._offset()
-            around[top : top + self.height, left : left + self.width] = made
-            return around
-        # The batch must not keep a whole photo alive for a part of it.
-        return made.copy() if np.may_share_memory(made, image) else made
 
     def points(self, points: Points) -> Points:
         """Return where points come to lie, `float64 [m, 2]`."""
@@ -120,48 +111,3 @@ def nearest_places(before: int, after: int) -> torch.Tensor:
     """Return which of `before` pixels each of `after` pixels copies, as in Pillow."""
     middles = (np.arange(after) + 0.5) * (before / after)
     return torch.from_numpy(np.minimum(middles.astype(np.int64), before - 1))
-
-
-def placed(
-    sample: Any,
-    choose: Callable[[int, int], Placement],
-    *,
-    per_box: Sequence[str] = (),
-    by_middle: bool = False,
-    mask_fill: int = 0,
-    draw: Callable[[Any, Placement], Image] | None = None,
-) -> Any:
-    """Return a sample with its image and its annotations placed.
-
-    Args:
-        sample: an image, or a sample that holds one: see `SampleParts`.
-        choose: returns the placement for an image of this height and width.
-        per_box: see `moved`.
-        by_middle: see `moved`.
-        mask_fill: see `moved`.
-        draw: makes the new pixels from the image as it was given. None: decode all of
-            it, and apply the placement.
-
-    Raises:
-        SampleError: it has no image, or its annotations have wrong shapes.
-        ValueError: it has the bytes of a file that cannot be decoded.
-    """
-    parts = SampleParts.of(sample)
-    height, width = size_of(parts.image)
-    placement = choose(height, width)
-    if draw is None:
-        pixels = placement.pixels(pixels_of(parts.image))
-    else:
-        pixels = draw(parts.image, placement)
-    image = like(parts.image, pixels)
-    if parts.target is None:
-        return parts.made(image)
-    target = moved(
-        parts.target,
-        placement,
-        (height, width),
-        per_box=per_box,
-        by_middle=by_middle,
-        mask_fill=mask_fill,
-    )
-    return parts.made(image, target)

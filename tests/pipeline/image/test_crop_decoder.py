@@ -30,13 +30,13 @@ from penstock.pipeline.image import (
 )
 from penstock.pipeline.image.codec import decode_reduced, image_size
 from penstock.pipeline.image.crop_decoder import (
-    Crop,
     CropDecoder,
     crop_extension,
     made_by,
     resized,
 )
 from penstock.pipeline.image.geometry import Box, mirror, resize
+from penstock.pipeline.image.placement import Placement
 from penstock.pipeline.image.sample import Image
 
 EXTENSION, WHY_NOT = crop_extension()
@@ -75,8 +75,9 @@ def decoded_box(
     data: bytes, size: tuple[int, int], box: Box, *, to_end: bool
 ) -> Image | None:
     """Return a box as the extension makes it, neither resized nor mirrored."""
-    crop, only = Crop(size, box), (box.height, box.width)
-    (image,) = made_by(EXTENSION, [data], [crop], only, to_end=to_end)
+    only = box.height, box.width
+    placement = Placement(box, *only, size)
+    (image,) = made_by(EXTENSION, [data], [placement], only, to_end=to_end)
     return image
 
 
@@ -272,7 +273,7 @@ def test_damage_never_makes_pixels_that_a_full_decode_does_not_make(
     assert (unnoticed == 0) == to_end
 
 
-CROP = np.array([Crop((90, 120), Box(5, 6, 20, 30)).numbers], np.int32)
+CROP = np.array([(90, 120, 1, 5, 6, 20, 30, 0)], np.int32)
 ROOM = np.zeros((1, 20, 20, 3), np.uint8)
 
 
@@ -371,12 +372,15 @@ def test_a_crop_is_a_full_decode_cut_resized_and_mirrored(
 ) -> None:
     height, width, box = drawn
     data = jpeg(noise(height, width), sampling)
-    crop = Crop((height, width), box, factor, mirrored)
-    (made,) = made_by(EXTENSION, [data], [crop], size, to_end=True)
-    if 0 in (crop.reduced.height, crop.reduced.width):
+    of = (height, width)
+    placement = Placement(box, *size, of, mirrored=mirrored, factor=factor)
+    (made,) = made_by(EXTENSION, [data], [placement], size, to_end=True)
+    reduced = placement.reduced
+    if 0 in (reduced.height, reduced.width):
         assert made is None
         return
-    expected = resize(crop.decoded(data), *size, antialias=True)
+    part = reduced.cut(decode_reduced(data, factor))
+    expected = resize(part, *size, antialias=True)
     assert np.array_equal(made, mirror(expected) if mirrored else expected)
 
 
