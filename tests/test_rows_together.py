@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -117,17 +117,13 @@ def test_an_error_is_that_of_the_sample_alone() -> None:
     assert "sample index 57 " in "".join(caught.value.__notes__)
 
 
-class Slow(Drawing):
-    """Takes half a second for the samples that it is given."""
+class Never(Drawing):
+    """Never returns if it is given several samples."""
 
-    def __penstock_rows__(self, *args: Any) -> Sequence[Row | None]:
-        time.sleep(0.5)
-        return super().__penstock_rows__(*args)
+    def __penstock_rows__(self, *_: Any) -> Sequence[Row | None]:
+        threading.Event().wait()
+        return ()
 
 
-@pytest.mark.slow
-def test_a_time_limit_bounds_one_call_and_not_the_batch() -> None:
-    pipe = ps.Pipeline.from_dataset(range(48))
-    pipe = pipe.map(Slow(), executor="process", num_parallel_workers=1, timeout=1.2)
-    with pipe.batch(48) as pipe:  # three calls
-        assert sum(len(batch[0]) for batch in pipe) == 48
+def test_samples_with_a_time_limit_are_passed_one_by_one() -> None:
+    assert rows(Never(), executor="process", timeout=60) == rows(OneByOne())

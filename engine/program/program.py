@@ -337,7 +337,7 @@ NO_BATCH = (
 TOGETHER = "__penstock_rows__"
 """The method of a function that takes several samples at once."""
 AT_ONCE = 16
-"""Most samples that it takes: a time limit bounds all of them together."""
+"""Most samples that it takes."""
 
 
 def together_of(function: Any) -> Callable[..., Sequence[Any]] | None:
@@ -365,12 +365,14 @@ class Map(Calling):
     function: Callable[..., Any]
     wants_rng: bool = False
     wants_ctx: bool = False
+    one_by_one: bool = False
+    """Whether each sample has a time limit, and is therefore passed alone."""
     none: ClassVar[str] = NO_SAMPLE
 
     def begin(self, work: Work) -> Calls:
         """Pass each sample to the function, with the other arguments it takes."""
         samples = work.watched(work.samples)
-        together = together_of(self.function)
+        together = None if self.one_by_one else together_of(self.function)
         if together is not None:
             made = self._made_together(together, work)
             calls = map(self._rest, made, samples, *self._extras(work))
@@ -452,7 +454,8 @@ class BatchMap(Map):
             rank: the rank whose batches these are: each rank has its own draws.
         """
         number = each.number + (rank << RANK_BITS)
-        return cls(each.stage, number, each.function, each.wants_rng, each.wants_ctx)
+        wants = each.wants_rng, each.wants_ctx
+        return cls(each.stage, number, each.function, *wants, one_by_one=True)
 
     def _extras(self, work: Work) -> tuple[Any, ...]:
         context = work.chunk.context

@@ -439,4 +439,5 @@ def _operation(
             return Filter(name, stage.function)
     wanted = wanted_by(stage.called)
     draws = number - sum(at < number for at in caches)  # a cache changes none
-    return Map(name, draws, stage.called, "rng" in wanted, "ctx" in wanted)
+    limited = stage.timeout is not None
+    return Map(name, draws, stage.called, "rng" in wanted, "ctx" in wanted, limited)

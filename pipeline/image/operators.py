@@ -11,6 +11,7 @@ as `functools.partial` is.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
@@ -31,7 +32,7 @@ REDUCTIONS = (8, 4, 2)
 """The n of the scales 1/n at which libjpeg decodes faster than at full size."""
 
 
-class Placing:
+class Placing(ABC):
     """An operator that only says where an image goes: several go there in one call."""
 
     __slots__ = ()
@@ -45,11 +46,11 @@ class Placing:
         choose = partial(self._choose, ctx)
         return placed_together(samples, rngs, choose, to_end=self.TO_END)
 
+    @abstractmethod
     def _choose(
         self, ctx: Context | None, rng: Any, height: int, width: int
     ) -> Placement:
         """Return the placement of an image of this height and width in pixels."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
