@@ -41,8 +41,6 @@ HELD_BACK = 0.5
 GIL_HELD = 0.6
 """Share of moments with the GIL held above which it is named as the cause. The tuner
 acts on it later, when it is certain."""
-MIN_GROWTH = 0.05
-"""Relative growth of the trainer's own part of a step that is worth mentioning."""
 QUEUE_TOLD_S = 2 * APART_NS / 1e9
 """A window this long contains two measurements of the run queue, so waits are known."""
 SHORT_READ_S = 0.000_05
@@ -167,15 +165,38 @@ def busiest(observation: Observation) -> SegmentObservation:
 
 def of_trainer(observation: Observation) -> Cause:
     """Return the cause if loading keeps up."""
-    found = observation.contention
-    text = f"the trainer: loading keeps up with it (wait {_percent(observation)}%)"
-    if found is None or not found.certain or found.growth < MIN_GROWTH:
-        return Cause(f"{text}.")
     return Cause(
-        f"{text}, but slows it down: its own part of a step takes"
-        f" {figures(1000 * found.loading_s)} ms while batches are loaded beside it,"
-        f" {figures(1000 * found.paused_s)} ms while none are."
+        f"the trainer: loading keeps up with it (wait {_percent(observation)}%)."
     )
+
+
+def of_slowdown(window: Window) -> Cause:
+    """Return the cause if loading costs more of the trainer's own part than a wait."""
+    seen, found, budget = window.seen, window.seen.contention, window.budget
+    assert found is not None
+    text = (
+        "loading slows the trainer: its own part of a step takes"
+        f" {figures(1000 * found.beside_s)} ms while batches are loaded beside it,"
+        f" {figures(1000 * found.alone_s)} ms while none are"
+    )
+    cores = 0.0 if budget is None else budget.cpu_cores
+    workers = sum(s.num_parallel_workers for s in seen.segments if s.is_here)
+    if cores and seen.used_cores >= CPU_USED * cores:
+        return Cause(
+            f"{text}. They share the cores: {seen.used_cores:.1f} of {figures(cores)}"
+            f" are busy, with {workers} workers beside {seen.torch_threads} threads of"
+            " torch.",
+            () if window.tuned else (TUNE,),
+        )
+    if any(segment.executor == "thread" for segment in seen.segments):
+        held = (
+            "" if seen.gil_held is None else f" (held {seen.gil_held:.0%} of the time)"
+        )
+        return Cause(
+            f"{text}. The {workers} workers are threads, which take the GIL{held}.",
+            _of_processes(window),
+        )
+    return Cause(f"{text}. They share the memory and the caches of the cores.")
 
 
 def of_wait(window: Window) -> Cause:
@@ -444,8 +465,9 @@ def _on_whom(window: Window) -> str:
     if needed <= workers:
         return f", on {them}"
     wanted = phrases.count(needed)
-    if workers == segment.max_workers:
-        return f"; it is limited to {them}, and this trainer needs {wanted}"
+    if segment.held or workers == segment.max_workers:
+        limit = segment.held or f"it is limited to {them}"
+        return f"; {limit}, and this trainer needs {wanted}"
     return f"; too few workers: {workers}, this trainer needs {wanted}"
 
 
@@ -471,7 +493,7 @@ def _of_workers(window: Window) -> tuple[str, ...]:
     segment, budget = window.segment, window.budget
     if window.tuned and segment.fixed:
         return (f"DataLoader(...)  # without {segment.fixed}, to let workers load",)
-    if window.tuned or segment.iterable:
+    if window.tuned or segment.iterable or segment.held:
         return ()
     if segment.executor == "inline":
         return (TUNE,)

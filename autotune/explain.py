@@ -25,13 +25,14 @@ from .causes import (
     Cause,
     Window,
     busiest,
+    of_slowdown,
     of_trainer,
     of_wait,
     seconds_of,
 )
 from .policies.case import CPU_HIGH, CPU_LOW, DIFFERENCE
 from .situation import Decision
-from .window import demand_rows_per_s, outbox, wait_share
+from .window import demand_rows_per_s, lost_share, outbox, wait_share
 
 Verdict = Literal["input-bound", "balanced", "not input-bound"]
 
@@ -75,14 +76,15 @@ class Explanation(Printed):
     """The verdict on one window. `print` it for the whole table."""
 
     verdict: Verdict
-    """`input-bound` above 10 % exposed wait, `not input-bound` below 3 %."""
+    """`input-bound` if loading costs more than 10 % of a step, `not input-bound` below
+    3 %. It costs the exposed wait, and what it adds to the trainer's own part."""
     bottleneck: str | None
     """The operator that holds training up; None if it is the trainer itself."""
     cause: str
     """What binds, in one sentence."""
     headspace: float
-    """Training would be at most this many times faster if loading were free: `step /
-    (step - wait)`, at most 1000; 1 before the first step."""
+    """Training would be at most this many times faster if loading were free: a step
+    with its wait, over the trainer's part of one alone. At most 1000; 1 at first."""
     wait_share: float
     """Exposed wait as a share of the step, 0 to 1."""
     trainer: TrainerObservation
@@ -93,6 +95,8 @@ class Explanation(Printed):
     """What to do next, as code; empty if nothing is justified."""
     caching: tuple[str, ...] = ()
     """What caches do, and what others would gain and need."""
+    slowdown: float = 1.0
+    """How many times as long the trainer's own part of a step takes beside loading."""
     copy_share: float = 0.0
     """Share of the step spent copying batches to the device."""
     face: Face = "Pipeline"
@@ -116,6 +120,8 @@ class Explanation(Printed):
             if round(100 * share) >= 1
         ]
         named = f" ({', '.join(parts)})" if parts else ""
+        if self.slowdown > 1.0:
+            named += f", its own part {self.slowdown - 1.0:+.0%} beside loading"
         speedup = phrases.speedup(self.headspace)
         return f"{self.verdict}: {waiting}{named}; {speedup} if loading were free."
 
@@ -124,6 +130,7 @@ class Explanation(Printed):
         found = {
             "wait_share": self.wait_share,
             "headspace": self.headspace,
+            "slowdown": self.slowdown,
             "rows_per_s": self.rows_per_s,
             "step_s": self.trainer.step_s,
         }
@@ -168,14 +175,14 @@ class Explanation(Printed):
 
 
 def verdict_of(share: float) -> Verdict:
-    """Return the verdict on an exposed wait of this share of the step, 0 to 1."""
+    """Return the verdict if loading costs this share of the step, 0 to 1."""
     if share > INPUT_BOUND:
         return "input-bound"
     return "not input-bound" if share < NOT_INPUT_BOUND else "balanced"
 
 
 def headspace_of(share: float) -> float:
-    """Return how many times faster training could be if it waits for this share."""
+    """Return how many times faster training could be if loading costs this share."""
     return min(MAX_HEADSPACE, ratio(1.0, 1.0 - share) or MAX_HEADSPACE)
 
 
@@ -194,11 +201,11 @@ def explain(
         budget: what the pipeline may use; if given, used-up cores are named.
         tuned: whether the autotuner is already running.
     """
-    share = wait_share(observation)
+    share, lost = wait_share(observation), lost_share(observation)
     trainer = observation.trainer
     copy_share = share * min(1.0, ratio(trainer.copy_s, trainer.wait_s))
     silent = observation.trainer.steps == 0 and outbox(observation).empty < HELD_BACK
-    verdict: Verdict = "balanced" if silent else verdict_of(share)
+    verdict: Verdict = "balanced" if silent else verdict_of(lost)
     bottleneck = None
     if silent:
         cause = Cause(SILENT)
@@ -206,14 +213,15 @@ def explain(
         cause = of_trainer(observation)
     else:
         window = Window(observation, busiest(observation), budget, tuned)
-        cause = of_wait(window)
+        cause = of_slowdown(window) if lost > 2 * share else of_wait(window)
         bottleneck = cause.stage or window.part.name
     return Explanation(
         verdict=verdict,
         bottleneck=bottleneck,
         cause=cause.text,
-        headspace=headspace_of(share) if observation.trainer.steps else 1.0,
+        headspace=headspace_of(lost) if observation.trainer.steps else 1.0,
         wait_share=share,
+        slowdown=observation.slowdown,
         trainer=observation.trainer,
         rows_per_s=observation.rows_per_s,
         stages=_stages(observation, share - copy_share),

@@ -26,7 +26,7 @@ from .listeners import tell_verdict
 from .policies.per_regime import Values
 from .saved import VERSION, Saved
 from .situation import Decision, DecisionOutcome, Row, Situation
-from .window import wait_share
+from .window import lost_share
 
 LOGGER = logging.getLogger("penstock.autotune")
 
@@ -86,7 +86,7 @@ class Spoken:
         steps, told = window.trainer.steps, bool(self._verdict)
         if steps == 0 or (told and steps < FEW_STEPS and window.window_s < FEW_STEPS_S):
             return False
-        verdict = verdict_of(wait_share(window))
+        verdict = verdict_of(lost_share(window))
         changes = verdict != self._verdict
         if window.time_s - self._time_s < (self._change_s if changes else VERDICT_S):
             return False

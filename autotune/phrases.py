@@ -199,14 +199,28 @@ def one_a_core(operator: str, workers: int) -> str:
     return f"Op ({operator}) gets {workers} worker processes, one for each core."
 
 
-def contention(loading_s: float, paused_s: float) -> str:
+def contention(beside_s: float, alone_s: float) -> str:
     """Loading lengthens the trainer's own part of a step."""
     return (
         "Pipeline: the trainer's own part of a step takes"
-        f" {figures(1000 * loading_s)} ms while batches are loaded beside it,"
-        f" {figures(1000 * paused_s)} ms while none are"
-        f" ({loading_s / paused_s - 1.0:+.0%})."
+        f" {figures(1000 * beside_s)} ms while batches are loaded beside it,"
+        f" {figures(1000 * alone_s)} ms while none are"
+        f" ({beside_s / alone_s - 1.0:+.0%})."
     )
+
+
+def relief(operator: str, slowdown: float, workers: int) -> str:
+    """Workers take more from the trainer than they bring."""
+    return (
+        f"Op ({operator}): loading with {workers} workers lengthens the trainer's own"
+        f" part of a step by {slowdown - 1.0:.0%}, and fewer may make the whole step"
+        " shorter."
+    )
+
+
+def held(operator: str, workers: int, why: str) -> str:
+    """More workers are needed, and something keeps the tuner from starting them."""
+    return f"Op ({operator}) needs more workers, and stays at {workers}: {why}."
 
 
 def off_threads(cores: float) -> str:

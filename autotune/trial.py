@@ -44,6 +44,8 @@ FILLING = 0.05
 """Share of the rows of one segment that another one does not see."""
 ALL = 0.99
 """Largest share of a step that a wait may take, so that something is left of it."""
+RELIEF = "relief"
+"""The rule of a release that must pay for itself: by a shorter own part of a step."""
 EASE_SHARE = 0.02
 """Share of its step that the trainer may wait after a release."""
 AIM = 0.1
@@ -114,7 +116,9 @@ class Trial:
     def _of_release(self) -> Verdict:
         if len(self.after) < MIN_FOR_RELEASE:
             return Verdict.MORE
-        if measured(self.before).wait_share > EASE_SHARE:  # it waits for another one
+        relieves = any(decision.rule == RELIEF for decision in self.decisions)
+        # Otherwise it waits for another segment.
+        if relieves or measured(self.before).wait_share > EASE_SHARE:
             change, error = self._cost_change()
             loss = max(change, -self._own_gain())
             as_good = loss <= max(EASE_SHARE, min(error, WORSE))

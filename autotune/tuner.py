@@ -30,6 +30,7 @@ from .window import (
     joined,
     latest,
     staff,
+    starving,
     wait_share,
     whole,
 )
@@ -132,6 +133,7 @@ class Tuner(Generic[M]):
         self._host = "trainer"  # where they are
         self._moved_s = float("-inf")  # when the last move told was made
         self._released = Released()
+        self._held: set[str] = set()  # lines told on what holds a knob
         self._verdict = Spoken()
         self._seen: Observation | None = None  # the latest that was no trial
 
@@ -305,6 +307,7 @@ class Tuner(Generic[M]):
             self._apply(decisions, window)
         else:
             self._tell_released(window)
+            self._tell_held(window)
 
     def _apply(self, decisions: tuple[Decision, ...], window: Observation) -> None:
         knobs = self._knobs()
@@ -356,6 +359,14 @@ class Tuner(Generic[M]):
             if move.time_s > self._moved_s:
                 self._moved_s = move.time_s
                 self._log.moved(move)
+
+    def _tell_held(self, window: Observation) -> None:
+        """Log what keeps the bottleneck from getting more workers, once."""
+        worst = busiest(window)
+        line = phrases.held(worst.name, worst.num_parallel_workers, worst.held)
+        if worst.held and starving(window) and line not in self._held:
+            self._held.add(line)
+            self._log.say(line)
 
     def _tell_released(self, window: Observation) -> None:
         share = wait_share(window)

@@ -45,6 +45,14 @@ def wait_share(observation: Observation) -> float:
     return outbox(observation).empty
 
 
+def lost_share(observation: Observation) -> float:
+    """Return the share of the step, 0 to 1, that loading costs.
+
+    This is the exposed wait, and by how much loading lengthens the trainer's own part.
+    """
+    return 1.0 - (1.0 - wait_share(observation)) / observation.slowdown
+
+
 def starving(observation: Observation) -> bool:
     """Whether the trainer waits so long that steps are few."""
     return wait_share(observation) > STARVING_SHARE

@@ -281,28 +281,37 @@ class Engine:
                 self._check()
         segment.move(kind, workers)
 
-    def pause(self) -> None:
-        """Hand out no more work. Batches that are ready may still be taken."""
+    def pause(self, until_ns: int) -> None:
+        """Hand out no more work. Batches that are ready may still be taken.
+
+        Args:
+            until_ns: when children go on that rest within their leases, too, by the
+                monotonic clock.
+        """
         with self.engine_lock.lock:
             self.engine_lock.pause()
+        for segment in self.segments:
+            segment.pool.rest(until_ns)
 
     def resume(self) -> None:
         """Hand out work again."""
+        for segment in self.segments:
+            segment.pool.rest(0)
         with self.engine_lock.lock:
             self.engine_lock.unpause()
 
     @property
     def resting(self) -> bool:
-        """Whether nobody is working."""
+        """Whether nobody takes anything from the trainer."""
         with self.engine_lock.lock:
-            return not self._at_work()
+            return not any(segment.pool.at_work() for segment in self.segments)
 
     @property
-    def steady(self) -> bool:
-        """Whether the next batch is ready, and threads load here and stay threads."""
-        threads = any(segment.executor == "thread" for segment in self.segments)
-        changing = any(segment.undecided or segment.moving for segment in self.segments)
-        return threads and not changing and self.engine_lock.peek() is not None
+    def beside(self) -> bool | None:
+        """Whether others load beside the trainer; None while that is changing."""
+        if any(segment.moving for segment in self.segments):
+            return None
+        return any(s.executor not in ("inline", "ray") for s in self.segments)
 
     @property
     def head(self) -> int:

@@ -6,9 +6,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from .core.connector import EngineLock
 from .core.metrics import PartReading, SegmentCounters
 from .observe.gil import GilProbe
+from .observe.knob import KnobName
 from .observe.observation import (
     ConnectorObservation,
     Observation,
@@ -24,6 +27,7 @@ from .workers.pool import PoolStatistics
 
 PROBE_AGAIN_S = 60.0
 """How long a result of the GIL probe stays valid."""
+WORKERS: KnobName = "num_parallel_workers"
 MIN_WAIT = 0.05
 """Share of its time that the trainer must wait for the GIL to be worth probing."""
 
@@ -56,7 +60,7 @@ class Monitor:
             segment.run_queue.look() + segment.connector.own_queue.seconds
             for segment in self._segments
         ]
-        pools = [segment.pool for segment in self._segments]
+        pools = [segment.pool.statistics() for segment in self._segments]
         with self._engine_lock.lock:
             now_ns = self._engine_lock.clock()
             read = [segment.connector.read(now_ns) for segment in self._segments]
@@ -85,6 +89,7 @@ class Monitor:
             regime=self._plan.regime(begun_next),
             gil_held=self._probe.last_share,
             process_cpu_s=time.process_time(),
+            torch_threads=torch.get_num_threads(),
             batch_bytes=reservations.batch_bytes,
         )
 
@@ -143,6 +148,7 @@ def _segment(
         iterable=recipe.iterable,
         alive=pool.alive,
         beginning=pool.beginning,
+        held=next((k.held for k in segment.knobs() if k.name == WORKERS), ""),
     )
 
 

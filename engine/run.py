@@ -158,7 +158,7 @@ class Run:
         """
         trainer = self._trainer
         trainer.ask(time.perf_counter_ns())
-        if self.alone is None:
+        if self.alone is None or self.alone.undecided:
             self.contention.asked(trainer.gap_s)
         delivery = self._taken() if self._watch is None else self._watched()
         if delivery is None:
@@ -194,6 +194,8 @@ class Run:
         """Move the engine if a knob requests it; otherwise measure what it costs."""
         kind, alone = self._workers, self.alone
         if alone is not None:
+            if alone.undecided:
+                self.contention.given(None)
             kind = kind or alone.found()
             if kind is not None and self._direct is not None:
                 self._hand_to(alone, self._direct, kind)
@@ -201,8 +203,9 @@ class Run:
         if kind == "inline":
             self._take_back()
         elif self._wanted == self._kind:
-            self.contention.given(None if self._far else self.host.engine)
+            self.contention.given(self.host.engine)
         else:
+            self.contention.reset()
             self.contention.forget()
             try:
                 host = self._moved_host(data)
@@ -410,13 +413,15 @@ class Run:
 
     @property
     def calm(self) -> bool:
-        """Whether no trial is running, so that contention may be measured."""
+        """Whether no trial is running, so that loading may rest for a moment."""
         return self.contention.armed
 
     @calm.setter
     def calm(self, calm: bool) -> None:
-        """Allow measuring or not; only an engine that may move is measured."""
-        self.contention.armed = calm and self._movable
+        """Allow looks, or not; what is beside the trainer after a trial is new."""
+        if calm and not self.contention.armed:
+            self.contention.forget()
+        self.contention.armed = calm
 
     @property
     def steps(self) -> int:
@@ -430,6 +435,8 @@ class Run:
         host = self.host  # the trainer's thread may replace it at any time
         before, self._before = self._before, self._whole(host.read())
         last, self._observed = self._observed, host
+        if before.regime != self._before.regime:
+            self.contention.renew()
         if last is not host or not self._trainer.training:
             return None
         return self._before - before

@@ -15,7 +15,7 @@ from .observe.observation import Move
 from .recipe import SegmentRecipe
 from .witness.witness import Witness
 from .workers.inline import Inline
-from .workers.pool import Kind, PoolStatistics, WorkerPool
+from .workers.pool import Kind, WorkerPool
 
 
 def as_inline(pool: WorkerPool) -> Inline | None:
@@ -30,10 +30,14 @@ FAR = ("process", "ray")
 """Kinds of workers in other processes."""
 MAX_MOVES = 16
 """Moves that are remembered."""
-ALONE = (
-    "one worker was requested and stays alone, because `{}` changes there while samples"
-    " are made, and each other worker would change its own copy"
+ALONE = "one worker was requested and stays alone, because {}"
+CHANGES = (
+    "`{}` changes there while samples are made, and each other worker would change its"
+    " own copy"
 )
+UNSURE = "it is not known yet whether its data changes while samples are made"
+MORE = "; num_parallel_workers=2 allows more"
+PINNED = "the stage has tune=False"
 MAX_PREFETCH = 128
 """Upper bound of a prefetch size, in batches; the memory budget binds long before."""
 
@@ -73,6 +77,8 @@ class Segment:
         looks = moves or recipe.program.watched or recipe.per_batch
         self.witness = Witness(recipe.subjects if looks else ())
         """What is known of what its samples come from."""
+        self._changes_there = ""
+        """What changes in the copy of the only worker."""
         # The kind that the knob requests; the trainer's thread moves it.
         self._wanted: Kind | None = None
         self._make_pool = make_pool
@@ -103,9 +109,9 @@ class Segment:
         return self._wanted is not None or bool(self._leaving)
 
     @property
-    def pool(self) -> PoolStatistics:
-        """The numbers of its present workers. The engine lock must not be held."""
-        return self._pool.statistics()
+    def pool(self) -> WorkerPool:
+        """Its present workers."""
+        return self._pool
 
     def _threads(self) -> list[str]:
         return self._pool.threads()
@@ -176,7 +182,9 @@ class Segment:
         low, high = recipe.bounds
         if self.inline is not None:
             return
-        high = 1 if self._is_alone() else max(low, min(high, self.pool.most))
+        why = self._why_alone()
+        most = self._pool.statistics().most
+        high = 1 if why else max(low, min(high, most))
         yield Knob(
             recipe.name,
             "num_parallel_workers",
@@ -185,6 +193,7 @@ class Segment:
             recipe.tunable and low < high,
             lambda: self.num_parallel_workers,
             self._set_workers,
+            held=why if recipe.tunable else PINNED,
         )
         yield Knob(
             recipe.queue_name,
@@ -207,20 +216,24 @@ class Segment:
                 choices=("thread", "process"),
             )
 
-    def _is_alone(self) -> bool:
-        """Whether a single requested worker must stay alone, at least for now."""
+    def _why_alone(self) -> str:
+        """Return why a single requested worker must stay alone, at least for now."""
         if not self.recipe.program.watched:
-            return False
+            return ""
         if self.executor in FAR:
-            return not self.witness.sure_elsewhere
-        return bool(self.witness.verdict("thread"))
+            why = self._changes_there
+            why = why or ("" if self.witness.sure_elsewhere else UNSURE)
+        else:
+            why, _, _ = self.witness.verdict("thread").partition(";")
+        return why and ALONE.format(why) + MORE
 
     def _hear_of_copy(self, path: str) -> None:
         """Keep the only worker alone once the data changes in it."""
         if not self.witness.hear(path):
             return
         kind, name = self.executor, self.recipe.name
-        self.moves.append(Move.now(name, kind, kind, "stays", ALONE.format(path)))
+        why = self._changes_there = CHANGES.format(path)
+        self.moves.append(Move.now(name, kind, kind, "stays", ALONE.format(why)))
         if self._asked > 1:
             self._set_workers(1)
 

@@ -488,7 +488,7 @@ class TunedRun:
         stack, self._tuning = self._tuning, None
         if stack is not None:
             stack.close()
-        self.run.calm = False
+        self.run.calm = True
         tuner, self._tuner = self._tuner, None
         if tuner is not None:
             self.found = tuner.found()

@@ -6,8 +6,11 @@ as in torch. Of two workers each has its own.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, repeat
 from typing import Any
 
@@ -72,6 +75,11 @@ def training(face: Any) -> Iterator[Callable[[Callable[[], bool]], bool]]:
         face.close()
 
 
+def train_until(so: Callable[[], bool], batches: Iterator[Any]) -> bool:
+    """Train until a condition holds, or to the end of the epoch."""
+    return any(so() for _ in batches)
+
+
 @faces
 def test_others_may_join_a_worker_whose_samples_change_nothing(
     make: Callable[[Any], Any],
@@ -80,6 +88,7 @@ def test_others_may_join_a_worker_whose_samples_change_nothing(
     with training(face) as train:
         assert train(lambda: workers(face).upper > 1)
         assert workers(face).tunable
+        assert not workers(face).held
 
 
 @faces
@@ -93,6 +102,9 @@ def test_a_worker_stays_alone_where_the_data_keeps_a_count(
         assert [int(v) for batch in values for v in batch] == list(range(1, 801))
         assert not workers(face).tunable
         assert workers(face).set(4) == 1
+        assert train_until(lambda: "changes" in face.stats().segments[0].held, batches)
+        assert ".calls" in workers(face).held
+        assert workers(face).held.endswith("num_parallel_workers=2 allows more")
     finally:
         del batches
         face.close()
@@ -116,3 +128,28 @@ def test_a_worker_is_alone_again_once_the_data_begins_to_count(
             " other worker would change its own copy."
         )
         assert workers(face).set(3) == 1
+
+
+def slow(index: int, kept: list[int]) -> int:
+    time.sleep(0.002)
+    kept.append(index)
+    return index
+
+
+@pytest.mark.parametrize("why", ["changes while samples are made", "tune=False"])
+def test_the_log_and_the_explanation_say_what_keeps_a_worker_alone(
+    why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "penstock.autotune")
+    ps.set_enable_autotune(True)
+    function = partial(slow, kept=[])
+    source = ps.Pipeline.from_dataset(Plain())
+    tune = why != "tune=False"
+    one: Any = {"num_parallel_workers": 1, "executor": "thread", "tune": tune}
+    face = source.map(function, **one).batch(16)
+    with training(face) as train:
+        assert train(lambda: "needs more workers, and stays at 1: " in caplog.text)
+        found = face.explain()
+        assert why in caplog.text
+        assert why in found.cause
+        assert not any("num_parallel_workers" in each for each in found.advice)

@@ -29,7 +29,15 @@ from ...engine.observe.knob import KnobName
 from ...engine.observe.observation import Observation, SegmentObservation, ratio
 from .. import phrases
 from ..situation import Decision, KnobKey, KnobView, Situation
-from ..window import cost_s, demand_rows_per_s, outbox, staff, starving, wait_share
+from ..window import (
+    cost_s,
+    demand_rows_per_s,
+    lost_share,
+    outbox,
+    staff,
+    starving,
+    wait_share,
+)
 from .backoff import NO_BACKOFFS, Backoffs
 from .case import CPU_USED, Case, cores_of, cpu_bound, spent
 from .curve import WORTH, Curve, efficiency, is_steady, probe, remembered
@@ -65,6 +73,11 @@ ROWS_EACH = 4
 """Rows ahead for each worker if rows mostly wait."""
 WAIT_TOLERATED = 0.02
 """Below this share of the step, nothing is worth adding for."""
+MIN_RELIEF = 0.05
+"""Share of a step that loading must cost the trainer's own part for fewer workers to
+be tried."""
+RELIEF = 0.75
+"""Part of its workers that a segment keeps then."""
 EMPTY = 0.02
 """Share of the time with no batch ready above which the trainer may starve."""
 
@@ -130,6 +143,8 @@ class BottleneckLaw:
         spared: tuple[Decision, ...] = ()
         if at_ease >= EASE_WINDOWS:
             spared = case.spared() or tuple(case.idle_queues())
+        if at_ease == 0 or at_ease >= EASE_WINDOWS:
+            spared = spared or tuple(case.relieved())
         return spared, replace(known, at_ease=at_ease)
 
 
@@ -146,6 +161,7 @@ def _fed(case: _Law, known: LawMemory) -> tuple[tuple[Decision, ...], LawMemory]
         or case.improved()
         or tuple(known.kinds.alone(situation, ALONE_LAST))
         or tuple(known.kinds.other_host(situation))
+        or tuple(case.relieved())
     )
     return decisions, replace(known, waited=0)
 
@@ -357,6 +373,24 @@ class _Law(Case):
         """Release workers that the present rate does not keep busy."""
         idle = tuple(self.idle_workers())
         return idle or tuple(self._crowded())
+
+    def relieved(self) -> Iterator[Decision]:
+        """Reduce workers that cost the trainer more of its own part than they spare."""
+        seen = self.situation.observation
+        slowed = lost_share(seen) - wait_share(seen)
+        if slowed < max(MIN_RELIEF, wait_share(seen)):
+            return
+        for segment in sorted(seen.segments, key=lambda s: s.run_s, reverse=True):
+            key: KnobKey = (segment.name, WORKERS)
+            knob = self.knob(*key)
+            if knob is None or not segment.is_here:
+                continue
+            fewer = max(knob.lower, int(RELIEF * knob.value))
+            if fewer < knob.value and self.allowed(key, fewer):
+                reason = phrases.relief(segment.name, seen.slowdown, knob.value)
+                evidence = {"slowdown": seen.slowdown}
+                yield Decision(*key, knob.value, fewer, "relief", reason, 1.0, evidence)
+                return
 
     def _crowded(self, share: float = CPU_USED) -> Iterator[Decision]:
         """Reduce workers that crowd the CPU and mostly wait for a core."""

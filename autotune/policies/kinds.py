@@ -22,7 +22,7 @@ from ...engine.observe.observation import Observation, SegmentObservation, ratio
 from ...system.printing import figures
 from .. import phrases
 from ..situation import Decision, DecisionOutcome, KnobKey, Situation
-from ..window import wait_share
+from ..window import lost_share, wait_share
 
 MIN_WAIT = 0.05
 """Share of its time that the trainer must wait for faster loading to be felt."""
@@ -37,9 +37,9 @@ JOSTLED = (0.12, 0.6)
 """Range of the share of blocked time that may come from short calls, each of which
 releases the GIL and must get it back. The probe, which seldom finds it held, does not
 see that. Above the range they wait for something else."""
-MIN_GROWTH = 0.05
-"""Relative growth of the trainer's own part of a step above which a host process is
-tried: it costs memory, and a copy of each batch."""
+MIN_GAIN = 0.05
+"""Share of a step that loading must cost the trainer's own part for other processes to
+be tried: they cost memory."""
 MAX_GAIN = 2.0
 """Largest gain that is expected from idle cores."""
 MANY_CORES = 4
@@ -220,20 +220,19 @@ class Kinds:
         """Try all work in worker processes, if it slows the trainer down."""
         seen, found = situation.observation, situation.observation.contention
         key = self._host(situation)
-        if key is None or found is None or not found.certain:
+        if key is None or found is None:
             return
-        if found.growth < MIN_GROWTH:
+        lost = lost_share(seen) - wait_share(seen)
+        if lost < MIN_GAIN:
             return
-        if found.loading_s - found.paused_s < MIN_GROWTH * seen.trainer.step_s:
-            return  # its own part is next to nothing of a step
         yield Decision(
             *key,
             "trainer",
             "process",
             rule="contention",
-            reason=phrases.contention(found.loading_s, found.paused_s),
-            expected=1.0 + found.growth,
-            evidence={"loading_s": found.loading_s, "paused_s": found.paused_s},
+            reason=phrases.contention(found.beside_s, found.alone_s),
+            expected=1.0 / (1.0 - lost),
+            evidence={"beside_s": found.beside_s, "alone_s": found.alone_s},
         )
 
     def off_threads(self, situation: Situation) -> Iterator[Decision]:

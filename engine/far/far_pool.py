@@ -87,6 +87,13 @@ class FarPool(ServedPool):
         self._listening = True
         """Whether the thread must be woken when there may be work."""
 
+    def rest(self, until_ns: int) -> None:
+        """Do nothing: workers out of reach take nothing from the trainer."""
+
+    def at_work(self) -> bool:
+        """Whether a worker may take something from the trainer."""
+        return False
+
     def _hear_of_work(self) -> None:
         if self._listening or self._engine_lock.closed:
             self._wakeup.notify()

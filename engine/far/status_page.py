@@ -5,7 +5,9 @@ current sample of each lane, the parent posts how the child ended, and faulthand
 writes stacks behind that. So when a worker dies or hangs, the trainer can report where.
 
     word 0          how it ended: 1 + the status of waitpid, or 0 while unknown
-    words 8, 9, ..  four per lane: 1 + task or 0, row of the task, since when, spare
+    word 1          until when its lanes rest before their next sample, or 0
+    words 8, 9, ..  four per lane: 1 + task or 0, row of the task, since when, 1 if it
+                    rests
     then            text
 """
 
@@ -33,10 +35,13 @@ __all__ = [
 
 WORDS = 2048
 TEXT_AT = 8 * WORDS
+REST = 1
 FIRST, EACH = 8, 4
 MAX_LANES = (WORDS - FIRST) // EACH
 ALL_ROWS = -1
 """Stands for all rows of a task, when they are read at once."""
+REST_LOOK_S = 0.0005
+"""How often a lane that rests looks whether it may go on."""
 STACK_SIGNAL = signal.SIGRTMAX - 2
 """Asks a worker for its stacks. No library is known to use this signal."""
 
@@ -73,6 +78,8 @@ class LaneStatus:
             first: the row of the task that row 0 is in calls of `each`.
         """
         words, at, self._first = self._words, self._at, first
+        if words[REST]:
+            self._rest()
         words[at + 1] = ALL_ROWS
         words[at + 2] = time.monotonic_ns()
         words[at] = task + 1
@@ -94,10 +101,24 @@ class LaneStatus:
         words, at, clock = self._words, self._at, time.monotonic_ns
         first = self._first
         for row, item in zip(rows, items, strict=False):
+            if words[REST]:
+                self._rest()
             words[at + 2] = clock()
             words[at + 1] = first + row
             yield item
         words[at + 1] = ALL_ROWS
+
+    def _rest(self) -> None:
+        """Rest for as long as the trainer wants: it measures itself alone.
+
+        The end is a moment, not a message, so nobody rests on if the trainer dies.
+        """
+        words, at, clock = self._words, self._at, time.monotonic_ns
+        words[at + 3] = 1
+        while words[REST] > clock():
+            words[at + 2] = clock()  # a rest does not count as time at a sample
+            time.sleep(REST_LOOK_S)
+        words[at + 3] = 0
 
 
 class StatusPage:
@@ -137,6 +158,16 @@ class StatusPage:
             for at in places
             if words[at]
         ]
+
+    def rest(self, until_ns: int) -> None:
+        """Let the lanes rest before their next sample until this moment; 0: no more."""
+        self._words[REST] = until_ns
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a lane is at a sample."""
+        tasks, rests = (self._words[at::EACH].tolist() for at in (FIRST, FIRST + 3))
+        return any(t and not r for t, r in zip(tasks, rests, strict=True))
 
     def moved_ns(self) -> int:
         """Return when a lane last started or ended something; 0 if none has."""

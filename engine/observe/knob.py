@@ -33,6 +33,8 @@ class Knob:
     write: Callable[[Any], object] = field(repr=False)
     choices: tuple[str, ...] = ()
     """Possible kinds; empty for a number."""
+    held: str = ""
+    """What keeps it from being raised, and what would let it; empty if nothing does."""
 
     @property
     def value(self) -> Value:

@@ -20,6 +20,8 @@ from ..core.metrics import GaugeReading, PartReading
 from ..core.totals import MEAN, PARTS, SHARE, TOTAL, Totals
 
 MIB = 1 << 20
+MIN_GROWTH = 0.05
+"""Relative growth of the trainer's own part of a step that is worth acting on."""
 
 
 def ratio(part: float, whole: float) -> float:
@@ -120,18 +122,17 @@ class Move:
 class ContentionObservation:
     """The trainer's own part of a step, with and without loading beside it."""
 
-    loading_s: float
-    """Mean step of a cycle, in seconds; the median of all cycles. Workers load in the
-    trainer's process during the first half of a cycle."""
-    paused_s: float
-    """Last step of a cycle, with loading paused, in seconds; the median of all."""
+    beside_s: float
+    """Seconds of a step while batches are loaded beside it: the median."""
+    alone_s: float
+    """Seconds of a step while nothing is loaded: the median."""
     certain: bool
     """Whether loading made it longer in nearly all comparisons."""
 
     @property
     def growth(self) -> float:
         """Relative increase due to loading."""
-        return ratio(self.loading_s, self.paused_s) - 1.0
+        return ratio(self.beside_s, self.alone_s) - 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +228,8 @@ class SegmentObservation(Totals):
     beginning: int = 0
     """Workers whose speed is unknown, because they are starting or have settled none of
     their leases."""
+    held: str = ""
+    """What keeps it from getting more workers, and what would allow them."""
     fixed: str = ""
     """What the program says that leaves the work to the trainer: `num_workers=0`."""
 
@@ -333,6 +336,8 @@ class Observation(Printed, Totals):
     """Bytes that one batch takes of the memory budget; 0 if unknown."""
     face: Face = "Pipeline"
     """The API whose words the user knows."""
+    torch_threads: int = 0
+    """Threads that torch computes with in the trainer's process; 0 if unknown."""
     caches: tuple[CacheStatistics, ...] = ()
     """What the pipeline's caches did, on this host, since the run began."""
 
@@ -351,6 +356,16 @@ class Observation(Printed, Totals):
             for s in self.segments
         )
         return replace(self, segments=tuple(segments))
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long the trainer's own part of a step takes beside loading.
+
+        It is 1 if it is not certainly longer.
+        """
+        found = self.contention
+        slowed = found and found.certain and found.growth >= MIN_GROWTH
+        return 1.0 + found.growth if found and slowed else 1.0
 
     @property
     def rows_per_s(self) -> float:

@@ -10,10 +10,10 @@ from ..core.connector import Connector
 from ..core.core import FAR_LEASE_NS, LEASE_NS
 from ..program.program import Program
 from ..program.randomness import SampleRandom
-from .pool import Holding, PoolStatistics, Watches, no_watch, run_lease
+from .pool import Holding, NearPool, PoolStatistics, Watches, no_watch, run_lease
 
 
-class Inline:
+class Inline(NearPool):
     """One worker that works on request, in the caller's thread."""
 
     executor = "inline"

@@ -75,14 +75,29 @@ class WorkerPool(Protocol):
         """
 
     def statistics(self) -> PoolStatistics:
-        """Return the numbers of workers."""
+        """Return the numbers of workers. The engine lock must not be held."""
 
     def threads(self) -> list[str]:
         """Return the /proc folders of the worker threads, without the caller's."""
 
+    def rest(self, until_ns: int) -> None:
+        """Let workers rest within a lease, too, until this moment; 0: no more."""
+
+    def at_work(self) -> bool:
+        """Whether a worker is working. The engine lock is held."""
+
 
 class NearPool:
     """What all workers in this process have in common."""
+
+    _connector: Connector
+
+    def rest(self, until_ns: int) -> None:
+        """Do nothing: leases are short."""
+
+    def at_work(self) -> bool:
+        """Whether a worker has a lease."""
+        return self._connector.busy
 
     def leases(self, workers: int) -> Holding:
         """Return what leases so many workers hold: one each."""

@@ -8,7 +8,12 @@ import pytest
 
 from penstock.autotune.policies.bottleneck_law import BottleneckLaw, LawMemory
 from penstock.autotune.situation import Decision, DecisionOutcome, Measure, Situation
-from penstock.engine.observe.observation import ConnectorObservation, Observation
+from penstock.engine.observe.observation import (
+    ConnectorObservation,
+    ContentionObservation,
+    Observation,
+    TrainerObservation,
+)
 from support.windows import DECODE, READ, at_ease, computing, situation, starved
 
 POLICY = BottleneckLaw()
@@ -254,3 +259,22 @@ def test_processes_share_no_gil() -> None:
     children = tuple(replace(s, executor="process") for s in seen.segments)
     found = decide(situation(replace(seen, segments=children)))
     assert [decision.rule for decision in found if decision.knob == WORKERS] == ["law"]
+
+
+def slowed(wait_s: float) -> Observation:
+    """Return a trainer that loading slows down, and that waits this long a step."""
+    found = ContentionObservation(0.02, 0.01, certain=True)
+    trainer = TrainerObservation(50, 3200, 50 * wait_s, 1.0)
+    return replace(starved(), trainer=trainer, contention=found)
+
+
+def test_workers_that_cost_the_trainer_more_than_they_spare_it_are_reduced() -> None:
+    (decision,) = decide(situation(with_workers(slowed(0.0001), 8)))
+    assert changes((decision,)) == [(READ, WORKERS, 8, 6)]
+    assert decision.rule == "relief"
+    assert "own part of a step by 100%" in decision.reason
+
+
+def test_a_trainer_that_waits_for_longer_gets_no_fewer_workers() -> None:
+    crowd = with_workers(slowed(0.03), 8)
+    assert all(d.rule != "relief" for d in decide(situation(crowd)))

@@ -67,16 +67,50 @@ def test_threads_that_are_blocked_for_microseconds_wait_for_the_gil(
     assert found.cause.startswith(cause)
 
 
-def test_the_report_says_how_much_loading_slows_the_trainer_down() -> None:
-    found = ContentionObservation(0.012, 0.010, certain=True)
-    seen = replace(at_ease(), contention=found)
-    assert explain(seen).cause == (
-        "the trainer: loading keeps up with it (wait 0.1%), but slows it down: its own"
-        " part of a step takes 12 ms while batches are loaded beside it, 10 ms while"
-        " none are."
+SLOWS = (
+    "loading slows the trainer: its own part of a step takes 25 ms while batches are"
+    " loaded beside it, 10 ms while none are"
+)
+
+
+def slowed() -> Observation:
+    """Return a window of a trainer that never waits, and is slowed down."""
+    found = ContentionObservation(0.025, 0.010, certain=True)
+    trainer = TrainerObservation(100, 6400, 0.0, 2.5)
+    return replace(at_ease(), contention=found, trainer=trainer)
+
+
+def test_loading_that_slows_the_trainer_costs_as_much_as_a_wait() -> None:
+    found = explain(slowed(), FOUR)
+    assert (found.verdict, found.slowdown) == ("input-bound", 2.5)
+    assert found.headspace == pytest.approx(2.5)
+    assert ", its own part +150% beside loading; at most 2.5x faster" in found.line
+    assert found.cause == f"{SLOWS}. The 16 workers are threads, which take the GIL."
+    assert found.advice
+    waits = replace(slowed(), trainer=TrainerObservation(100, 6400, 0.5, 2.5))
+    assert explain(waits, FOUR).headspace == pytest.approx(3.0)
+    assert explain(waits, FOUR).cause.startswith(SLOWS)
+
+
+def test_what_is_not_certain_is_not_said() -> None:
+    seen = slowed()
+    assert seen.contention is not None
+    doubtful = replace(seen, contention=replace(seen.contention, certain=False))
+    found = explain(doubtful, FOUR)
+    assert (found.verdict, found.slowdown) == ("not input-bound", 1.0)
+    assert found.cause.startswith("the trainer: loading keeps up")
+
+
+def test_the_cause_of_a_slow_trainer_is_named() -> None:
+    seen = replace(slowed(), process_cpu_s=4.0 * slowed().window_s, torch_threads=2)
+    assert explain(seen, FOUR, tuned=True).cause == (
+        f"{SLOWS}. They share the cores: 4.0 of 4 are busy, with 16 workers beside 2"
+        " threads of torch."
     )
-    doubtful = replace(seen, contention=replace(found, certain=False))
-    assert "slows it down" not in explain(doubtful).cause
+    away = tuple(replace(s, executor="process") for s in slowed().segments)
+    found = explain(replace(slowed(), segments=away), FOUR)
+    assert found.cause == f"{SLOWS}. They share the memory and the caches of the cores."
+    assert found.advice == ()
 
 
 def test_a_wait_with_batches_ready_is_contention() -> None:

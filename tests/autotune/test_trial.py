@@ -145,3 +145,27 @@ def test_joined_windows_add_counts_and_average_levels_over_time() -> None:
 def test_windows_of_another_pipeline_are_not_joined() -> None:
     other = replace(starved(), segments=starved().segments[:1])
     assert joined(starved(), other) is other
+
+
+RELIEF = Decision(READ, "num_parallel_workers", 8, 6, "relief", "as seen", 1.0)
+
+
+def slowed(gap_s: float, wait_s: float = 0.0) -> Observation:
+    """Return a window of a trainer whose steps take this long."""
+    trainer = TrainerObservation(10, 640, 10 * wait_s, 10 * gap_s)
+    return replace(at_ease(), trainer=trainer)
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        (slowed(0.015), Verdict.KEEP),
+        (slowed(0.017, 0.0015), Verdict.KEEP),  # it waits, and the step is shorter
+        (slowed(0.020), Verdict.KEEP),  # as good with fewer workers
+        (slowed(0.020, 0.002), Verdict.ROLL_BACK),
+    ],
+)
+def test_fewer_workers_that_slow_the_trainer_less_must_pay_for_themselves(
+    after: Observation, expected: Verdict
+) -> None:
+    assert verdict(RELIEF, [slowed(0.020)] * 3, [after] * 4) is expected

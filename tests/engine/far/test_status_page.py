@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -92,3 +94,55 @@ def test_the_page_says_when_a_lane_last_moved(
     assert status_page.moved_ns() == 9
     each = status_page.lane(3).each("ab", [0, 1])
     assert [status_page.moved_ns() for _ in each] == [11, 13]
+
+
+class Lane(threading.Thread):
+    """Works on three samples; the first one takes until `go` is set."""
+
+    def __init__(self, status_page: StatusPage) -> None:
+        super().__init__()
+        self.lane = status_page.lane(3)
+        self.go = threading.Event()
+        self.seen = ""
+
+    def run(self) -> None:
+        self.lane.begin(1)
+        for each in self.lane.each("abc", [0, 1, 2]):
+            self.seen += each
+            self.go.wait()
+        self.lane.end()
+
+
+def resting(status_page: StatusPage) -> Lane:
+    """Return a lane that rests before its second sample."""
+    lane = Lane(status_page)
+    lane.start()
+    while not status_page.at_work:
+        time.sleep(0.001)
+    status_page.rest(1 << 62)
+    assert status_page.at_work
+    lane.go.set()
+    while status_page.at_work:
+        time.sleep(0.001)
+    assert lane.seen == "a"
+    return lane
+
+
+@pytest.mark.parametrize("ahead_ns", [None, 1_000_000])
+def test_a_lane_rests_before_its_next_sample_until_it_may_go_on(
+    status_page: StatusPage, ahead_ns: int | None
+) -> None:
+    lane = resting(status_page)
+    status_page.rest(0 if ahead_ns is None else time.monotonic_ns() + ahead_ns)
+    lane.join(20)
+    assert lane.seen == "abc"
+    assert status_page.held() == []
+
+
+def test_a_rest_does_not_count_as_time_at_a_sample(status_page: StatusPage) -> None:
+    lane = resting(status_page)
+    time.sleep(0.05)
+    [held] = status_page.held()
+    assert time.monotonic_ns() - held.since_ns < 40_000_000
+    status_page.rest(0)
+    lane.join(20)

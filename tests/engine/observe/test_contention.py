@@ -1,120 +1,209 @@
-"""The engine pauses now and then to find what loading costs the trainer."""
+"""Loading rests now and then to find what it costs the trainer."""
 
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
 import pytest
 
 from penstock.engine.observe import contention
 from penstock.engine.observe.contention import (
-    CYCLE,
-    CYCLES,
+    KNOWN,
+    MIN_BESIDE,
+    MIN_FREE,
+    RARE_S,
+    SHARE,
     WARM_STEPS,
     ContentionMeter,
     compare,
 )
-from penstock.engine.observe.observation import ContentionObservation
+
+STEP_S, SLOWED_S = 0.005, 0.008
+"""The trainer's own part of a step, alone and beside loading."""
 
 
-def found(
-    loading: float, paused: float, noise: float, seed: int = 0
-) -> ContentionObservation:
-    dice = random.Random(seed)
-    cycles = []
-    for _ in range(CYCLES):
-        gaps = [g * dice.gauss(1, noise) for g in (*[loading] * 3, paused)]
-        cycles.append((sum(gaps) / 4, gaps[-1]))
-    return compare(cycles)
+def noisy(step_s: float, count: int, dice: random.Random) -> list[float]:
+    return [step_s * dice.gauss(1, 0.05) for _ in range(count)]
 
 
-def test_a_gap_that_grows_gives_certainty() -> None:
-    contention = found(0.0072, 0.005, 0.05)
-    assert contention.certain
-    assert 0.25 < contention.growth < 0.4
+def test_a_step_that_grows_gives_certainty() -> None:
+    dice = random.Random(0)
+    found = compare(noisy(0.0072, 30, dice), noisy(0.005, 3, dice))
+    assert found is not None
+    assert found.certain
+    assert 0.35 < found.growth < 0.55
 
 
-def test_noise_alone_is_hardly_ever_mistaken_for_a_cost() -> None:
-    seen = [found(0.005, 0.005, 0.05, seed) for seed in range(200)]
-    assert sum(each.certain and each.growth >= 0.05 for each in seen) <= 4
+@pytest.mark.parametrize("alone", [1, 3, 8])
+def test_noise_alone_is_hardly_ever_mistaken_for_a_cost(alone: int) -> None:
+    mistaken = 0
+    for seed in range(200):
+        dice = random.Random(seed)
+        found = compare(noisy(0.005, 30, dice), noisy(0.005, alone, dice))
+        assert found is not None
+        mistaken += found.certain and found.growth >= 0.05
+    assert mistaken <= 10
 
 
 def test_a_few_slow_steps_do_not_make_a_finding() -> None:
-    cycles = [(0.005, 0.005)] * 8 + [(0.5, 0.005)] * 4
-    assert not compare(cycles).certain
+    found = compare([0.005] * 20 + [0.5] * 10, [0.005] * 8)
+    assert found is not None
+    assert found.growth == 0.0
 
 
-class Engine:
-    """Counts its pauses; the test says whether it is steady and resting."""
+def test_a_few_steps_say_nothing() -> None:
+    assert compare([0.005] * (MIN_BESIDE - 1), [0.005] * 8) is None
+    assert compare([0.005] * MIN_BESIDE, []) is None
 
-    def __init__(self) -> None:
-        self.steady = self.resting = True
-        self.paused = 0
+
+class World:
+    """A clock, an engine that comes to rest in time, and a trainer that it slows."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 100.0
+        self.beside: bool | None = True
+        self.rests_after_s = 0.001
+        self.paused_s: float | None = None
+        self.paused_for_s = 0.0
+        self.until_ns = 0
         self.pauses = 0
+        monkeypatch.setattr(contention, "time", self)
+        self.meter = ContentionMeter()
 
-    def pause(self) -> None:
-        self.paused += 1
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    @property
+    def resting(self) -> bool:
+        paused_s = self.paused_s
+        return paused_s is not None and self.now_s - paused_s >= self.rests_after_s
+
+    def pause(self, until_ns: int) -> None:
+        assert self.paused_s is None
+        self.paused_s, self.until_ns = self.now_s, until_ns
         self.pauses += 1
 
     def resume(self) -> None:
-        self.paused -= 1
+        assert self.paused_s is not None
+        self.paused_for_s += self.now_s - self.paused_s
+        self.paused_s = None
+
+    def train(self, steps: int, wait_s: float = 0.005) -> None:
+        """Take some steps, each longer while the engine loads beside it."""
+        for _ in range(steps):
+            alone = self.paused_s is not None or not self.beside
+            gap_s = STEP_S if alone else SLOWED_S
+            self.now_s += gap_s
+            self.meter.asked(gap_s)
+            self.now_s += wait_s
+            self.meter.given(self if self.beside is not None else None)
 
 
-def train(meter: ContentionMeter, engine: Engine, steps: int) -> None:
-    """Take `steps` steps, each 3 ms longer while the engine loads."""
-    for _ in range(steps):
-        meter.asked(0.005 if engine.paused else 0.008)
-        meter.given(engine)
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
 
 
-ENOUGH = 2 * WARM_STEPS + (CYCLE + 1) * CYCLES
+def test_looks_find_what_loading_costs_and_take_a_bounded_share(world: World) -> None:
+    begun_s = world.now_s
+    world.train(1000)
+    found = world.meter.found
+    assert found is not None
+    assert found.certain
+    assert (found.beside_s, found.alone_s) == (SLOWED_S, STEP_S)
+    assert world.pauses >= 3
+    assert world.paused_for_s <= SHARE * (world.now_s - begun_s)
 
 
-def test_the_meter_pauses_the_engine_once_a_cycle_and_then_rests() -> None:
-    meter, engine = ContentionMeter(), Engine()
-    meter.armed = True
-    train(meter, engine, ENOUGH)
-    assert meter.found is not None
-    assert meter.found.certain
-    assert meter.found.growth > 0.2
-    assert (engine.pauses, engine.paused) == (CYCLES, 0)
-    train(meter, engine, ENOUGH)
-    assert engine.pauses == CYCLES
+def test_looks_are_rare_once_enough_is_known(world: World) -> None:
+    while world.pauses < KNOWN:
+        world.train(1)
+    known_s = world.now_s
+    while world.pauses == KNOWN:
+        world.train(1)
+    assert world.now_s - known_s >= RARE_S - 1
 
 
-def test_each_pause_between_findings_is_twice_as_long(
-    monkeypatch: pytest.MonkeyPatch,
+def test_steps_of_a_trainer_that_makes_its_batches_itself_are_alone(
+    world: World,
 ) -> None:
-    meter, engine, found_s = ContentionMeter(), Engine(), []
-    meter.armed = True
-    for second in range(1000):
-        monkeypatch.setattr(contention.time, "monotonic", lambda at=second: float(at))
-        pauses = engine.pauses
-        for _ in range(CYCLES * CYCLE + WARM_STEPS):
-            meter.asked(0.005)
-            meter.given(engine)
-        if engine.pauses > pauses:
-            found_s.append(second)
-    gaps = [b - a for a, b in pairwise(found_s) if b > a + 2]
-    assert [round(gap / 60) for gap in gaps] == [1, 2, 4, 8]
+    world.beside = None
+    world.train(WARM_STEPS + MIN_FREE + 1)
+    assert world.meter.found is None
+    world.beside = True
+    world.train(MIN_BESIDE + 1)
+    assert world.pauses == 0
+    found = world.meter.found
+    assert found is not None
+    assert found.growth == pytest.approx(0.6)
 
 
-@pytest.mark.parametrize("missing", ["armed", "steady", "resting"])
-def test_the_meter_finds_nothing_where_it_may_not_or_cannot_look(missing: str) -> None:
-    meter, engine = ContentionMeter(), Engine()
-    meter.armed = missing != "armed"
-    engine.steady, engine.resting = missing != "steady", missing != "resting"
-    train(meter, engine, ENOUGH)
-    assert meter.found is None
-    meter.reset()
-    assert engine.paused == 0
+def test_an_engine_that_does_not_rest_is_asked_ever_more_seldom(world: World) -> None:
+    world.rests_after_s = 1e9
+    pauses = []
+    for _ in range(5):
+        world.train(20_000)
+        pauses.append(world.pauses)
+    assert world.paused_s is None
+    assert world.meter.found is None
+    assert 1 <= pauses[0] < 8
+    assert pauses[4] - pauses[3] <= 1
+    assert world.paused_for_s <= SHARE * (world.now_s - 100.0)
 
 
-def test_no_engine_stays_paused_after_the_trainer_leaves_its_loop() -> None:
-    meter, engine = ContentionMeter(), Engine()
-    meter.armed = True
-    while not engine.paused:
-        train(meter, engine, 1)
-    meter.reset()
-    assert engine.paused == 0
+def test_children_go_on_by_themselves_if_the_step_is_a_long_one(world: World) -> None:
+    while world.paused_s is None:
+        world.train(1)
+    left_s = world.until_ns / 1e9 - world.now_s
+    assert 2 * SLOWED_S < left_s < 10 * SLOWED_S
+    world.meter.asked(60.0)  # it validated, for instance
+    assert world.meter.found is None
+
+
+@pytest.mark.parametrize("missing", ["armed", "beside"])
+def test_no_look_is_taken_where_it_may_not_or_would_show_nothing(
+    world: World, missing: str
+) -> None:
+    if missing == "armed":
+        world.meter.armed = False
+    else:
+        world.beside = False
+    world.train(2000)
+    assert world.pauses == 0
+
+
+def test_no_engine_stays_paused_after_the_trainer_leaves_its_loop(
+    world: World,
+) -> None:
+    while world.paused_s is None:
+        world.train(1)
+    world.meter.reset()
+    assert world.paused_s is None
+
+
+def test_what_was_measured_is_dropped_once_it_has_changed(world: World) -> None:
+    world.train(1000)
+    world.meter.forget()
+    assert world.meter.found is None
+    world.train(MIN_BESIDE + 1)
+    assert world.meter.found is not None
+    world.meter.renew()
+    world.train(MIN_BESIDE - 1)
+    assert world.meter.found is None
+
+
+def test_a_look_that_is_interrupted_ends_with_the_next_step(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(World, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        world.train(2000)
+    assert world.paused_s is not None
+    world.meter.asked(0.0)
+    assert world.paused_s is None
