@@ -19,7 +19,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Self, cast
 
-from ..engine.observe.observation import Move, Observation
+from ..engine.observe.observation import Move, Observation, TrainerObservation
 from . import phrases
 from .explain import Explanation, verdict_of
 from .listeners import tell_verdict
@@ -177,6 +177,19 @@ class AutotuneLog:
         self._passed = situation.to_row()
         if self._written * max(1, len(_tuned)) <= due:
             self._catch_up()
+
+    def spent(
+        self, trained: TrainerObservation, time_s: float, *, decides: bool = False
+    ) -> None:
+        """Write how long the trainer has waited in all, and how long it has worked.
+
+        Args:
+            trained: what it did since the run began.
+            time_s: now.
+            decides: whether a decision follows.
+        """
+        spent = {"wait_s": trained.wait_s, "own_s": trained.gap_s, "decides": decides}
+        self._write({"event": "spent", "time_s": time_s, **spent})
 
     def decision(self, decision: Decision, time_s: float) -> None:
         """Log a change that is applied."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Generic, Protocol, Self, TypeVar
 
 from ..engine.observe.knob import Knob
-from ..engine.observe.observation import Observation
+from ..engine.observe.observation import Observation, TrainerObservation
 from ..system.resources import Budget
 from . import phrases
 from .causes import busiest
@@ -64,8 +64,8 @@ class Plant(Protocol):
     the pipeline may be used."""
 
     @property
-    def steps(self) -> int:
-        """Batches handed over since the start."""
+    def trained(self) -> TrainerObservation:
+        """What the trainer has done since the start."""
 
     def observe(self) -> Observation | None:
         """Return the window since the last call; None if nothing moved or it is paused.
@@ -127,7 +127,7 @@ class Tuner(Generic[M]):
             DecisionOutcome, ...
         ] = ()  # the policy does not know them yet
         self._restored: tuple[Decision, ...] = ()  # of the last trial rolled back
-        self._decided_at = plant.steps
+        self._decided_at = plant.trained.steps
         self._quiet = 0  # windows since the last decision
         self._staff: tuple[tuple[str, str], ...] = ()  # kinds of workers
         self._host = "trainer"  # where they are
@@ -221,7 +221,7 @@ class Tuner(Generic[M]):
         self._base = (*self._base, window)[-MAX_NOISE_WINDOWS:]
         self._speak(latest(self._base, *SPOKEN))
         self._plant.calm = self._trial is None
-        due = self._plant.steps - self._decided_at >= self._interval_steps
+        due = self._plant.trained.steps - self._decided_at >= self._interval_steps
         if due and len(self._base) >= self._noise.windows:
             self._decide(whole(self._base[-self._noise.windows :]))
 
@@ -301,7 +301,7 @@ class Tuner(Generic[M]):
         self._log.situation(situation)
         decisions, self._memory = self._policy.decide(situation, self._memory)
         self._outcomes = ()
-        self._decided_at = self._plant.steps
+        self._decided_at = self._plant.trained.steps
         self._quiet = 0 if decisions else self._quiet + 1
         if decisions:
             self._apply(decisions, window)
@@ -311,6 +311,7 @@ class Tuner(Generic[M]):
 
     def _apply(self, decisions: tuple[Decision, ...], window: Observation) -> None:
         knobs = self._knobs()
+        self._log.spent(self._plant.trained, window.time_s, decides=True)
         if any(decision.expected > 1.0 for decision in decisions):
             self._name_bottleneck(decisions, window)
         for decision in decisions:
@@ -349,6 +350,7 @@ class Tuner(Generic[M]):
 
     def _tell_verdict(self, window: Observation) -> None:
         explanation = explain(window, self._share, tuned=True)
+        self._log.spent(self._plant.trained, window.time_s)
         self._log.verdict(explanation, window.time_s)
 
     def _tell_moves(self, window: Observation) -> None:

@@ -23,7 +23,7 @@ from .host.local import Host, TrainerHost
 from .in_children import in_children
 from .observe.contention import ContentionMeter
 from .observe.knob import Knob
-from .observe.observation import Move, Observation
+from .observe.observation import Move, Observation, TrainerObservation
 from .observe.trainer_meter import TrainerMeter
 from .plan import Cursor
 from .recipe import Recipe, SegmentRecipe
@@ -424,8 +424,8 @@ class Run:
         self.contention.armed = calm
 
     @property
-    def steps(self) -> int:
-        return self._trainer.steps
+    def trained(self) -> TrainerObservation:
+        return self._trainer.read()
 
     def observe(self) -> Observation | None:
         """Return the window since the last call; None if the trainer is elsewhere.

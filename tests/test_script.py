@@ -84,6 +84,7 @@ def row(event: str, **more: object) -> str:
 
 TOLD = """\
 train
+  waited 30 of 120 s (25%): 20 s before the first decision, 10 s after; at the end 812 samples/s.
   began: input-bound: waiting 40% of each step. 812 samples/s.
          bottleneck Map(ID:1) decode; CPU.
   ended: balanced. 812 samples/s.
@@ -127,12 +128,15 @@ def test_a_report_shows_changes_and_their_effects(tmp_path: Path) -> None:
     known = {**change, "before": before, "after": after}
     log = tmp_path / "run_0.jsonl"
     rows = [
+        row("spent", wait_s=9.0, own_s=10.0, decides=False),
         row("verdict", **verdict),
+        row("spent", wait_s=20.0, own_s=30.0, decides=True),
         row("decision", **change, old=2, new=4),
         row("outcome", **known, old=2, new=4, kept=True),
         row("decision", **change, old=4, new=8),
         row("outcome", **known, old=4, new=8, kept=False),
         row("decision", **change, old=4, new=5),
+        row("spent", wait_s=30.0, own_s=90.0, decides=False),
         row("verdict", **{**verdict, "line": "balanced."}),
     ]
     log.write_text("\n".join(rows) + "\n")
@@ -176,7 +180,8 @@ def test_a_script_that_turns_autotune_on_itself_is_reported_from_its_log(
     own = "own" in asked
     assert (tmp_path / ("own" if own else "log") / "run_0.jsonl").exists()
     assert ("the script writes its log to 'own/run_0.jsonl'.\n" in told) == own
-    assert "train\n  began: " in told
+    assert "train\n  waited 0" in told
+    assert "\n  began: " in told
 
 
 @pytest.mark.parametrize("code", ["def f():\n    1 / 0\nf()", "1 1"])

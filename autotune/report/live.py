@@ -15,7 +15,7 @@ from rich.text import Text
 from ...errors import SpecError, check
 from ..phrases import per_s
 from .recording import NO_LOG, Follower, Recorded
-from .terminal import bar, staff
+from .terminal import bar, staff, waited
 
 SECONDS = 1.0
 """Between two looks."""
@@ -101,6 +101,8 @@ def _parts(seen: Recorded) -> Iterator[RenderableType]:
         f"  waits {wait:.0%} [{bar(wait)}]  {speed} samples/s",
         "" if seen.end is None else "  (over)",
     )
+    if whole := waited(seen):
+        yield Text(whole)
     table = Table(box=None, pad_edge=False)
     for title in ("stage", "workers", "executor", "on a CPU", "blocked", "connector"):
         table.add_column(title, justify="left")

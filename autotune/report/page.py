@@ -20,7 +20,7 @@ from jinja2 import Environment, StrictUndefined
 
 from .charts import HEIGHT, WIDTH, RankTimeline, timeline
 from .recording import Group, Recorded, Row, groups
-from .terminal import Report, changed, next_steps, settings, staff, why_none
+from .terminal import Report, changed, next_steps, settings, staff, waited, why_none
 
 SHOWN = 200
 """Lines of the log that are visible even without scripts."""
@@ -45,6 +45,11 @@ class Section:
         """The first verdict, if it was a different one."""
         first, last = self.group.first, self.group.verdict
         return first if first is not last else None
+
+    @property
+    def waited(self) -> str:
+        """How long the trainer waited in the whole run."""
+        return waited(self.group.worst)
 
     @property
     def timelines(self) -> list[RankTimeline]:

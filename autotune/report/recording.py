@@ -130,6 +130,10 @@ class Recorded:
     said: list[Row] = field(default_factory=list)
     torchs: list[Row] = field(default_factory=list)
     """The measurements of loops that torch's own workers loaded."""
+    spent: Row | None = None
+    """How long the trainer has waited and worked in all, as last written."""
+    undecided: Row | None = None
+    """The same before the first decision."""
     end: Row | None = None
     """Written when tuning ends; None: it is still running, or was killed."""
     _since: int = 0
@@ -143,6 +147,10 @@ class Recorded:
                 self.rank = int(row["rank"])
             case "end":
                 self.end = row
+            case "spent":
+                self.spent = row
+                if row["decides"] and self.undecided is None:
+                    self.undecided = row
             case "observation":
                 before = self.windows[-1] if self.windows else None
                 self.windows.append(window_of(row, before))

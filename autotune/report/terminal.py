@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from ...engine.observe.observation import ratio
+from ...system.printing import figures
 from ..phrases import per_s
 from .recording import (
     Group,
@@ -97,8 +99,29 @@ def told(group: Group) -> Iterator[str]:
             yield f"  rank {other.rank}: {_figures(other.told[-1])}"
 
 
+def waited(seen: Recorded) -> str:
+    """Return how long the trainer waited in the whole run; empty if that is unknown."""
+    spent, before = seen.spent, seen.undecided
+    if spent is None or not seen.told:
+        return ""
+    wait_s, whole_s = spent["wait_s"], spent["wait_s"] + spent["own_s"]
+    parts = ""
+    if before is not None:
+        parts = (
+            f": {figures(before['wait_s'])} s before the first decision,"
+            f" {figures(wait_s - before['wait_s'])} s after"
+        )
+    return (
+        f"waited {figures(wait_s)} of {figures(whole_s)} s"
+        f" ({ratio(wait_s, whole_s):.0%}){parts}; at the end"
+        f" {per_s(seen.told[-1]['rows_per_s'])} samples/s"
+    )
+
+
 def _tuned(seen: Recorded) -> Iterator[str]:
     first, last = seen.verdicts[0], seen.verdicts[-1]
+    if whole := waited(seen):
+        yield f"{whole}."
     yield f"began: {_figures(first)}"
     if first["bottleneck"] is not None:
         yield f"       bottleneck {first['bottleneck']}; {first['cause']}"

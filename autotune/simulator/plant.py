@@ -67,7 +67,12 @@ class Simulated:
 
     @property
     def steps(self) -> int:
+        """Batches handed over."""
         return self._step
+
+    @property
+    def trained(self) -> TrainerObservation:
+        return TrainerObservation(self._step)
 
     def observe(self) -> Observation:
         self._count()

@@ -27,7 +27,11 @@ from penstock.autotune.situation import Decision, Situation
 from penstock.autotune.tuner import Tuner, TunerThread
 from penstock.autotune.window import latest, wait_share
 from penstock.engine.observe.knob import Knob
-from penstock.engine.observe.observation import Move, Observation
+from penstock.engine.observe.observation import (
+    Move,
+    Observation,
+    TrainerObservation,
+)
 from penstock.system.resources import Budget
 from support.fluid_plant import FluidPlant, Segment, Work, steady
 
@@ -302,7 +306,7 @@ def test_replaying_a_runs_rows_gives_the_same_decisions(
 class PausedPlant:
     """A pipeline in which nothing moves; each look sets `looked`."""
 
-    steps = 0
+    trained = TrainerObservation()
     calm = False
 
     def __init__(self, look: Callable[[], Observation | None] = lambda: None) -> None:

@@ -95,6 +95,10 @@ class FluidPlant:
         self._waited_s = self._own_s = 0.0  # of the step that is not finished
         self._clear()
 
+    @property
+    def trained(self) -> TrainerObservation:
+        return TrainerObservation(self.steps, self.steps * self.batch)
+
     def advance(self, seconds: float) -> None:
         """Advance the virtual time."""
         for _ in range(round(seconds / TICK_S)):
