@@ -25,6 +25,10 @@ AS_SET = 0.25
 LAST = 0.25
 """Share of the tuned time, at its end, over which the tuned rate is measured."""
 CROP = 224
+NOT_OURS = (
+    "{!r} returns a {}, which penstock cannot tune; let it return a penstock.DataLoader"
+    " or a Pipeline"
+)
 NO_FACTORY = (
     "{!r} is neither a folder of images nor MODULE:FUNCTION; give the name of a"
     " function that returns a penstock.DataLoader or a Pipeline"
@@ -58,18 +62,15 @@ def bench(
             progress.advance(task, spent_s)
 
         face = make()
+        check(hasattr(face, "explain"), NOT_OURS.format(target, type(face).__name__))
         before = rate_of(face, as_set_s, as_set_s, step_s, tick)
         progress.update(task, description="tuned")
         config.set_enable_autotune(enable=True)
         after = rate_of(face, tuned_s, LAST * tuned_s, step_s, tick)
     console.print(f"as set: {before:,.0f} samples/s; tuned: {after:,.0f} samples/s")
-    if hasattr(face, "explain"):
-        console.print(
-            str(face.explain()), markup=False, highlight=False, soft_wrap=True
-        )
+    console.print(str(face.explain()), markup=False, highlight=False, soft_wrap=True)
     config.set_enable_autotune(enable=False)
-    if hasattr(face, "close"):
-        face.close()
+    face.close()
 
 
 def factory_of(target: str, batch_size: int) -> Callable[[], Any]:

@@ -219,15 +219,11 @@ def run_script(
         module or Path(target).is_file(),
         f"there is no script {target!r}; to run a module, pass -m",
     )
-    import torch.utils.data.dataloader
-
-    from .pipeline.dataloader import DataLoader
     from .pipeline.session import end_tuning, rank_of_process
 
     with tempfile.TemporaryDirectory(prefix="penstock-run-") as folder:
         files = prefix or str(Path(folder) / "run")
-        torch.utils.data.DataLoader = DataLoader  # type: ignore[misc]
-        torch.utils.data.dataloader.DataLoader = DataLoader  # type: ignore[misc]
+        _replace_torchs_loader()
         config.enable_autotune_of_run(files)
         sys.excepthook = partial(_show_its_frames, sys.excepthook)
         try:
@@ -237,6 +233,16 @@ def run_script(
             end_tuning()
             if (rank := rank_of_process()) == 0:
                 sys.stderr.write(_told(Path(f"{own}_{rank}.jsonl"), own=own != files))
+
+
+def _replace_torchs_loader() -> None:
+    """Let programs that import torch's DataLoader from now on find penstock's."""
+    import torch.utils.data.dataloader
+
+    from .pipeline.dataloader import DataLoader
+
+    torch.utils.data.DataLoader = DataLoader  # type: ignore[misc]
+    torch.utils.data.dataloader.DataLoader = DataLoader  # type: ignore[misc]
 
 
 def _as_main(target: str, arguments: Sequence[str], *, module: bool) -> None:
@@ -294,8 +300,7 @@ def report(
     """Report what a tuned run found, what was changed, and what it gained."""
     with busy("reading the log"):
         found = read_report(log, name)
-    if html is None and trace is None:
-        print(found)
+    print(found)
     if html is not None:
         from .autotune.report.page import write_page
 
@@ -343,7 +348,8 @@ def bench(
 ) -> None:
     """Measure how fast your own data loads, as set and tuned.
 
-    FUNCTION takes no arguments and returns a DataLoader or a Pipeline.
+    FUNCTION takes no arguments and returns a DataLoader or a Pipeline. If its module
+    imports torch's DataLoader, it finds penstock's there.
     """
     from rich.console import Console
 
@@ -351,6 +357,7 @@ def bench(
 
     step_s = step_ms / 1000
     console = Console()
+    _replace_torchs_loader()
     measure(
         target, seconds=seconds, step_s=step_s, batch_size=batch_size, console=console
     )

@@ -97,7 +97,7 @@ def measured_workload(
     check(
         len(seen) == 1,
         f"{shown!r} has several pipelines ({', '.join(seen)}); choose one, for example"
-        f" with `penstock plan --name {next(iter(seen), '')}`",
+        f" with `penstock plan {shown} --name {next(iter(seen), '')}`",
     )
     (observation,) = seen.values()
     return _workload(observation)

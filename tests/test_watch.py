@@ -50,6 +50,20 @@ def test_a_running_process_can_be_watched(tmp_path: Path) -> None:
     assert "Dataset(ID:0) list" in done.stdout
 
 
+def test_what_is_watched_into_a_file_is_written_while_it_runs(tmp_path: Path) -> None:
+    log = record(tmp_path / "run")
+    *rows, end = log.read_text().splitlines(keepends=True)
+    assert '"event": "end"' in end
+    log.write_text("".join(rows))
+    command = [sys.executable, "-P", "-m", "penstock", "watch", str(log)]
+    with warm.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert "train: " in watching.stdout.readline()
+        with log.open("a") as file:
+            file.write(end)
+        assert "(over)" in watching.stdout.read()
+
+
 def test_a_finished_run_is_shown_once(tmp_path: Path) -> None:
     done = penstock("watch", str(record(tmp_path / "run")))
     assert done.returncode == 0, done.stderr
@@ -66,7 +80,8 @@ def test_a_process_without_a_log_is_an_error_that_says_how_to_write_one() -> Non
 def test_the_command_writes_the_page(tmp_path: Path) -> None:
     log, page = record(tmp_path / "run"), tmp_path / "run.html"
     done = penstock("report", "--html", str(page), str(log))
-    assert done.stdout.strip() == f"written: {page}"
+    assert done.stdout.startswith("train\n")
+    assert done.stdout.endswith(f"\nwritten: {page}\n")
     assert page.read_text().startswith("<!doctype html>")
 
 
@@ -99,3 +114,32 @@ def test_a_users_own_loader_is_measured_as_set_and_as_tuned(tmp_path: Path) -> N
     done = warm.run([*command[:-1], "mine:nothing"], cwd=tmp_path, brief=True)
     assert done.returncode == 1
     assert "neither a folder of images nor MODULE:FUNCTION" in done.stderr
+
+
+OF_TORCH = """
+import time
+from torch.utils.data import DataLoader
+
+class Slow:
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        time.sleep(0.005)
+        return index
+
+def loader():
+    return DataLoader(Slow(), 8)
+
+def other():
+    return [[1, 2]]
+"""
+
+
+def test_a_loader_of_torchs_is_tuned_as_well_or_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OF_TORCH)
+    command = [sys.executable, "-P", "-m", "penstock", "bench", "--seconds", "4"]
+    done = warm.run([*command, "mine:loader"], cwd=tmp_path, brief=True)
+    assert "Dataset(ID:0) Slow" in done.stdout, done.stderr
+    done = warm.run([*command, "mine:other"], cwd=tmp_path, brief=True)
+    assert done.returncode == 1
+    assert "'mine:other' returns a list, which penstock cannot tune" in done.stderr

@@ -19,6 +19,8 @@ from .terminal import bar, staff, waited
 
 SECONDS = 1.0
 """Between two looks."""
+WRITTEN_S = 10.0
+"""Between two states that are written to a file."""
 DECISIONS = 5
 """Latest decisions that are shown."""
 
@@ -40,10 +42,16 @@ def watch(target: str, console: Console, *, once: bool = False) -> None:
         console.print(shown(follower))
         return
     with Live(console=console, auto_refresh=False) as live:
+        due_s = 0.0
         while True:
-            live.update(shown(follower), refresh=True)
             pipelines = follower.pipelines
-            if pipelines and all(each.end is not None for each in pipelines):
+            over = pipelines and all(each.end is not None for each in pipelines)
+            if console.is_terminal:
+                live.update(shown(follower), refresh=True)
+            elif over or time.monotonic() >= due_s:
+                console.print(shown(follower))
+                due_s = time.monotonic() + WRITTEN_S
+            if over:
                 return
             time.sleep(SECONDS)
             follower.read()

@@ -105,6 +105,8 @@ def waited(seen: Recorded) -> str:
     if spent is None or not seen.told:
         return ""
     wait_s, whole_s = spent["wait_s"], spent["wait_s"] + spent["own_s"]
+    if not whole_s:
+        return ""
     parts = ""
     if before is not None:
         parts = (
