@@ -14,7 +14,7 @@ from ..system.forking import FORKS
 from .batch.device import DeviceStage, ToDevice
 from .batch.tensors import in_parts
 from .core.byte_budget import ByteBudget
-from .core.chunk import SAMPLE
+from .core.chunk import SampleNote
 from .far.handover import RemoteTraceback, dumps
 from .far.pools import start_method
 from .feed import Delivery
@@ -592,7 +592,7 @@ def is_of_worker(error: Exception) -> bool:
     """
     notes = getattr(error, "__notes__", ())
     elsewhere = isinstance(error.__cause__, RemoteTraceback)
-    return elsewhere or any(SAMPLE in note for note in notes)
+    return elsewhere or any(isinstance(note, SampleNote) for note in notes)
 
 
 def may_move(recipe: Recipe) -> bool:

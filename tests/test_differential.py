@@ -173,6 +173,8 @@ def test_penstock_makes_of_ordinary_data_what_torch_makes(seed: int) -> None:
         Case(sampler="batches", index="pair", many="dict", collate="list", workers=1),
         # What a collate_fn raises in the trainer is final.
         Case(face="pipeline", collate="failing", move=1, batch=1, length=16, epochs=1),
+        # Its error may say which sample does not fit.
+        Case("pipeline", collate="failing", shape="ragged", move=1, length=15, batch=6),
         # Batches formed at run time are collated under a seed, too.
         Case(face="pipeline", trait="by worker", collate="drawing"),
     ],

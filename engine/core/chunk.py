@@ -103,8 +103,10 @@ def _chunk(
     return Chunk(step, first_row, rows, seeds, Context(*context))
 
 
-SAMPLE = "sample index"
-"""What the note of an error about one sample says."""
+class SampleNote(str):
+    """The note of an error that a sample raised: a `collate_fn` may say the same."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +124,8 @@ class Failure:
 
     def annotated(self, epoch: int, step: int) -> BaseException:
         """Return the exception, with a note that identifies the sample."""
-        note = (
-            f"{NOTE}{self.stage}, {SAMPLE} {self.index!r:.60} "
+        note = SampleNote(
+            f"{NOTE}{self.stage}, sample index {self.index!r:.60} "
             f"(epoch {epoch}, step {step}, row {self.row} of the batch)"
         )
         if note not in getattr(self.error, "__notes__", ()):
