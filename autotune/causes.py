@@ -465,8 +465,9 @@ def _on_whom(window: Window) -> str:
     if needed <= workers:
         return f", on {them}"
     wanted = phrases.count(needed)
-    if segment.held or workers == segment.max_workers:
-        limit = segment.held or f"it is limited to {them}"
+    held = segment.held if window.tuned else ""
+    if held or workers == segment.max_workers:
+        limit = held or f"it is limited to {them}"
         return f"; {limit}, and this trainer needs {wanted}"
     return f"; too few workers: {workers}, this trainer needs {wanted}"
 
@@ -493,7 +494,7 @@ def _of_workers(window: Window) -> tuple[str, ...]:
     segment, budget = window.segment, window.budget
     if window.tuned and segment.fixed:
         return (f"DataLoader(...)  # without {segment.fixed}, to let workers load",)
-    if window.tuned or segment.iterable or segment.held:
+    if window.tuned or segment.iterable:
         return ()
     if segment.executor == "inline":
         return (TUNE,)

@@ -116,10 +116,11 @@ class Trial:
     def _of_release(self) -> Verdict:
         if len(self.after) < MIN_FOR_RELEASE:
             return Verdict.MORE
-        relieves = any(decision.rule == RELIEF for decision in self.decisions)
-        # Otherwise it waits for another segment.
-        if relieves or measured(self.before).wait_share > EASE_SHARE:
-            change, error = self._cost_change()
+        change, error = self._cost_change()
+        if any(decision.rule == RELIEF for decision in self.decisions):
+            gains = -change >= max(GAIN, error)
+            return Verdict.KEEP if gains else Verdict.ROLL_BACK
+        if measured(self.before).wait_share > EASE_SHARE:  # it waits for another one
             loss = max(change, -self._own_gain())
             as_good = loss <= max(EASE_SHARE, min(error, WORSE))
             return Verdict.KEEP if as_good else Verdict.ROLL_BACK

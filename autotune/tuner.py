@@ -14,7 +14,7 @@ from ..engine.observe.knob import Knob
 from ..engine.observe.observation import Observation, TrainerObservation
 from ..system.resources import Budget
 from . import phrases
-from .causes import busiest
+from .causes import Window, busiest
 from .explain import bottleneck_phrase, evidence, explain, verdict_of
 from .host_peers import HostPeers
 from .log import AutotuneLog, Released, Spoken
@@ -365,8 +365,11 @@ class Tuner(Generic[M]):
     def _tell_held(self, window: Observation) -> None:
         """Log what keeps the bottleneck from getting more workers, once."""
         worst = busiest(window)
-        line = phrases.held(worst.name, worst.num_parallel_workers, worst.held)
-        if worst.held and starving(window) and line not in self._held:
+        workers = worst.num_parallel_workers
+        needed = Window(window, worst, self._share, tuned=True).needed
+        line = phrases.held(worst.name, workers, worst.held)
+        told = not worst.held or line in self._held
+        if not told and needed > workers and starving(window):
             self._held.add(line)
             self._log.say(line)
 

@@ -326,6 +326,8 @@ class Engine:
         if self._closed or os.getpid() != self._owner:
             return
         until_s = time.monotonic() + CLOSE_S
+        for segment in self.segments:
+            segment.pool.rest(0)  # who rests would not see the end
         stuck: list[str] = []
         with contextlib.ExitStack() as stack:
             stack.callback(self._probe.close)

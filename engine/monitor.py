@@ -11,7 +11,6 @@ import torch
 from .core.connector import EngineLock
 from .core.metrics import PartReading, SegmentCounters
 from .observe.gil import GilProbe
-from .observe.knob import KnobName
 from .observe.observation import (
     ConnectorObservation,
     Observation,
@@ -27,7 +26,6 @@ from .workers.pool import PoolStatistics
 
 PROBE_AGAIN_S = 60.0
 """How long a result of the GIL probe stays valid."""
-WORKERS: KnobName = "num_parallel_workers"
 MIN_WAIT = 0.05
 """Share of its time that the trainer must wait for the GIL to be worth probing."""
 
@@ -148,7 +146,6 @@ def _segment(
         iterable=recipe.iterable,
         alive=pool.alive,
         beginning=pool.beginning,
-        held=next((k.held for k in segment.knobs() if k.name == WORKERS), ""),
     )
 
 

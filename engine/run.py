@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -23,9 +23,14 @@ from .host.local import Host, TrainerHost
 from .in_children import in_children
 from .observe.contention import ContentionMeter
 from .observe.knob import Knob
-from .observe.observation import Move, Observation, TrainerObservation
+from .observe.observation import (
+    Move,
+    Observation,
+    SegmentObservation,
+    TrainerObservation,
+)
 from .observe.trainer_meter import TrainerMeter
-from .plan import Cursor
+from .plan import BatchPlan, Cursor
 from .recipe import Recipe, SegmentRecipe
 from .segment import Segment
 from .witness.watch import ChangeWatch
@@ -167,7 +172,7 @@ class Run:
             self._note(self.host.read())
             return None
         (data, plan), made, copy_ns = delivery, delivery.data, 0
-        self._follow(data)
+        self._follow(data, plan)
         self._begin_watch()
         if self._to_device is not None:
             copy_ns = -time.perf_counter_ns()
@@ -190,12 +195,12 @@ class Run:
             self._note(reading)
         return delivery
 
-    def _follow(self, data: Any) -> None:
+    def _follow(self, data: Any, plan: BatchPlan) -> None:
         """Move the engine if a knob requests it; otherwise measure what it costs."""
         kind, alone = self._workers, self.alone
         if alone is not None:
             if alone.undecided:
-                self.contention.given(None)
+                self.contention.given(None, plan)
             kind = kind or alone.found()
             if kind is not None and self._direct is not None:
                 self._hand_to(alone, self._direct, kind)
@@ -203,10 +208,9 @@ class Run:
         if kind == "inline":
             self._take_back()
         elif self._wanted == self._kind:
-            self.contention.given(self.host.engine)
+            self.contention.given(self.host.engine, plan)
         else:
             self.contention.reset()
-            self.contention.forget()
             try:
                 host = self._moved_host(data)
             except Exception as error:  # noqa: BLE001 whatever the user's functions raise
@@ -220,6 +224,7 @@ class Run:
     def _settle_in(self, host: Host, alone: DirectHost | None = None) -> None:
         """Replace the host by another one, which `alone` is, too, if it is direct."""
         self.host, self.alone = host, alone
+        self.contention.forget()
         if self._closed:  # by another thread, which may have closed the old one
             host.close()
 
@@ -419,7 +424,7 @@ class Run:
     @calm.setter
     def calm(self, calm: bool) -> None:
         """Allow looks, or not; what is beside the trainer after a trial is new."""
-        if calm and not self.contention.armed:
+        if calm != self.contention.armed:
             self.contention.forget()
         self.contention.armed = calm
 
@@ -535,6 +540,7 @@ class Run:
         return replace(
             reading,
             caches=caches,
+            segments=tuple(held_by(self.host.knobs(), reading.segments)),
             host=self._kind,
             contention=self.contention.found,
             moves=self._moves,
@@ -564,6 +570,16 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<Run: {self.host!r}>"
+
+
+def held_by(
+    knobs: Iterable[Knob], segments: Iterable[SegmentObservation]
+) -> Iterator[SegmentObservation]:
+    """Yield segments with what keeps each from getting more workers."""
+    held = {k.operator: k.held for k in knobs if k.name == "num_parallel_workers"}
+    for segment in segments:
+        why = held.get(segment.name, "")
+        yield replace(segment, held=why) if why else segment
 
 
 def staff(reading: Observation) -> list[tuple[str, int, int]]:

@@ -193,7 +193,7 @@ class Segment:
             recipe.tunable and low < high,
             lambda: self.num_parallel_workers,
             self._set_workers,
-            held=why if recipe.tunable else PINNED,
+            held=_held(why) if recipe.tunable else PINNED,
         )
         yield Knob(
             recipe.queue_name,
@@ -222,10 +222,9 @@ class Segment:
             return ""
         if self.executor in FAR:
             why = self._changes_there
-            why = why or ("" if self.witness.sure_elsewhere else UNSURE)
-        else:
-            why, _, _ = self.witness.verdict("thread").partition(";")
-        return why and ALONE.format(why) + MORE
+            return why or ("" if self.witness.sure_elsewhere else UNSURE)
+        why, _, _ = self.witness.verdict("thread").partition(";")
+        return why
 
     def _hear_of_copy(self, path: str) -> None:
         """Keep the only worker alone once the data changes in it."""
@@ -277,3 +276,8 @@ class Segment:
             f"<Segment {self.recipe.name}: {self.num_parallel_workers} {self.executor} "
             f"workers, prefetch {self.prefetch_size}>"
         )
+
+
+def _held(why: str) -> str:
+    """Return what keeps a worker alone, if that may last, and what would not."""
+    return ALONE.format(why) + MORE if why not in ("", UNSURE) else ""

@@ -148,7 +148,7 @@ def test_without_autotune_the_engine_stays_and_its_cost_is_measured() -> None:
             run = run_of(pipe)
             assert run.read().host == "trainer"
             assert time.monotonic() < deadline_s
-            if run.contention._alone:  # noqa: SLF001 what looks have found
+            if run.contention._looks:  # noqa: SLF001 what looks have found
                 break
         assert run.contention.found is not None
 

@@ -40,6 +40,8 @@ see that. Above the range they wait for something else."""
 MIN_GAIN = 0.05
 """Share of a step that loading must cost the trainer's own part for other processes to
 be tried: they cost memory."""
+HERE = ("inline", "thread", "async")
+"""Kinds of workers in the trainer's process."""
 MAX_GAIN = 2.0
 """Largest gain that is expected from idle cores."""
 MANY_CORES = 4
@@ -223,7 +225,8 @@ class Kinds:
         if key is None or found is None:
             return
         lost = lost_share(seen) - wait_share(seen)
-        if lost < MIN_GAIN:
+        here = any(segment.executor in HERE for segment in seen.segments)
+        if lost < MIN_GAIN or not here:
             return
         yield Decision(
             *key,

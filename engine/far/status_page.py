@@ -114,6 +114,7 @@ class LaneStatus:
         The end is a moment, not a message, so nobody rests on if the trainer dies.
         """
         words, at, clock = self._words, self._at, time.monotonic_ns
+        words[at + 1] = ALL_ROWS  # the last one is over
         words[at + 3] = 1
         while words[REST] > clock():
             words[at + 2] = clock()  # a rest does not count as time at a sample

@@ -14,18 +14,22 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import torch
+
+from ..plan import BatchPlan
 from .observation import ContentionObservation
 
 SHARE = 0.005
-"""Largest part of a run that may be spent on looks."""
+"""Largest part of a run that may be spent on looks, on all ranks together: ranks that
+step together wait for one another's looks."""
 WARM_STEPS = 5
 """The first steps of a run are slow by nature: they do not count."""
 KEPT = 64
 """Steps beside loading that are compared: the latest."""
-MIN_BESIDE, MIN_FREE = 10, 3
-"""Steps of each sort that are enough, if no look has been taken."""
+MIN_BESIDE, MIN_ALONE = 10, 3
+"""Steps of each sort that are enough. As many are between two looks."""
 KNOWN = 8
 """Looks after which the next ones are rare."""
 RARE_S = 60.0
@@ -33,15 +37,29 @@ RARE_S = 60.0
 REST_S, MAX_REST_S = 0.002, 0.05
 """How long the trainer waits until loading rests, at first and at most, in seconds:
 twice as long after each look that failed."""
+MAX_PAUSE_S = 5.0
+"""Longest time that children rest, in seconds, should nobody wake them."""
 POLL_S = 0.0002
 ODD = 3.0
 """A step that takes this many times the usual one does something else, too."""
+OTHER = 1.25
+"""If steps beside loading have become this many times longer or shorter though nothing
+else changed, the trainer has other work, and former looks say nothing."""
 SURE = 0.85
 """Share of all pairs of a step beside loading and one alone in which the first must be
 the longer one, to be certain (the statistic of Mann and Whitney, 1947, which a single
 odd step hardly changes)."""
-FEW, MUCH = 3, 1.15
-"""Fewer steps alone than this must be this many times shorter."""
+
+
+class Look(NamedTuple):
+    """One step alone."""
+
+    step_s: float
+    """The trainer's own part, in seconds."""
+    beside_s: float
+    """The same of the steps beside loading before it: the median."""
+    setting: int
+    """The number of the setting in which those were made."""
 
 
 class Pausable(Protocol):
@@ -74,108 +92,171 @@ def compare(
     Returns:
         None if there are too few.
     """
-    if len(beside) < MIN_BESIDE or not alone:
+    if len(beside) < MIN_BESIDE or len(alone) < MIN_ALONE:
         return None
-    ordered, factor = sorted(beside), 1.0 if len(alone) >= FEW else MUCH
-    longer = sum(len(beside) - bisect_left(ordered, factor * each) for each in alone)
+    ordered = sorted(beside)
+    longer = sum(len(beside) - bisect_left(ordered, each) for each in alone)
     certain = longer >= SURE * len(beside) * len(alone)
     return ContentionObservation(median(beside), median(alone), certain)
+
+
+def ranks() -> int:
+    """Return how many processes train in step."""
+    there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if there else 1
+
+
+def waits_for_others() -> bool:
+    """Whether a step may wait for what goes on while `next()` waits, too.
+
+    An accelerator works on, and other ranks arrive. The longer `next()` takes, the less
+    remains to wait for, and the shorter is the trainer's own part.
+    """
+    return torch.cuda.is_initialized() or ranks() > 1  # type: ignore[no-untyped-call]
 
 
 class ContentionMeter:
     """Measures one trainer, in its own thread.
 
-    The tuner's thread writes `armed`; any thread may read `found`, or `renew`.
+    The tuner's thread writes `armed`; any thread may read `found`, `renew` or `forget`.
     """
 
     def __init__(self) -> None:
         self.armed = True
         """Whether a look may be taken: no trial is running."""
-        self._began_s = time.monotonic()
         # The trainer's own part of steps, in seconds. `_free` ones were alone anyway.
         self._beside: deque[float] = deque(maxlen=KEPT)
-        self._alone: deque[float] = deque(maxlen=2 * KNOWN)
         self._free: deque[float] = deque(maxlen=KEPT)
+        self._looks: deque[Look] = deque(maxlen=2 * KNOWN)
+        self._taken = 0
+        """Looks since the trainer's steps were other ones."""
+        self._setting = 0
+        """Counts changes of what loads beside the trainer."""
         self._now: deque[float] | None = None
         """Where the present step belongs; None: nowhere."""
+        self._loads = False
+        """Whether others load beside the trainer, as far as is known."""
+        self._size: tuple[int, int | None] = 0, None
         self._left = WARM_STEPS
         self._paused: Pausable | None = None
-        self._look_s = self._spent_s = self._due_s = 0.0
-        self._looks = self._failed = 0
+        self._look = Look(0.0, 0.0, 0)
+        """The look that goes on, without its step."""
+        self._waited_s = 0.0
+        """How long loading took to rest for it."""
+        self._trained_s = self._spent_s = self._given_s = self._due_s = 0.0
+        self._since = self._failed = 0
+        """Steps beside loading since the last look, and looks that failed in a row."""
 
     @property
     def found(self) -> ContentionObservation | None:
-        """What is known of loading as it is now; None if that is too little."""
-        alone, free = list(self._alone), list(self._free)
-        if not alone and len(free) >= MIN_FREE:
-            alone = free
-        return compare(list(self._beside), alone)
+        """What is known of loading as it is now; None if too little, or none loads."""
+        if not self._loads:
+            return None
+        beside, free = list(self._beside), list(self._free)
+        if len(beside) < MIN_BESIDE:
+            return None
+        now_s, setting = median(beside), self._setting
+        alone = [
+            look.step_s
+            for look in list(self._looks)
+            if look.setting != setting or 1 / OTHER < now_s / look.beside_s < OTHER
+        ]
+        return compare(beside, alone or free)
 
     def asked(self, gap_s: float) -> None:
         """Note that the trainer asks for a batch, `gap_s` after it got the last."""
         if gap_s == 0:
             self.reset()
         elif self._paused is not None:
-            if self._paused.resting and gap_s < ODD * median(self._beside):
-                self._alone.append(gap_s)
-                self._looks, self._failed = self._looks + 1, 0
-            self.reset()
+            self._end_look(self._paused, gap_s)
         elif self._left:
             self._left -= 1
-        elif self._now is not None:
-            self._now.append(gap_s)
+        elif (now := self._now) is not None:
+            now.append(gap_s)
+            self._since += now is self._beside
 
-    def given(self, engine: Pausable | None) -> None:
-        """Note that `engine` gives it a batch; None if the trainer made it itself."""
+    def given(self, engine: Pausable | None, plan: BatchPlan) -> None:
+        """Note that it gets a batch.
+
+        Args:
+            engine: what loads; None if the trainer made the batch itself.
+            plan: of the batch. A step of another size than the last does not count.
+        """
         loads = False if engine is None else engine.beside
-        self._now = (
-            (self._beside if loads else self._free) if loads is not None else None
-        )
-        if not loads or engine is None or not self.armed:
+        size = plan.n_rows, plan.image_size
+        alike, self._size = size == self._size, size
+        self._now = None
+        if loads is not None:
+            self._loads = loads
+        if loads is None or not alike:
             return
+        if engine is None or not loads:
+            self._now = None if waits_for_others() else self._free
+            return
+        self._now = self._beside
         now_s = time.monotonic()
-        if now_s < self._due_s or len(self._beside) < MIN_BESIDE:
-            return
-        step_s = median(self._beside)
-        rest_s = min(MAX_REST_S, REST_S * 2.0**self._failed)
-        left_s = SHARE * (now_s - self._began_s) - self._spent_s
-        if left_s >= rest_s + step_s:
-            self._look(engine, now_s, rest_s, step_s)
-        else:
-            self._due_s = now_s + (rest_s + step_s - left_s) / SHARE
+        step_s, self._given_s = now_s - self._given_s, now_s
+        self._trained_s += min(step_s, 1.0)
+        enough = self._since >= MIN_BESIDE and not plan.last
+        if self.armed and enough and now_s >= self._due_s:
+            self._may_look(engine, now_s)
 
     def reset(self) -> None:
-        """End a look: its step is over, or the trainer leaves its loop."""
+        """End a look without a result: the trainer leaves its loop."""
         paused, self._paused = self._paused, None
-        if paused is None:
-            return
-        paused.resume()
-        now_s = time.monotonic()
-        cost_s = now_s - self._look_s
-        self._spent_s += cost_s
-        next_s = self._began_s + (self._spent_s + cost_s * 2.0**self._failed) / SHARE
-        self._due_s = max(next_s, now_s + RARE_S * (self._looks >= KNOWN))
+        if paused is not None:
+            paused.resume()
 
     def forget(self) -> None:
-        """Drop the steps beside loading as it was: it has changed."""
+        """Drop the steps beside loading: what loads has changed."""
+        self._now, self._loads = None, False
         self._beside.clear()
+        self._setting += 1
+        self._since = self._failed = 0
+        self._due_s = 0.0
 
     def renew(self) -> None:
         """Drop all that was measured: the trainer's steps have become other ones."""
-        self._looks = 0
-        for steps in self._beside, self._alone, self._free:
-            steps.clear()
+        self.forget()
+        self._taken = 0
+        self._free.clear()
+        self._looks.clear()
 
-    def _look(
-        self, engine: Pausable, now_s: float, rest_s: float, step_s: float
-    ) -> None:
-        """Let loading rest for the step that begins, if it comes to rest in time."""
-        self._paused, self._look_s = engine, now_s
+    def _may_look(self, engine: Pausable, now_s: float) -> None:
+        """Take a look if the run is long enough for what it may cost."""
+        beside = list(self._beside)
+        if len(beside) < MIN_BESIDE:
+            return  # another thread has just dropped them
+        step_s, rest_s = median(beside), min(MAX_REST_S, REST_S * 2.0**self._failed)
+        left_s = SHARE / ranks() * self._trained_s - self._spent_s
+        if left_s < rest_s + step_s:
+            self._due_s = now_s + (rest_s + step_s - left_s) * ranks() / SHARE
+            return
+        self._look = Look(0.0, step_s, self._setting)
+        self._paused, self._since = engine, 0
         self._failed += 1  # until it has succeeded
-        until_s = now_s + rest_s
-        engine.pause(int(1e9 * (until_s + ODD * step_s)))
+        pause_s = min(rest_s + ODD * step_s, MAX_PAUSE_S)
+        engine.pause(int(1e9 * (now_s + pause_s)))
         while not engine.resting:
-            if time.monotonic() > until_s:
-                self.reset()
+            if time.monotonic() > now_s + rest_s:
+                self._end(rest_s)
                 return
             time.sleep(POLL_S)
+        self._waited_s = time.monotonic() - now_s
+
+    def _end_look(self, engine: Pausable, gap_s: float) -> None:
+        """Note the step that the trainer made while loading rested."""
+        look, usual = self._look, gap_s < ODD * self._look.beside_s
+        if usual and look.setting == self._setting and engine.resting:
+            step_s = gap_s + self._waited_s * waits_for_others()
+            self._looks.append(look._replace(step_s=step_s))
+            self._taken, self._failed = self._taken + 1, 0
+        self._end(self._waited_s + min(gap_s, ODD * look.beside_s))
+
+    def _end(self, cost_s: float) -> None:
+        """Go on loading, and see when the next look is due."""
+        self.reset()
+        self._spent_s += cost_s
+        again_s = cost_s * 2.0**self._failed * ranks() / SHARE
+        rare_s = RARE_S if self._taken >= KNOWN else 0.0
+        self._due_s = time.monotonic() + max(again_s, rare_s)

@@ -161,7 +161,7 @@ def slowed(gap_s: float, wait_s: float = 0.0) -> Observation:
     [
         (slowed(0.015), Verdict.KEEP),
         (slowed(0.017, 0.0015), Verdict.KEEP),  # it waits, and the step is shorter
-        (slowed(0.020), Verdict.KEEP),  # as good with fewer workers
+        (slowed(0.020), Verdict.ROLL_BACK),  # many steps down would add up
         (slowed(0.020, 0.002), Verdict.ROLL_BACK),
     ],
 )

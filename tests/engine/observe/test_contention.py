@@ -9,15 +9,30 @@ import pytest
 from penstock.engine.observe import contention
 from penstock.engine.observe.contention import (
     KNOWN,
+    MIN_ALONE,
     MIN_BESIDE,
-    MIN_FREE,
     RARE_S,
     SHARE,
     WARM_STEPS,
     ContentionMeter,
     compare,
 )
+from penstock.engine.plan import BatchPlan
 
+PLAN = BatchPlan(
+    epoch=0,
+    step=0,
+    batch=0,
+    start=0,
+    last=False,
+    n_global=8,
+    n_rows=8,
+    n_local=8,
+    loss_weight=1.0,
+    image_size=None,
+    lr_mult=1.0,
+    momentum=None,
+)
 STEP_S, SLOWED_S = 0.005, 0.008
 """The trainer's own part of a step, alone and beside loading."""
 
@@ -34,7 +49,7 @@ def test_a_step_that_grows_gives_certainty() -> None:
     assert 0.35 < found.growth < 0.55
 
 
-@pytest.mark.parametrize("alone", [1, 3, 8])
+@pytest.mark.parametrize("alone", [3, 8])
 def test_noise_alone_is_hardly_ever_mistaken_for_a_cost(alone: int) -> None:
     mistaken = 0
     for seed in range(200):
@@ -53,7 +68,7 @@ def test_a_few_slow_steps_do_not_make_a_finding() -> None:
 
 def test_a_few_steps_say_nothing() -> None:
     assert compare([0.005] * (MIN_BESIDE - 1), [0.005] * 8) is None
-    assert compare([0.005] * MIN_BESIDE, []) is None
+    assert compare([0.005] * MIN_BESIDE, [0.005] * (MIN_ALONE - 1)) is None
 
 
 class World:
@@ -62,9 +77,13 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
         self.beside: bool | None = True
+        self.step_s, self.slowed = STEP_S, SLOWED_S / STEP_S
+        self.absorbs = False
+        """Whether the trainer's steps wait for a device that works on in `next()`."""
         self.rests_after_s = 0.001
         self.paused_s: float | None = None
         self.paused_for_s = 0.0
+        self.rested_s = 0.0
         self.until_ns = 0
         self.pauses = 0
         monkeypatch.setattr(contention, "time", self)
@@ -75,6 +94,7 @@ class World:
 
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds
+        self.rested_s += seconds
 
     @property
     def resting(self) -> bool:
@@ -91,15 +111,27 @@ class World:
         self.paused_for_s += self.now_s - self.paused_s
         self.paused_s = None
 
-    def train(self, steps: int, wait_s: float = 0.005) -> None:
+    def own_s(self) -> float:
+        """Return what the trainer's own part of the present step takes."""
+        if self.absorbs:
+            return self.step_s - self.rested_s
+        alone = self.paused_s is not None or not self.beside
+        return self.step_s if alone else self.slowed * self.step_s
+
+    def train(self, steps: int, wait_s: float = 0.005, plan: BatchPlan = PLAN) -> None:
         """Take some steps, each longer while the engine loads beside it."""
         for _ in range(steps):
-            alone = self.paused_s is not None or not self.beside
-            gap_s = STEP_S if alone else SLOWED_S
+            gap_s = self.own_s()
+            self.rested_s = 0.0
             self.now_s += gap_s
             self.meter.asked(gap_s)
             self.now_s += wait_s
-            self.meter.given(self if self.beside is not None else None)
+            self.meter.given(self if self.beside is not None else None, plan)
+
+    def look(self) -> None:
+        """Train until a look begins."""
+        while self.paused_s is None:
+            self.train(1)
 
 
 @pytest.fixture
@@ -109,13 +141,23 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 def test_looks_find_what_loading_costs_and_take_a_bounded_share(world: World) -> None:
     begun_s = world.now_s
-    world.train(1000)
+    world.train(2000)
     found = world.meter.found
     assert found is not None
     assert found.certain
     assert (found.beside_s, found.alone_s) == (SLOWED_S, STEP_S)
-    assert world.pauses >= 3
+    assert world.pauses >= MIN_ALONE
     assert world.paused_for_s <= SHARE * (world.now_s - begun_s)
+
+
+def test_ranks_in_step_share_what_looks_may_take(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contention, "ranks", lambda: 4)
+    begun_s = world.now_s
+    world.train(8000)
+    assert world.pauses >= MIN_ALONE
+    assert world.paused_for_s <= SHARE / 4 * (world.now_s - begun_s)
 
 
 def test_looks_are_rare_once_enough_is_known(world: World) -> None:
@@ -127,11 +169,21 @@ def test_looks_are_rare_once_enough_is_known(world: World) -> None:
     assert world.now_s - known_s >= RARE_S - 1
 
 
+def test_looks_come_one_by_one_after_a_long_rest(world: World) -> None:
+    world.train(100)
+    world.meter.reset()
+    world.now_s += 3600.0
+    world.meter.asked(0.0)
+    pauses = world.pauses
+    world.train(5 * MIN_BESIDE)
+    assert world.pauses - pauses <= 5
+
+
 def test_steps_of_a_trainer_that_makes_its_batches_itself_are_alone(
     world: World,
 ) -> None:
     world.beside = None
-    world.train(WARM_STEPS + MIN_FREE + 1)
+    world.train(WARM_STEPS + MIN_ALONE + 2)
     assert world.meter.found is None
     world.beside = True
     world.train(MIN_BESIDE + 1)
@@ -139,6 +191,30 @@ def test_steps_of_a_trainer_that_makes_its_batches_itself_are_alone(
     found = world.meter.found
     assert found is not None
     assert found.growth == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("rests_after_s", [0.0015, 0.004])
+def test_a_trainer_that_waits_for_a_device_is_not_called_slowed(
+    world: World, monkeypatch: pytest.MonkeyPatch, rests_after_s: float
+) -> None:
+    monkeypatch.setattr(contention, "waits_for_others", lambda: True)
+    world.absorbs, world.step_s, world.rests_after_s = True, 0.02, rests_after_s
+    world.train(3000)
+    found = world.meter.found
+    assert world.pauses >= MIN_ALONE
+    assert found is not None
+    assert found.growth == pytest.approx(0.0, abs=0.02)
+
+
+def test_a_trainer_with_other_work_is_not_compared_with_what_it_was(
+    world: World,
+) -> None:
+    world.slowed = 1.0
+    world.train(2000)
+    world.step_s *= 1.6  # more layers are trained now, for instance
+    world.train(2 * contention.KEPT)
+    found = world.meter.found
+    assert found is None or not found.certain
 
 
 def test_an_engine_that_does_not_rest_is_asked_ever_more_seldom(world: World) -> None:
@@ -155,12 +231,16 @@ def test_an_engine_that_does_not_rest_is_asked_ever_more_seldom(world: World) ->
 
 
 def test_children_go_on_by_themselves_if_the_step_is_a_long_one(world: World) -> None:
-    while world.paused_s is None:
-        world.train(1)
+    world.look()
     left_s = world.until_ns / 1e9 - world.now_s
     assert 2 * SLOWED_S < left_s < 10 * SLOWED_S
+    pauses = world.pauses
+    world.now_s += 60.0
     world.meter.asked(60.0)  # it validated, for instance
+    assert world.paused_s is None
     assert world.meter.found is None
+    world.train(2000)
+    assert world.pauses > pauses
 
 
 @pytest.mark.parametrize("missing", ["armed", "beside"])
@@ -175,23 +255,52 @@ def test_no_look_is_taken_where_it_may_not_or_would_show_nothing(
     assert world.pauses == 0
 
 
+def test_the_last_batch_and_batches_of_other_sizes_are_left_out(world: World) -> None:
+    small = PLAN._replace(n_rows=3, n_local=3)
+    for _ in range(200):
+        world.train(1, plan=PLAN)
+        world.train(1, plan=small)
+    assert world.pauses == 0
+    last = PLAN._replace(last=True)
+    world.train(2000, plan=last)
+    assert world.pauses == 0
+
+
 def test_no_engine_stays_paused_after_the_trainer_leaves_its_loop(
     world: World,
 ) -> None:
-    while world.paused_s is None:
-        world.train(1)
+    world.look()
     world.meter.reset()
     assert world.paused_s is None
 
 
 def test_what_was_measured_is_dropped_once_it_has_changed(world: World) -> None:
-    world.train(1000)
+    world.train(2000)
     world.meter.forget()
     assert world.meter.found is None
     world.train(MIN_BESIDE + 1)
     assert world.meter.found is not None
     world.meter.renew()
     world.train(MIN_BESIDE - 1)
+    assert world.meter.found is None
+
+
+@pytest.mark.parametrize("drops", ["forget", "renew"])
+def test_what_another_thread_drops_during_a_look_harms_nothing(
+    world: World, drops: str
+) -> None:
+    world.look()
+    getattr(world.meter, drops)()
+    world.train(1)
+    assert world.paused_s is None
+    assert not world.meter._looks  # noqa: SLF001 of a setting that is no more
+
+
+def test_nothing_is_said_of_loading_that_has_come_home(world: World) -> None:
+    world.train(2000)
+    assert world.meter.found is not None
+    world.beside = False
+    world.train(1)
     assert world.meter.found is None
 
 
