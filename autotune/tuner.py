@@ -60,8 +60,8 @@ class Plant(Protocol):
     """The thing to tune: a live pipeline, or a simulated one."""
 
     calm: bool
-    """Set by the tuner: whether no trial is running, so that instruments which disturb
-    the pipeline may be used."""
+    """Set by the tuner: whether no trial is being judged, so that instruments which
+    disturb the pipeline may be used."""
 
     @property
     def trained(self) -> TrainerObservation:
@@ -164,6 +164,8 @@ class Tuner(Generic[M]):
             self._gathered = None if enough(window) else window
             if self._gathered is None:
                 self._on_window(window)
+                # While a change settles, nothing is compared that could be disturbed.
+                self._plant.calm = self._trial is None or self._settling
         if self._quiet > REST_WINDOWS:
             return REST_CONTROL_S
         return CALM_CONTROL_S if self._quiet > CALM_WINDOWS else CONTROL_S
@@ -220,7 +222,6 @@ class Tuner(Generic[M]):
             return
         self._base = (*self._base, window)[-MAX_NOISE_WINDOWS:]
         self._speak(latest(self._base, *SPOKEN))
-        self._plant.calm = self._trial is None
         due = self._plant.trained.steps - self._decided_at >= self._interval_steps
         if due and len(self._base) >= self._noise.windows:
             self._decide(whole(self._base[-self._noise.windows :]))
@@ -335,7 +336,6 @@ class Tuner(Generic[M]):
     def _settle(self, window: Observation) -> None:
         """Wait for the next window, and until rows in progress have gone through."""
         self._settling = True
-        self._plant.calm = False
         longest_s = max(segment.run_s_per_row for segment in window.segments)
         self._settled_s = window.time_s + min(longest_s, MAX_SETTLE_S)
         self._begins_s = window.time_s + MAX_BEGIN_S

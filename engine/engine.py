@@ -314,6 +314,11 @@ class Engine:
         return any(s.executor not in ("inline", "ray") for s in self.segments)
 
     @property
+    def ready(self) -> bool:
+        """Whether the next batch is there."""
+        return self.engine_lock.peek() is not None
+
+    @property
     def head(self) -> int:
         """The step that `pop` returns next."""
         return self.engine_lock.head

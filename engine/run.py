@@ -98,7 +98,9 @@ class Run:
         """The workers that the knob requests; None: no change."""
         self._s_per_row = 0.0
         """Seconds that a sample took the trainer; 0 if unknown."""
-        self.contention, self._movable = ContentionMeter(), may_move(recipe)
+        one_by_one = self._lane is None and not recipe.repack
+        self.contention = ContentionMeter(one_by_one=one_by_one)
+        self._movable = may_move(recipe)
         self._collate = Witness([recipe.buffers.collate])
         autos = [s for s in recipe.segments if s.executor == "auto"]
         self._chosen = {} if recipe.iterable else {s.name: s for s in autos}

@@ -140,11 +140,9 @@ class BottleneckLaw:
         if moved or (moved := tuple(kinds.other_host(situation))):
             return moved, known
         at_ease = memory.at_ease + 1 if case.at_ease() else 0
-        spared: tuple[Decision, ...] = ()
+        spared = tuple(case.relieved())
         if at_ease >= EASE_WINDOWS:
-            spared = case.spared() or tuple(case.idle_queues())
-        if at_ease == 0 or at_ease >= EASE_WINDOWS:
-            spared = spared or tuple(case.relieved())
+            spared = spared or case.spared() or tuple(case.idle_queues())
         return spared, replace(known, at_ease=at_ease)
 
 

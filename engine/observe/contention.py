@@ -3,8 +3,10 @@
 Workers compete with the trainer for the GIL, the cores and the caches, so what it does
 between two batches takes longer than it would alone. How busy each is does not show how
 much longer, so it is measured. While the trainer makes its batches itself, its steps
-are alone anyway. Later, loading rests for a step now and then, once the batch for that
-step is there: a look. Looks take at most `SHARE` of a run.
+are alone anyway. Later, loading rests now and then for two steps, once their batches
+are there: a look. The second step counts: after a wait, the first one finds cold
+caches. Looks take at most `SHARE` of a run, without the wait for the second batch:
+workers go on meanwhile.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ WARM_STEPS = 5
 """The first steps of a run are slow by nature: they do not count."""
 KEPT = 64
 """Steps beside loading that are compared: the latest."""
-MIN_BESIDE, MIN_ALONE = 10, 3
-"""Steps of each sort that are enough. As many are between two looks."""
+MIN_BESIDE = 10
+"""Steps beside loading that are enough; as many are between two looks."""
 KNOWN = 8
 """Looks after which the next ones are rare."""
 RARE_S = 60.0
@@ -37,6 +39,8 @@ RARE_S = 60.0
 REST_S, MAX_REST_S = 0.002, 0.05
 """How long the trainer waits until loading rests, at first and at most, in seconds:
 twice as long after each look that failed."""
+HOLD_S = 1.0
+"""How long the trainer waits at most for the batch of the second step, in seconds."""
 MAX_PAUSE_S = 5.0
 """Longest time that children rest, in seconds, should nobody wake them."""
 POLL_S = 0.0002
@@ -49,6 +53,8 @@ SURE = 0.85
 """Share of all pairs of a step beside loading and one alone in which the first must be
 the longer one, to be certain (the statistic of Mann and Whitney, 1947, which a single
 odd step hardly changes)."""
+MARGINS = {1: 1.3, 2: 1.15}
+"""How many times shorter steps alone must be if there are so few."""
 
 
 class Look(NamedTuple):
@@ -73,6 +79,10 @@ class Pausable(Protocol):
     def resting(self) -> bool:
         """Whether no worker is working."""
 
+    @property
+    def ready(self) -> bool:
+        """Whether the next batch is there."""
+
     def pause(self, until_ns: int) -> None:
         """Load nothing; children go on at this moment of the monotonic clock."""
 
@@ -92,10 +102,10 @@ def compare(
     Returns:
         None if there are too few.
     """
-    if len(beside) < MIN_BESIDE or len(alone) < MIN_ALONE:
+    if len(beside) < MIN_BESIDE or not alone:
         return None
-    ordered = sorted(beside)
-    longer = sum(len(beside) - bisect_left(ordered, each) for each in alone)
+    ordered, margin = sorted(beside), MARGINS.get(len(alone), 1.0)
+    longer = sum(len(beside) - bisect_left(ordered, margin * each) for each in alone)
     certain = longer >= SURE * len(beside) * len(alone)
     return ContentionObservation(median(beside), median(alone), certain)
 
@@ -119,9 +129,14 @@ class ContentionMeter:
     """Measures one trainer, in its own thread.
 
     The tuner's thread writes `armed`; any thread may read `found`, `renew` or `forget`.
+
+    Args:
+        one_by_one: whether `next()` takes a single batch of the engine's, which may be
+            there while loading rests. If not, a look is a single step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, one_by_one: bool = True) -> None:
+        self._one_by_one = one_by_one
         self.armed = True
         """Whether a look may be taken: no trial is running."""
         # The trainer's own part of steps, in seconds. `_free` ones were alone anyway.
@@ -141,8 +156,10 @@ class ContentionMeter:
         self._paused: Pausable | None = None
         self._look = Look(0.0, 0.0, 0)
         """The look that goes on, without its step."""
+        self._first = False
+        """Whether its first step goes on, and a second one is to follow."""
         self._waited_s = 0.0
-        """How long loading took to rest for it."""
+        """How long loading took to rest for it, and the first of two steps took."""
         self._trained_s = self._spent_s = self._given_s = self._due_s = 0.0
         self._since = self._failed = 0
         """Steps beside loading since the last look, and looks that failed in a row."""
@@ -168,7 +185,10 @@ class ContentionMeter:
         if gap_s == 0:
             self.reset()
         elif self._paused is not None:
-            self._end_look(self._paused, gap_s)
+            if self._first and self._paused.ready:
+                self._first, self._waited_s = False, self._waited_s + gap_s
+            else:
+                self._end_look(self._paused, gap_s)
         elif self._left:
             self._left -= 1
         elif (now := self._now) is not None:
@@ -182,6 +202,8 @@ class ContentionMeter:
             engine: what loads; None if the trainer made the batch itself.
             plan: of the batch. A step of another size than the last does not count.
         """
+        if self._paused is not None:
+            return
         loads = False if engine is None else engine.beside
         size = plan.n_rows, plan.image_size
         alike, self._size = size == self._size, size
@@ -212,8 +234,7 @@ class ContentionMeter:
         self._now, self._loads = None, False
         self._beside.clear()
         self._setting += 1
-        self._since = self._failed = 0
-        self._due_s = 0.0
+        self._failed, self._due_s = 0, 0.0
 
     def renew(self) -> None:
         """Drop all that was measured: the trainer's steps have become other ones."""
@@ -228,14 +249,21 @@ class ContentionMeter:
         if len(beside) < MIN_BESIDE:
             return  # another thread has just dropped them
         step_s, rest_s = median(beside), min(MAX_REST_S, REST_S * 2.0**self._failed)
+        wanted_s = rest_s + step_s * (1 + self._one_by_one)
         left_s = SHARE / ranks() * self._trained_s - self._spent_s
-        if left_s < rest_s + step_s:
-            self._due_s = now_s + (rest_s + step_s - left_s) * ranks() / SHARE
+        if left_s < wanted_s:
+            self._due_s = now_s + (wanted_s - left_s) * ranks() / SHARE
             return
-        self._look = Look(0.0, step_s, self._setting)
-        self._paused, self._since = engine, 0
+        self._look, self._first = Look(0.0, step_s, self._setting), self._one_by_one
+        self._since = 0
         self._failed += 1  # until it has succeeded
-        pause_s = min(rest_s + ODD * step_s, MAX_PAUSE_S)
+        while self._first and not engine.ready:
+            if time.monotonic() > now_s + HOLD_S:
+                self._due_s = now_s + HOLD_S * 2.0**self._failed
+                return
+            time.sleep(POLL_S)
+        now_s, self._paused = time.monotonic(), engine
+        pause_s = min(rest_s + ODD * wanted_s, MAX_PAUSE_S)
         engine.pause(int(1e9 * (now_s + pause_s)))
         while not engine.resting:
             if time.monotonic() > now_s + rest_s:
@@ -245,10 +273,12 @@ class ContentionMeter:
         self._waited_s = time.monotonic() - now_s
 
     def _end_look(self, engine: Pausable, gap_s: float) -> None:
-        """Note the step that the trainer made while loading rested."""
+        """Note the step that the trainer has just made while loading rested."""
         look, usual = self._look, gap_s < ODD * self._look.beside_s
+        usual = usual and not self._first
         if usual and look.setting == self._setting and engine.resting:
-            step_s = gap_s + self._waited_s * waits_for_others()
+            absorbed = not self._one_by_one and waits_for_others()
+            step_s = gap_s + self._waited_s * absorbed
             self._looks.append(look._replace(step_s=step_s))
             self._taken, self._failed = self._taken + 1, 0
         self._end(self._waited_s + min(gap_s, ODD * look.beside_s))

@@ -9,7 +9,6 @@ import pytest
 from penstock.engine.observe import contention
 from penstock.engine.observe.contention import (
     KNOWN,
-    MIN_ALONE,
     MIN_BESIDE,
     RARE_S,
     SHARE,
@@ -49,7 +48,7 @@ def test_a_step_that_grows_gives_certainty() -> None:
     assert 0.35 < found.growth < 0.55
 
 
-@pytest.mark.parametrize("alone", [3, 8])
+@pytest.mark.parametrize("alone", [1, 2, 3, 8])
 def test_noise_alone_is_hardly_ever_mistaken_for_a_cost(alone: int) -> None:
     mistaken = 0
     for seed in range(200):
@@ -68,14 +67,21 @@ def test_a_few_slow_steps_do_not_make_a_finding() -> None:
 
 def test_a_few_steps_say_nothing() -> None:
     assert compare([0.005] * (MIN_BESIDE - 1), [0.005] * 8) is None
-    assert compare([0.005] * MIN_BESIDE, [0.005] * (MIN_ALONE - 1)) is None
+    assert compare([0.005] * MIN_BESIDE, []) is None
+    few = compare([0.0055] * MIN_BESIDE, [0.005, 0.005])
+    assert few is not None
+    assert not few.certain  # it would be, of three
 
 
 class World:
     """A clock, an engine that comes to rest in time, and a trainer that it slows."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, one_by_one: bool = True
+    ) -> None:
         self.now_s = 100.0
+        self.ready_s = 0.0
+        """When the batch of the second step is there."""
         self.beside: bool | None = True
         self.step_s, self.slowed = STEP_S, SLOWED_S / STEP_S
         self.absorbs = False
@@ -87,7 +93,7 @@ class World:
         self.until_ns = 0
         self.pauses = 0
         monkeypatch.setattr(contention, "time", self)
-        self.meter = ContentionMeter()
+        self.meter = ContentionMeter(one_by_one=one_by_one)
 
     def monotonic(self) -> float:
         return self.now_s
@@ -101,8 +107,13 @@ class World:
         paused_s = self.paused_s
         return paused_s is not None and self.now_s - paused_s >= self.rests_after_s
 
+    @property
+    def ready(self) -> bool:
+        return self.now_s >= self.ready_s
+
     def pause(self, until_ns: int) -> None:
         assert self.paused_s is None
+        assert self.ready or not self.meter._one_by_one  # noqa: SLF001 its setting
         self.paused_s, self.until_ns = self.now_s, until_ns
         self.pauses += 1
 
@@ -146,7 +157,7 @@ def test_looks_find_what_loading_costs_and_take_a_bounded_share(world: World) ->
     assert found is not None
     assert found.certain
     assert (found.beside_s, found.alone_s) == (SLOWED_S, STEP_S)
-    assert world.pauses >= MIN_ALONE
+    assert world.pauses >= 3
     assert world.paused_for_s <= SHARE * (world.now_s - begun_s)
 
 
@@ -156,7 +167,7 @@ def test_ranks_in_step_share_what_looks_may_take(
     monkeypatch.setattr(contention, "ranks", lambda: 4)
     begun_s = world.now_s
     world.train(8000)
-    assert world.pauses >= MIN_ALONE
+    assert world.pauses >= 3
     assert world.paused_for_s <= SHARE / 4 * (world.now_s - begun_s)
 
 
@@ -183,7 +194,7 @@ def test_steps_of_a_trainer_that_makes_its_batches_itself_are_alone(
     world: World,
 ) -> None:
     world.beside = None
-    world.train(WARM_STEPS + MIN_ALONE + 2)
+    world.train(WARM_STEPS + 3 + 2)
     assert world.meter.found is None
     world.beside = True
     world.train(MIN_BESIDE + 1)
@@ -193,15 +204,19 @@ def test_steps_of_a_trainer_that_makes_its_batches_itself_are_alone(
     assert found.growth == pytest.approx(0.6)
 
 
+@pytest.mark.parametrize("one_by_one", [True, False])
 @pytest.mark.parametrize("rests_after_s", [0.0015, 0.004])
 def test_a_trainer_that_waits_for_a_device_is_not_called_slowed(
-    world: World, monkeypatch: pytest.MonkeyPatch, rests_after_s: float
+    monkeypatch: pytest.MonkeyPatch,
+    rests_after_s: float,
+    one_by_one: bool,  # noqa: FBT001
 ) -> None:
     monkeypatch.setattr(contention, "waits_for_others", lambda: True)
+    world = World(monkeypatch, one_by_one=one_by_one)
     world.absorbs, world.step_s, world.rests_after_s = True, 0.02, rests_after_s
-    world.train(3000)
+    world.train(4000)
     found = world.meter.found
-    assert world.pauses >= MIN_ALONE
+    assert world.pauses >= 3
     assert found is not None
     assert found.growth == pytest.approx(0.0, abs=0.02)
 
@@ -235,6 +250,7 @@ def test_children_go_on_by_themselves_if_the_step_is_a_long_one(world: World) ->
     left_s = world.until_ns / 1e9 - world.now_s
     assert 2 * SLOWED_S < left_s < 10 * SLOWED_S
     pauses = world.pauses
+    world.train(1)
     world.now_s += 60.0
     world.meter.asked(60.0)  # it validated, for instance
     assert world.paused_s is None
@@ -253,6 +269,33 @@ def test_no_look_is_taken_where_it_may_not_or_would_show_nothing(
         world.beside = False
     world.train(2000)
     assert world.pauses == 0
+
+
+def test_the_trainer_waits_until_two_steps_can_be_made(world: World) -> None:
+    world.look()
+    world.train(2)
+    assert world.paused_s is None
+    pauses = world.pauses
+    while world.pauses == pauses:
+        world.ready_s = world.now_s + 0.07
+        world.train(1)
+    assert world.ready_s - world.now_s < 0.01
+
+
+def test_a_batch_that_does_not_come_is_not_waited_for(world: World) -> None:
+    world.ready_s = 1e9
+    begun_s = world.now_s
+    world.train(5000)
+    assert world.pauses == 0
+    assert world.now_s - begun_s < 5000 * 0.014 + 8 * contention.HOLD_S
+
+
+def test_a_look_of_two_steps_ends_after_one_if_the_batch_is_gone(world: World) -> None:
+    world.look()
+    world.ready_s = 1e9
+    world.train(1)
+    assert world.paused_s is None
+    assert not world.meter._looks  # noqa: SLF001 the first step alone does not count
 
 
 def test_the_last_batch_and_batches_of_other_sizes_are_left_out(world: World) -> None:
@@ -291,7 +334,7 @@ def test_what_another_thread_drops_during_a_look_harms_nothing(
 ) -> None:
     world.look()
     getattr(world.meter, drops)()
-    world.train(1)
+    world.train(2)
     assert world.paused_s is None
     assert not world.meter._looks  # noqa: SLF001 of a setting that is no more
 
