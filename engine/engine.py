@@ -36,6 +36,7 @@ from .observe.trainer_meter import TrainerMeter
 from .plan import AssignedPlan, PlannedBatch
 from .program.seeding import SeededCalls, Undrawn, seeded_by
 from .recipe import Recipe, SegmentRecipe
+from .rest import Rest
 from .segment import Segment
 from .witness.hazards import Finding
 from .workers.making import PoolMaker
@@ -116,6 +117,7 @@ class Engine:
 
     def _begin(self, core: Core) -> None:
         """Start what workers need, and make their pools, still without workers."""
+        self.rest = Rest(self.engine_lock, self.segments)
         self._pools.begin()  # first: no thread of this engine exists yet
         recipes = self.recipe.segments
         callbacks = weakly(self._let_collate), weakly(self._judge)
@@ -281,43 +283,6 @@ class Engine:
                 self._check()
         segment.move(kind, workers)
 
-    def pause(self, until_ns: int) -> None:
-        """Hand out no more work. Batches that are ready may still be taken.
-
-        Args:
-            until_ns: when children go on that rest within their leases, too, by the
-                monotonic clock.
-        """
-        with self.engine_lock.lock:
-            self.engine_lock.pause()
-        for segment in self.segments:
-            segment.pool.rest(until_ns)
-
-    def resume(self) -> None:
-        """Hand out work again."""
-        for segment in self.segments:
-            segment.pool.rest(0)
-        with self.engine_lock.lock:
-            self.engine_lock.unpause()
-
-    @property
-    def resting(self) -> bool:
-        """Whether nobody takes anything from the trainer."""
-        with self.engine_lock.lock:
-            return not any(segment.pool.at_work() for segment in self.segments)
-
-    @property
-    def beside(self) -> bool | None:
-        """Whether others load beside the trainer; None while that is changing."""
-        if any(segment.moving for segment in self.segments):
-            return None
-        return any(s.executor not in ("inline", "ray") for s in self.segments)
-
-    @property
-    def ready(self) -> bool:
-        """Whether the next batch is there."""
-        return self.engine_lock.peek() is not None
-
     @property
     def head(self) -> int:
         """The step that `pop` returns next."""
@@ -331,8 +296,7 @@ class Engine:
         if self._closed or os.getpid() != self._owner:
             return
         until_s = time.monotonic() + CLOSE_S
-        for segment in self.segments:
-            segment.pool.rest(0)  # who rests would not see the end
+        self.rest.resume()  # who rests would not see the end
         stuck: list[str] = []
         with contextlib.ExitStack() as stack:
             stack.callback(self._probe.close)
@@ -380,7 +344,8 @@ class Engine:
                 self.engine_lock.sleep()
             yield
         finally:
-            self.resume()
+            with self.engine_lock.lock:
+                self.engine_lock.unpause()
 
     def _stop_all(self) -> bool:
         """Hand out no more work; return whether somebody is still working."""

@@ -210,7 +210,9 @@ class Run:
         if kind == "inline":
             self._take_back()
         elif self._wanted == self._kind:
-            self.contention.given(self.host.engine, plan)
+            engine = self.host.engine
+            rest = None if engine is None else engine.rest
+            self.contention.given(rest, plan)
         else:
             self.contention.reset()
             try:
