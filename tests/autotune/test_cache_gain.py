@@ -23,8 +23,8 @@ def seen(*parts: PartObservation) -> Observation:
 def test_a_place_is_reported_with_what_it_saves_and_what_it_costs() -> None:
     (point,) = cache_points(seen(READ, DECODE, AUGMENT))
     assert point.line == (
-        "a cache after Map(ID:1) decode would save 2.00 of 3.00 ms of work a sample,"
-        " and need 1000 MiB (1,000 samples of 1.0 MiB)"
+        "a cache after Map(ID:1) decode would save 0.85 of 3.00 ms of work a sample,"
+        " and need 1.1 GiB (1,000 samples of 1.0 MiB)"
     )
 
 
@@ -56,6 +56,7 @@ def test_small_samples_come_first_where_room_is_short() -> None:
 def test_an_operation_as_fast_as_a_cache_is_not_cached() -> None:
     fast = replace(READ, run_s_per_row=0.00002, bytes_per_row=100.0)
     assert not worthwhile(seen(fast), 1 << 40)
+    assert not cache_points(seen(fast))  # nor is it advised
 
 
 def test_a_trainer_that_does_not_wait_gets_no_cache() -> None:
