@@ -496,8 +496,9 @@ def _of_workers(window: Window) -> tuple[str, ...]:
         return (f"DataLoader(...)  # without {segment.fixed}, to let workers load",)
     if window.tuned or segment.iterable:
         return ()
-    if segment.executor == "inline":
-        return (TUNE,)
+    unsure = window.part.run_s_per_row < SHORT_READ_S or _takes_turns(window)
+    if segment.executor == "inline" or (unsure and not window.computes):
+        return (TUNE,)  # how many would help must be tried
     most = segment.max_workers or MANY_WORKERS
     if budget is not None and window.computes:
         most = min(most, ceil(budget.cpu_cores))

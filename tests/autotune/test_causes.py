@@ -65,6 +65,8 @@ def test_threads_that_are_blocked_for_microseconds_wait_for_the_gil(
     found = explain(with_last(computing(), parts=(took,)))
     assert found.bottleneck == DECODE
     assert found.cause.startswith(cause)
+    told = any("num_parallel_workers" in each for each in found.advice)
+    assert told == ("GIL" not in cause)  # no number of threads gets more of it
 
 
 SLOWS = (
