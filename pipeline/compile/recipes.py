@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils.data import Subset, default_collate
+from torch.utils.data import Subset
 
 from ...engine.batch.buffer import Buffers
 from ...engine.batch.device import DeviceStage
+from ...engine.batch.tensors import collate_by_default
 from ...engine.plan import (
     ConstantSchedule,
     DrawnPlan,
@@ -127,7 +128,7 @@ def compile_drawn(
         read = replace(read, whole=True)
         program = replace(program, operations=(read,))
         segment = replace(segment, unsplit=True)
-        collate = recipe.buffers.collate or default_collate
+        collate = recipe.buffers.collate or collate_by_default
         buffers = replace(recipe.buffers, collate=collate, whole=True)
         recipe = replace(recipe, buffers=buffers)
     if start is not None:
