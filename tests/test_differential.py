@@ -175,7 +175,7 @@ def test_penstock_makes_of_ordinary_data_what_torch_makes(seed: int) -> None:
         Case(face="pipeline", collate="failing", move=1, batch=1, length=16, epochs=1),
         # Its error may say which sample does not fit.
         Case("pipeline", collate="failing", shape="ragged", move=1, length=15, batch=6),
-        # A worker process of torch's rounds a batch of several types to the first one's.
+        # A worker of torch's rounds a batch of several types to the first one's.
         Case(
             trait="many", shape="now narrow, now wide", workers=1, length=24, epochs=2
         ),
