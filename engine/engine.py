@@ -89,14 +89,14 @@ class Engine:
         self._assigned = isinstance(recipe.plan, AssignedPlan)
         """Whether it makes what another engine assigns to it."""
         asked, late = recipe.segments, pools.opened_late(recipe, step)
-        self._keep_apart(late)
-        recipe = self.recipe
+        recipe = self.recipe = _kept_apart(recipe, late)
         self._pools = pools(recipe, step, watch)
         self.reservations = Reservations(byte_budget, weakly(self._notify))
         core = self._core(recipe, recipe.buffers.open, step)
         self.engine_lock = EngineLock(core)
         self.suspension = Suspension(self.engine_lock)
         self.segments: list[Segment] = []
+        self.rest = Rest(self.engine_lock, self.segments)
         self._listeners: list[Callable[[], None]] = []
         self._work_came = self._step_wanted = True
         self._unweighed: Segment | None = None
@@ -117,7 +117,6 @@ class Engine:
 
     def _begin(self, core: Core) -> None:
         """Start what workers need, and make their pools, still without workers."""
-        self.rest = Rest(self.engine_lock, self.segments)
         self._pools.begin()  # first: no thread of this engine exists yet
         recipes = self.recipe.segments
         callbacks = weakly(self._let_collate), weakly(self._judge)
@@ -483,15 +482,6 @@ class Engine:
             moved: MoveOutcome = "stays" if before == "process" else "moved"
             note(self.segments[at], before, "process", moved, why)
 
-    def _keep_apart(self, late: Mapping[int, Finding]) -> None:
-        """Give processes to segments whose threads would share late-opened files."""
-        whole = self.recipe
-        segments = [
-            on_processes(each) if at in late else each
-            for at, each in enumerate(whole.segments)
-        ]
-        self.recipe = replace(whole, segments=tuple(segments))
-
     def _core(
         self, recipe: Recipe, buffer_of: Callable[[PlannedBatch], RowBuffer], step: int
     ) -> Core:
@@ -532,9 +522,13 @@ class Engine:
         return f"<Engine {'closed' if self._closed else self.engine_lock}>"
 
 
-def on_processes(segment: SegmentRecipe) -> SegmentRecipe:
-    """Return a segment whose threads would share what each process should own."""
-    return replace(segment, executor="process", thread_safe=False)
+def _kept_apart(recipe: Recipe, late: Mapping[int, Finding]) -> Recipe:
+    """Give processes to segments whose threads would share late-opened files."""
+    segments = [
+        replace(each, executor="process", thread_safe=False) if at in late else each
+        for at, each in enumerate(recipe.segments)
+    ]
+    return replace(recipe, segments=tuple(segments))
 
 
 OPENED_LATE = (
