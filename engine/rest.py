@@ -39,6 +39,11 @@ class Rest:
         return self._engine_lock.peek() is not None
 
     @property
+    def fed(self) -> bool:
+        """Whether the trainer does a part of the work itself."""
+        return any(segment.inline is not None for segment in self._segments)
+
+    @property
     def resting(self) -> bool:
         """Whether they rest, and nobody takes anything from the trainer."""
         with self._engine_lock.lock:

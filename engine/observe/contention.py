@@ -83,6 +83,10 @@ class Pausable(Protocol):
     def ready(self) -> bool:
         """Whether the next batch is there."""
 
+    @property
+    def fed(self) -> bool:
+        """Whether the trainer does a part of the work itself."""
+
     def pause(self, until_ns: int) -> None:
         """Load nothing; children go on at this moment of the monotonic clock."""
 
@@ -156,8 +160,8 @@ class ContentionMeter:
         self._paused: Pausable | None = None
         self._look = Look(0.0, 0.0, 0)
         """The look that goes on, without its step."""
-        self._first = False
-        """Whether its first step goes on, and a second one is to follow."""
+        self._first = self._second = False
+        """Whether the first of its two steps goes on, or the second."""
         self._waited_s = 0.0
         """How long loading took to rest for it, and the first of two steps took."""
         self._trained_s = self._spent_s = self._given_s = self._due_s = 0.0
@@ -186,7 +190,8 @@ class ContentionMeter:
             self.reset()
         elif self._paused is not None:
             if self._first and self._paused.ready:
-                self._first, self._waited_s = False, self._waited_s + gap_s
+                self._first, self._second = False, True
+                self._waited_s += gap_s
             else:
                 self._end_look(self._paused, gap_s)
         elif self._left:
@@ -254,9 +259,10 @@ class ContentionMeter:
         if left_s < wanted_s:
             self._due_s = now_s + (wanted_s - left_s) * ranks() / SHARE
             return
-        self._look, self._first = Look(0.0, step_s, self._setting), self._one_by_one
-        self._since = 0
-        self._failed += 1  # until it has succeeded
+        self._look, self._since = Look(0.0, step_s, self._setting), 0
+        # Workers that the trainer feeds would make nothing while it waits.
+        self._first = self._one_by_one and (engine.ready or not engine.fed)
+        self._second, self._failed = False, self._failed + 1  # until it has succeeded
         while self._first and not engine.ready:
             if time.monotonic() > now_s + HOLD_S:
                 self._due_s = now_s + HOLD_S * 2.0**self._failed
@@ -277,7 +283,7 @@ class ContentionMeter:
         look, usual = self._look, gap_s < ODD * self._look.beside_s
         usual = usual and not self._first
         if usual and look.setting == self._setting and engine.resting:
-            absorbed = not self._one_by_one and waits_for_others()
+            absorbed = not self._second and waits_for_others()
             step_s = gap_s + self._waited_s * absorbed
             self._looks.append(look._replace(step_s=step_s))
             self._taken, self._failed = self._taken + 1, 0

@@ -111,9 +111,12 @@ class World:
     def ready(self) -> bool:
         return self.now_s >= self.ready_s
 
+    fed = False
+
     def pause(self, until_ns: int) -> None:
         assert self.paused_s is None
-        assert self.ready or not self.meter._one_by_one  # noqa: SLF001 its setting
+        alone = self.fed or not self.meter._one_by_one  # noqa: SLF001 its setting
+        assert self.ready or alone
         self.paused_s, self.until_ns = self.now_s, until_ns
         self.pauses += 1
 
@@ -288,6 +291,17 @@ def test_a_batch_that_does_not_come_is_not_waited_for(world: World) -> None:
     world.train(5000)
     assert world.pauses == 0
     assert world.now_s - begun_s < 5000 * 0.014 + 8 * contention.HOLD_S
+
+
+def test_the_trainer_does_not_wait_for_workers_that_it_feeds(world: World) -> None:
+    world.fed, world.ready_s = True, 1e9
+    begun_s = world.now_s
+    world.train(2000)
+    assert world.pauses >= 3
+    assert world.now_s - begun_s < 2000 * 0.0135
+    found = world.meter.found
+    assert found is not None
+    assert found.certain
 
 
 def test_a_look_of_two_steps_ends_after_one_if_the_batch_is_gone(world: World) -> None:
