@@ -1,0 +1,70 @@
+"""Each sentence that the log and `explain()` can say stands in the documentation."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = {"count", "size", "ms", "per_s", "short_name", "speedup"}
+"""Functions of `phrases.py` that return a part of a sentence."""
+FEW = 3
+"""Words that identify a sentence."""
+
+
+def plain(text: str) -> str:
+    """Return a text as it is read: without markup and line breaks."""
+    return re.sub(r"\s+", " ", re.sub(r"[`*]", "", text)).lower()
+
+
+def pieces(node: ast.AST) -> Iterator[str]:
+    """Yield what a text always says: the words between what is filled in."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield from re.split(r"\{[^}]*\}", node.value)
+    elif isinstance(node, ast.JoinedStr):
+        for part in node.values:
+            if isinstance(part, ast.Constant):
+                yield str(part.value)
+
+
+def longest(node: ast.AST) -> str:
+    """Return the longest piece of the texts within a piece of code."""
+    found = [piece for each in ast.walk(node) for piece in pieces(each)]
+    return max(found, key=lambda piece: len(piece.split()), default="").strip(" .,:;")
+
+
+def sentences() -> Iterator[str]:
+    """Yield a piece of each sentence."""
+    phrases = ast.parse((ROOT / "autotune/phrases.py").read_text())
+    for node in phrases.body:
+        if isinstance(node, ast.FunctionDef) and node.name not in PARTS:
+            returned = [n for n in ast.walk(node) if isinstance(n, ast.Return)]
+            yield longest(ast.Module([*returned], []))
+    causes = ast.parse((ROOT / "autotune/causes.py").read_text())
+    for node in causes.body:
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        docs = {ast.get_docstring(node, clean=False)}
+        for each in ast.walk(node):
+            if isinstance(each, (ast.JoinedStr, ast.Constant)):
+                text = longest(each)
+                if len(text.split()) >= FEW and not docs & {getattr(each, "value", 0)}:
+                    yield text
+
+
+SENTENCES = sorted({each for each in sentences() if len(each.split()) >= FEW})
+
+
+def test_there_are_sentences() -> None:
+    assert "worker processes, one for each core" in SENTENCES
+    assert "held up" not in SENTENCES
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_each_sentence_is_explained(sentence: str) -> None:
+    page = plain((ROOT / "docs/reading_the_log.md").read_text())
+    assert plain(sentence) in page
