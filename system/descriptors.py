@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 OPEN = "/proc/self/fd"
 MAPPED = "/proc/self/maps"
@@ -53,21 +54,38 @@ def read_places() -> dict[int, Place]:
     return found
 
 
-def read_since(before: Mapping[int, Place]) -> str | None:
-    """Return the path of an open file that was read since `read_places()`, or None.
+class ReadFile(NamedTuple):
+    """A file that was read and is open."""
+
+    path: str
+    descriptor: int
+    inode: int
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still is."""
+        with suppress(OSError):
+            return os.fstat(self.descriptor).st_ino == self.inode
+        return False
+
+
+def read_since(before: Mapping[int, Place]) -> tuple[ReadFile, ...]:
+    """Return the open files that were read since `read_places()`.
 
     Mapped files do not count: they are read by address, whatever the position.
     """
     moved = {
-        descriptor: str(inode)
+        descriptor: inode
         for descriptor, (inode, at) in read_places().items()
         if at and before.get(descriptor) != (inode, at)
     }
     if not moved:
-        return None
+        return ()
     mapped = {line.split()[4] for line in Path(MAPPED).read_text().splitlines()}
+    found = []
     for descriptor, inode in moved.items():
-        if inode not in mapped:
+        if str(inode) not in mapped:
             with suppress(OSError):  # another thread may have closed it since
-                return os.readlink(f"{OPEN}/{descriptor}")
-    return None
+                path = os.readlink(f"{OPEN}/{descriptor}")
+                found.append(ReadFile(path, descriptor, inode))
+    return tuple(found)

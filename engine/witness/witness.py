@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ...system.descriptors import Place, read_places, read_since
+from ...system.descriptors import Place, ReadFile, read_places, read_since
 from ...system.printing import name_of
 from .contents import difference, memory_of, snapshot
 from .hazards import BOUND, POSITION, STATE, UNSHARED, Finding, find_bound, find_unsafe
@@ -36,8 +36,8 @@ SURE_LOOKS = 3
 class Witness:
     """What is known of objects that samples come from.
 
-    As a context manager, it notices a file that is read within and open afterwards, if
-    nothing else reads files meanwhile.
+    As a context manager, it notices a file that is read within, and still open when
+    somebody asks: other threads may be reading files of their own meanwhile.
 
     Args:
         subjects: the objects, about to be used for the first time here.
@@ -50,7 +50,7 @@ class Witness:
         # Looks at a copy in a worker without a change; -1: it changes there.
         self._elsewhere = 0
         self._files: Mapping[int, Place] = {}
-        self._file: str | None = None
+        self._read: tuple[ReadFile, ...] = ()
         self._reused: str | None = None
         self.drew = False
         """Whether samples were seen to draw from a global generator."""
@@ -59,7 +59,7 @@ class Witness:
         self._files = read_places()
 
     def __exit__(self, *_: object) -> None:
-        self._file = read_since(self._files)
+        self._read = read_since(self._files)
 
     def note_made(self, made: Any, makers: Iterable[Any]) -> None:
         """Notice whether `made` lies in memory of `makers`, which will reuse it."""
@@ -78,11 +78,15 @@ class Witness:
         """
         if self.drew:
             return DREW
-        path = self.changed() or self._file or self._reused
+        path = self.changed() or self._open_file or self._reused
         if path is not None:
             return CHANGES.format(path)
         found = self._bound(UNSHARED if kind == "thread" else BOUND)
         return "" if found is None else BELONGS.format(found)
+
+    @property
+    def _open_file(self) -> str | None:
+        return next((file.path for file in self._read if file.is_open), None)
 
     def repeats(self) -> bool:
         """Whether a call of the subjects does the same again, and anywhere."""
@@ -98,8 +102,8 @@ class Witness:
         for each in self.subjects:
             if (unsafe := find_unsafe(each, name_of(each))) is not None:
                 return unsafe
-        if self._file is not None:
-            return Finding(self._file, "file", POSITION)
+        if (path := self._open_file) is not None:
+            return Finding(path, "file", POSITION)
         if (found := difference(self._before, self.subjects)) is None:
             return None
         return Finding(name_of(self.subjects[found[0]]) + found[1], "value", STATE)

@@ -14,9 +14,12 @@ def test_the_file_that_was_read_is_named(tmp_path: Path) -> None:
     path.write_bytes(bytes(1000))
     with path.open("rb", buffering=0) as file:
         before = read_places()
-        assert read_since(before) is None
+        assert read_since(before) == ()
         file.read(10)
-        assert read_since(before) == str(path)
+        (found,) = read_since(before)
+        assert found.path == str(path)
+        assert found.is_open
+    assert not found.is_open
 
 
 def test_files_may_be_closed_meanwhile(tmp_path: Path) -> None:
@@ -34,7 +37,7 @@ def test_files_may_be_closed_meanwhile(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     try:
-        found = {read_since({}) for _ in range(1000)}
+        found = {each.path for _ in range(1000) for each in read_since({})}
     finally:
         over.set()
         for thread in threads:
