@@ -127,6 +127,12 @@ class Window:
         return budget is not None and self.busy_cores >= CPU_USED * budget.cpu_cores
 
     @property
+    def tried_processes(self) -> bool:
+        """Whether the tuner has tried worker processes, and went back to threads."""
+        moves = self.segment.moves
+        return self.tuned and any("process" in (m.old, m.new) for m in moves)
+
+    @property
     def torchs(self) -> bool:
         """Whether to use the words of torch's loader."""
         return self.seen.face == "DataLoader"
@@ -300,10 +306,17 @@ def _of_gil(window: Window) -> Cause | None:
     holder = max(holders, key=attrgetter("cpu_s_per_row"), default=window.part).name
     return Cause(
         f"the GIL: held {held:.0f}% of the time, so the {segment.num_parallel_workers}"
-        f" threads of {phrases.short_name(holder)} take turns.",
+        f" threads of {phrases.short_name(holder)} take turns{_tried(window)}.",
         _of_processes(window),
         holder,
     )
+
+
+def _tried(window: Window) -> str:
+    return TRIED if window.tried_processes else ""
+
+
+TRIED = "; worker processes were tried lately, and were no faster"
 
 
 def _gil_is_held(window: Window) -> bool:
@@ -315,8 +328,7 @@ def _gil_is_held(window: Window) -> bool:
 def _of_processes(window: Window) -> tuple[str, ...]:
     """Advise worker processes, if cores are free and the tuner found nothing worse."""
     segment = window.segment
-    tried = window.tuned and any("process" in (m.old, m.new) for m in segment.moves)
-    if tried or window.cores_used or window.queued >= QUEUED:
+    if window.tried_processes or window.cores_used or window.queued >= QUEUED:
         return ()
     if window.torchs:
         return ("DataLoader(thread_safe=False)",)
@@ -326,11 +338,15 @@ def _of_processes(window: Window) -> tuple[str, ...]:
 def _of_cores(window: Window) -> Cause | None:
     if window.budget is None or not window.cores_used:
         return None
+    limit = "" if window.budget.whole_machine else LIMITED
     return Cause(
         f"CPU: {window.busy_cores:.1f} of {figures(window.budget.cpu_cores)} cores are"
-        f" busy loading, most of it {window.name}.",
+        f" busy loading, most of it {window.name}{limit}.",
         _of_fused(window),
     )
+
+
+LIMITED = "; other pipelines have the rest, or ps.set_cpu_budget leaves it out"
 
 
 def _of_others(window: Window) -> Cause | None:
