@@ -61,8 +61,8 @@ class Rest:
         alarm = threading.Timer(max(0.0, seconds), self._wake)
         alarm.name, alarm.daemon = "penstock rest", True
         with self._engine_lock.lock:
+            self._alarm = alarm  # first: Ctrl-C may come between the two
             self._engine_lock.pause()
-            self._alarm = alarm
         for segment in self._segments:
             segment.pool.rest(until_ns)  # within leases, where these are long
         alarm.start()
