@@ -29,6 +29,7 @@ from ...engine.observe.knob import KnobName
 from ...engine.observe.observation import Observation, SegmentObservation, ratio
 from .. import phrases
 from ..situation import Decision, KnobKey, KnobView, Situation
+from ..trial import RELIEF
 from ..window import (
     cost_s,
     demand_rows_per_s,
@@ -76,7 +77,7 @@ WAIT_TOLERATED = 0.02
 MIN_RELIEF = 0.05
 """Share of a step that loading must cost the trainer's own part for fewer workers to
 be tried."""
-RELIEF = 0.75
+RELIEF_KEEPS = 0.75
 """Part of its workers that a segment keeps then."""
 EMPTY = 0.02
 """Share of the time with no batch ready above which the trainer may starve."""
@@ -383,11 +384,11 @@ class _Law(Case):
             knob = self.knob(*key)
             if knob is None or not segment.is_here:
                 continue
-            fewer = max(knob.lower, int(RELIEF * knob.value))
+            fewer = max(knob.lower, int(RELIEF_KEEPS * knob.value))
             if fewer < knob.value and self.allowed(key, fewer):
                 reason = phrases.relief(segment.name, seen.slowdown, knob.value)
                 evidence = {"slowdown": seen.slowdown}
-                yield Decision(*key, knob.value, fewer, "relief", reason, 1.0, evidence)
+                yield Decision(*key, knob.value, fewer, RELIEF, reason, 1.0, evidence)
                 return
 
     def _crowded(self, share: float = CPU_USED) -> Iterator[Decision]:

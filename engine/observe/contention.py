@@ -142,7 +142,7 @@ class ContentionMeter:
     def __init__(self, *, one_by_one: bool = True) -> None:
         self._one_by_one = one_by_one
         self.armed = True
-        """Whether a look may be taken: no trial is running."""
+        """Whether a look may be taken: no trial is being judged."""
         # The trainer's own part of steps, in seconds. `_free` ones were alone anyway.
         self._beside: deque[float] = deque(maxlen=KEPT)
         self._free: deque[float] = deque(maxlen=KEPT)
