@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import time
 from typing import Any
 
@@ -95,4 +97,20 @@ def test_a_pause_that_somebody_else_has_asked_for_goes_on() -> None:
             rest.resume()
             assert still_s(0.1)
         next(loop)
+        del loop
+
+
+def test_a_child_that_dies_while_it_rests_loses_nothing() -> None:
+    pipe, loop, rest = resting("process")
+    with pipe:
+        rest.pause(1 << 62)
+        while not rest.resting:
+            time.sleep(0.001)
+        engine = pipe._slot.run.run.host.engine  # type: ignore[union-attr]  # noqa: SLF001
+        assert engine is not None
+        for child in list(engine.segments[-1].pool._child_set.children.values()):  # type: ignore[attr-defined]  # noqa: SLF001
+            os.kill(child.pid, signal.SIGKILL)
+        rest.resume()
+        found = [row for _ in range(20) for row in next(loop).tolist()]
+        assert found == list(range(64, 21 * 64))
         del loop
