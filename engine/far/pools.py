@@ -51,8 +51,8 @@ class FarPools(PoolMaker):
 
     @staticmethod
     def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
-        """Look what samples open, in a child process."""
-        from .first_look import opened_late
+        """Try some samples in a child process, and return what they open."""
+        from .trial import opened_late
 
         return opened_late(recipe, step) if start_method(recipe) == "fork" else {}
 

@@ -5,8 +5,9 @@ from the sample's own seed. So its bytes depend neither on the worker that makes
 on the order. Setting them takes some 6 us, so it is skipped for data that draws
 nothing: each lease is observed, which takes 12 us, and one that draws something is made
 again. A dataset that keeps a place or a count would return other samples the second
-time. If it is seen to keep one, all its samples are seeded. A worker process starts in
-the state that torch's datasets and `worker_init_fn` expect: see `WorkerStart`.
+time. While it is seen to change, all its samples are seeded: a cache changes until it
+is full. A worker process starts in the state that torch's datasets and `worker_init_fn`
+expect: see `WorkerStart`.
 """
 
 from __future__ import annotations
@@ -335,7 +336,10 @@ class SeededRead(Calling):
     trainer: int = field(default_factory=os.getpid)
     """The process whose generators belong to the user's program."""
     seeds: bool | None = None
-    """Whether each sample is seeded; None: the first lease is, and will show."""
+    """Whether each sample is seeded; None: they are until looks show what is needed."""
+    leases: int = 0
+    """Leases that were seeded while that was unknown; every 1, 2, 4, 8, ... is looked
+    at."""
     number: int | None = None
     """Number of the worker process, until it has started."""
     undrawn: Undrawn = field(default_factory=Undrawn)
@@ -354,12 +358,21 @@ class SeededRead(Calling):
                 return
             self.number = None
         if self.seeds is None and self.get_many is None:
-            witness = Witness([self.start.dataset])
-            self._read_seeded(work)
-            self.seeds = not witness.repeats()
+            self._look(work)
         elif self.seeds or self._draws(work):
             self.seeds = True
             self._read_seeded(work)
+
+    def _look(self, work: Work) -> None:
+        """Read, each sample seeded; see whether the next ones may be made twice."""
+        self.leases += 1
+        if self.leases & (self.leases - 1):
+            self._read_seeded(work)
+            return
+        witness = Witness([self.start.dataset])
+        self._read_seeded(work)
+        if self.seeds is None and witness.repeats():
+            self.seeds = False
 
     def _draws(self, work: Work) -> bool:
         """Read and return False; if anything was drawn, undo that and return True."""
@@ -390,15 +403,18 @@ class SeededRead(Calling):
         pairs = zip(
             work.chunk.indices.tolist(), work.chunk.rounds.tolist(), strict=True
         )
-        indices = work.watched(seeded(pairs))
+        indices = work.watched(self._seeded(pairs))
         return Calls(map(self.get, indices), len(work.chunk), work)
 
-
-def seeded(pairs: Iterator[tuple[int, int]]) -> Iterator[int]:
-    """Yield each index with the global generators set to its seed."""
-    for index, seed in pairs:
-        seed_global_generators(seed)
-        yield index
+    def _seeded(self, pairs: Iterator[tuple[int, int]]) -> Iterator[int]:
+        """Yield each index with the global generators set to its seed."""
+        for index, seed in pairs:
+            seed_global_generators(seed)
+            before = None if self.seeds else place()
+            yield index
+            # A cache may keep what was drawn, and hide it from later looks.
+            if before is not None and place() != before:
+                self.seeds = True
 
 
 @dataclass(frozen=True, slots=True)

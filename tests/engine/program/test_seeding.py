@@ -13,8 +13,18 @@ from hypothesis import strategies as st
 
 # This module tests the global generators.
 # ruff: noqa: NPY002
+from penstock.engine.core.chunk import Chunk
+from penstock.engine.plan import Context
 from penstock.engine.program import seeding
-from penstock.engine.program.seeding import SeededCalls, Undrawn, place
+from penstock.engine.program.program import Work
+from penstock.engine.program.randomness import SampleRandom
+from penstock.engine.program.seeding import (
+    SeededCalls,
+    SeededRead,
+    Undrawn,
+    WorkerStart,
+    place,
+)
 
 DRAWS: dict[str, Callable[[], object]] = {
     "a float of random": random.random,
@@ -188,3 +198,51 @@ def test_a_function_is_seeded_from_its_first_draw_on(
     for number in range(2):
         calls.call(int, 7, number)
     assert len(seeded) == 4
+
+
+class Keeping:
+    """Keeps what it has made, and may draw for it."""
+
+    def __init__(self, drawing: int) -> None:
+        self.drawing = drawing
+        """Indices from this on draw."""
+        self.kept: dict[int, float] = {}
+
+    def __getitem__(self, index: int) -> float:
+        if index not in self.kept:
+            self.kept[index] = random.random() if index >= self.drawing else 0.0
+        return self.kept[index]
+
+
+def leases(data: Keeping, chunks: list[list[int]]) -> tuple[SeededRead, list[float]]:
+    """Read chunks of indices, one lease each; each index is seeded with itself."""
+    read = SeededRead("read", data.__getitem__, None, WorkerStart(data, 1, None))
+    found: list[float] = []
+    for step, asked in enumerate(chunks):
+        indices = np.array(asked, np.int64)
+        chunk = Chunk(step, 0, indices, indices, Context(0, step, len(indices)))
+        work = Work(chunk, SampleRandom(0), [])
+        read.run(work)
+        found += work.samples
+    return read, found
+
+
+@given(st.integers(0, 8), st.lists(st.lists(st.integers(0, 7), min_size=1)))
+def test_what_a_cache_keeps_was_drawn_under_its_samples_seed(
+    drawing: int, chunks: list[list[int]]
+) -> None:
+    chunks = [[7], *chunks]  # it draws in its first lease, or never
+    _, found = leases(Keeping(drawing), chunks)
+    indices = [index for chunk in chunks for index in chunk]
+    assert found == [
+        random.Random(index).random() if index >= drawing else 0.0 for index in indices
+    ]
+
+
+def test_a_full_cache_is_no_longer_seeded() -> None:
+    read, _ = leases(Keeping(8), 20 * [list(range(8))])
+    assert read.seeds is False
+    filling, _ = leases(Keeping(99), [[index] for index in range(64)])
+    assert filling.seeds is None
+    drawing, _ = leases(Keeping(0), 20 * [list(range(8))])
+    assert drawing.seeds is True

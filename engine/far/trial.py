@@ -1,15 +1,15 @@
-"""What a dataset holds after it has made samples, examined in a child process.
+"""A trial in a child process: what a dataset holds after it has made samples.
 
 Many datasets open their file at their first sample. Threads must not share that file,
 and a worker process must not inherit it. So before the engine starts, a child process
-makes the first sample and another one, reports what is held then, and ends; this
-process has opened nothing. If the child finds a file, or anything else that changed,
-the segment gets worker processes, each with a file or state of its own.
+makes the first sample and another one, asks the witness what is held then, and ends;
+this process has opened nothing. If the witness finds a file, or anything else that
+changed, the segment gets worker processes, each with a file or state of its own.
 
-No child looks if the samples that it takes would be missing later: if they come from an
-iterable, or if the dataset shares a queue or a counter with other processes; nor if it
-would not work in a child. In these cases, and if the child does not answer, the threads
-look after their first lease.
+There is no trial if the samples that it takes would be missing later: if they come from
+an iterable, or if the dataset shares a queue or a counter with other processes; nor if
+it would not work in a child. In these cases, and if the child does not answer, the
+witness is asked after the threads' first lease.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..program.cached import Cached, Stored
 from ..program.program import Operation, Program, Work
 from ..program.randomness import SampleRandom
 from ..recipe import Recipe, SegmentRecipe
-from ..witness.hazards import HANDLE, POSITION, SEEKS, STATE, Finding, leads_away
+from ..witness.hazards import Finding, leads_away
 from ..witness.witness import Witness
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ END_S = 1.0
 def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
     """Return what threads must not share once samples are made, by segment.
 
-    This only includes what each worker process can own, as in torch: a file, or cached
-    data, but no generator, as all copies of a generator would draw the same values.
+    This only includes what each worker process may own.
 
     Args:
         recipe: the pipeline's recipe; its workers start by fork.
@@ -59,14 +58,14 @@ def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
         return {}
     from .child import Child
 
-    look = partial(
-        _look, segments, doubted, _samples(recipe.planned, step), recipe.seed
+    attempt = partial(
+        _try, segments, doubted, _samples(recipe.planned, step), recipe.seed
     )
     child: Child | None = None
     try:
         # The process or descriptor limit may be reached.
         with suppress(OSError), interrupts_deferred():
-            child = Child(*Child.fork(look))
+            child = Child(*Child.fork(attempt))
         return {} if child is None else _answer(child)
     finally:
         if child is not None:
@@ -78,7 +77,7 @@ def _answer(child: Child) -> Mapping[int, Finding]:
     """Return what a child has found; nothing if it dies or takes too long."""
     with suppress(EOFError):
         for found in child.pipe.receive_all(WAIT_S):
-            return {at: each for at, each in found.items() if each.why in OWN}
+            return {at: each for at, each in found.items() if each.is_ownable}
         child.kill()
     return {}
 
@@ -100,10 +99,6 @@ def _samples(plan: Plan, step: int) -> Iterator[Chunk]:
         yield chunk.part(0, 1)
 
 
-OWN = (POSITION, HANDLE, SEEKS, STATE)
-"""The findings that each worker process may have for itself."""
-
-
 def _is_doubted(segment: SegmentRecipe) -> bool:
     several = segment.num_parallel_workers > 1 and not segment.per_batch
     # A worker process has threads, too, if it carries several leases.
@@ -116,7 +111,7 @@ def _is_doubted(segment: SegmentRecipe) -> bool:
 # In the child
 
 
-def _look(
+def _try(
     segments: tuple[SegmentRecipe, ...],
     doubted: list[int],
     chunks: Iterable[Chunk],
