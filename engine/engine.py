@@ -264,6 +264,11 @@ class Engine:
             self.engine_lock.extend(plan.first_step(epoch + 1))
             self.engine_lock.unpause()
 
+    def end_epoch(self) -> None:
+        """End worker processes that may not outlive the epoch, which is over."""
+        if not self.recipe.options.persistent_workers:
+            self._pools.expire()
+
     def move(self, segment: Segment, kind: Kind, workers: int | None = None) -> None:
         """Give a segment workers of another kind. For the trainer's thread.
 

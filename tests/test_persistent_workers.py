@@ -9,6 +9,8 @@ import pytest
 
 import penstock as ps
 from support.datasets import KINDS
+from support.leaks import children
+from support.waiting import until
 
 
 class Changing:
@@ -53,6 +55,14 @@ def test_persistent_worker_processes_outlive_an_epoch() -> None:
     with source.batch(4) as pipe:
         first, second = processes_of(pipe), processes_of(pipe)
     assert first & second
+
+
+def test_no_process_stays_between_epochs_unless_workers_are_kept() -> None:
+    loader = ps.DataLoader(Changing(), batch_size=4, num_workers=2, sample_seeding=True)
+    for _ in range(3):
+        assert len(processes_of(loader)) == 2
+        assert until(lambda: not children())  # not even one that nobody has waited for
+    loader.close()
 
 
 def test_a_state_resumes_without_persistent_workers() -> None:

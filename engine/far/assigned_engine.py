@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 
@@ -30,6 +31,9 @@ from ..witness.witness import Witness
 from ..workers.pool import Kind, Watches, no_watch
 from .assignment import Assignment, Result, Share
 from .handover import travel
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 __all__ = ["AssignedEngine", "Made", "failed_outcome", "set_up_libraries", "unsendable"]
 
@@ -54,6 +58,23 @@ system singly, and free memory at the end of the heap that it returns. It begins
 and freed thousands of times a second, spent nearly half of the time on page faults."""
 
 
+def find_libraries() -> ThreadpoolController:
+    """Return the libraries here that have threads.
+
+    Looking for them takes 20 ms. A process that forks others looks before it does.
+    """
+    import threadpoolctl  # noqa: F401 a module that counts
+
+    return _find_libraries(len(sys.modules))
+
+
+@functools.lru_cache(maxsize=1)
+def _find_libraries(_: int) -> ThreadpoolController:
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
 def set_up_libraries() -> None:
     """Prepare native libraries for a worker, beside which others work.
 
@@ -62,12 +83,10 @@ def set_up_libraries() -> None:
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # musl has none
         for option, nbytes in KEPT_BYTES.items():
             mallopt(option, nbytes)
-    import threadpoolctl
-
     for name in THREAD_CAPS:  # for libraries that are loaded later
         os.environ[name] = "1"
     torch.set_num_threads(1)
-    threadpoolctl.threadpool_limits(1)
+    find_libraries().limit(limits=1)
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
 

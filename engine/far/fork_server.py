@@ -34,7 +34,7 @@ from ...system.interrupts import interrupts_deferred
 from ...system.shared_memory import shared_file
 from ..program.seeding import mixed, seed_global_generators
 from ..recipe import Recipe, SegmentRecipe, StartMethod
-from .assigned_engine import set_up_libraries
+from .assigned_engine import find_libraries, set_up_libraries
 from .child import Child, fork_child, run_child
 from .daemonic import daemonic
 from .parcel import pack, unpack
@@ -104,38 +104,61 @@ class ForkServer:
         """Workers started so far, by segment and number."""
         self.generation = 0
         """Workers of an earlier generation have an outdated copy of the dataset."""
+        self.expired = False
+        """Whether it has ended, and waits to be renewed."""
         self._server = self._start()
 
     def start_worker(self, segment: int, number: int) -> tuple[Pipe, StatusPage, int]:
         """Start a worker; return the pipe to it, its page and its generation.
 
         If fork servers are killed faster than they can be replaced, the pipe reads as
-        closed, like that of a worker that died while it started.
+        closed, like that of a worker that died while it started. So does that of a
+        worker that an expired server was to start.
         """
         ours, theirs = Pipe.pair()
         status_page = StatusPage.make()
         descriptors = theirs.fileno(), status_page.descriptor
         with self._lock:
-            message = segment, number, self._made[segment, number]
-            self._made[segment, number] += 1
-            try:
-                self._server.pipe.send(message, descriptors)
-            except EOFError:  # killed: fork an equivalent one from the trainer
-                end(self._server)
-                self._server = self._start()
-                with contextlib.suppress(EOFError):  # killed, too
-                    self._server.pipe.send(message, descriptors)
-            generation = self.generation
+            generation = self.generation - self.expired
+            if not self.expired:
+                message = segment, number, self._made[segment, number]
+                self._made[segment, number] += 1
+                self._send(message, descriptors)
         theirs.close()
         return ours, status_page, generation
 
+    def _send(
+        self, message: tuple[int, int, int], descriptors: tuple[int, ...]
+    ) -> None:
+        try:
+            self._server.pipe.send(message, descriptors)
+        except EOFError:  # killed: fork an equivalent one from the trainer
+            end(self._server)
+            self._server = self._start()
+            with contextlib.suppress(EOFError):  # killed, too
+                self._server.pipe.send(message, descriptors)
+
+    def expire(self) -> None:
+        """Let the server and its workers end; none start until `renew`."""
+        with interrupts_deferred(), self._lock:
+            if not self.expired:
+                self.generation += 1  # first: workers that end from now on were stopped
+                self.expired = True
+                self._server.pipe.close()
+
+    def reap(self) -> None:
+        """Wait until the server is gone, if it has expired."""
+        with self._lock:
+            if self.expired:
+                end(self._server)
+
     def renew(self) -> None:
         """Fork a new server from the trainer's present state; old workers end."""
+        self.expire()
         with interrupts_deferred(), self._lock:
-            self.generation += 1  # first: workers that end from now on were stopped
-            ending = self._server
-            ending.pipe.close()  # it ends while the new one starts
+            ending = self._server  # it ends while the new one starts
             self._server = self._start()
+            self.expired = False
             end(ending)
 
     def close(self) -> None:
@@ -146,6 +169,7 @@ class ForkServer:
     def _start(self) -> Child:
         if self._method != "fork":
             return start_fresh(self._works, self._seeds, self._method)
+        find_libraries()
         make = partial(fork_worker, self._works, self._seeds)
         return Child(*Child.fork(partial(run_fork_server, make)))
 

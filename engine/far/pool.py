@@ -96,12 +96,17 @@ class ChildSet:
         self._most = most
         self._staffed: tuple[int, int, int] | None = None
         """The request, children and generation for which nothing is left to adjust."""
+        self._expired = False
+        """Whether the fork server had expired when `staff` was called."""
         self.selector = selectors.DefaultSelector()
         self.children: dict[int, WorkerChild] = {}
         """By the descriptor of their pipe."""
 
     def staff(self, asked: int) -> None:
         """Adjust the children, and what each has of the workers, to the request."""
+        self._expired = self._fork_server.expired
+        if self._expired:
+            asked = 0
         now = asked, len(self.children), self._fork_server.generation
         if now == self._staffed:
             return
@@ -110,6 +115,8 @@ class ChildSet:
             surplus = len(self.children) > self._wanted
             if not child.errands and (surplus or self.outdated(child)):
                 self._stop_child(child)
+        if not self.children:
+            self._fork_server.reap()
         while len(self.children) < self._wanted:
             if self.children and not self._has_room():
                 self._most = len(self.children)
@@ -121,6 +128,11 @@ class ChildSet:
             map(self.outdated, self.children.values())
         )
         self._staffed = (asked, len(self.children), now[2]) if settled else None
+
+    @property
+    def renewed(self) -> bool:
+        """Whether the fork server can start children, and could not before."""
+        return self._expired and not self._fork_server.expired
 
     @property
     def workers(self) -> int:
@@ -327,7 +339,9 @@ class ProcessPool(FarPool):
             wait_s, lost = self._watchdog.look(child_set.children.values())
             for child in lost:
                 self._reap(child)
-            for key, events in child_set.selector.select(0 if lost else wait_s):
+            # Looked at once it listens: it may have missed the wake after a renewal.
+            at_once = bool(lost) or child_set.renewed
+            for key, events in child_set.selector.select(0 if at_once else wait_s):
                 self._hear(key.fd, events)
 
     def _hear(self, descriptor: int, events: int) -> None:
@@ -367,7 +381,8 @@ class ProcessPool(FarPool):
                     self._send(child, lease)
                 elif waited or having:
                     return  # and so do the others
-        self._listening = any(len(c.errands) < most for c in child_set.by_leases())
+        free = any(len(c.errands) < most for c in child_set.by_leases())
+        self._listening = free or not child_set.children
 
     def _send(self, child: WorkerChild, lease: Lease) -> None:
         try:

@@ -135,6 +135,11 @@ class FarPools(PoolMaker):
         with interrupts_deferred():  # until it is known whose child it is
             self._fork_server = ForkServer(works, recipe.seed, self._begun, method)
 
+    def expire(self) -> None:
+        """Let worker processes end; none start until `renew`."""
+        if self._fork_server is not None:
+            self._fork_server.expire()
+
     def renew(self) -> None:
         """Replace all workers in other processes."""
         if self._fork_server is not None:

@@ -107,8 +107,10 @@ class TrainerHost:
 
     def next(self) -> Delivery | None:
         delivery = self._feed.next()
-        if delivery is None and _begins_ahead(self.engine.recipe):
-            self.engine.suspension.rest()
+        if delivery is None:
+            self.engine.end_epoch()
+            if _begins_ahead(self.engine.recipe):
+                self.engine.suspension.rest()
         return delivery
 
     def begin(self, cursor: Cursor) -> None:

@@ -80,6 +80,9 @@ class PoolMaker:
                 no fork.
         """
 
+    def expire(self) -> None:
+        """Let worker processes end; none start until `renew`."""
+
     def renew(self) -> None:
         """Replace all workers in other processes: the dataset may have changed.
 
