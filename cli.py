@@ -158,8 +158,7 @@ def plan(  # noqa: PLR0913, PLR0917 typer makes an option of each
     with busy("reading the log"):
         workload = planner.measured_workload(log, name)
     if step_ms is not None:
-        trainer = replace(workload.trainer, gap_s=step_ms / 1000)
-        workload = replace(workload, trainer=trainer)
+        workload = replace(workload, gap_s=step_ms / 1000)
     around = planner.Surroundings(
         _bytes_of(store_bandwidth, inf),
         _bytes_of(data_size, inf),
@@ -168,11 +167,11 @@ def plan(  # noqa: PLR0913, PLR0917 typer makes an option of each
         spread=spread,
     )
     for count in cores or [effective_cpus()]:
-        with busy(f"tuning a simulated machine of {count:g} cores"):
-            found: list[object] = [planner.plan(workload, count)]
-            if nodes:
-                found.append(planner.plan_nodes(workload, count, nodes, around))
-        print(*found, sep="\n")
+        print(planner.Projection(workload, count))
+        if nodes:
+            with busy(f"simulating {max(nodes):,} nodes"):
+                many = planner.plan_nodes(workload, count, nodes, around)
+            print(many)
 
 
 def _bytes_of(size: str, otherwise: float) -> float:

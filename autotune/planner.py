@@ -1,74 +1,133 @@
 """How a measured pipeline would run on another machine: `penstock plan`.
 
-The last window of a run's log shows how long a sample takes in each stage. A simulated
-machine with the requested cores is tuned by the same policy as a live one. Many such
-machines can form nodes in step that share a store: see `simulator/scale.py`.
+The last window of a run's log shows how long a sample takes in each stage, on a core
+and waiting. That bounds the speed on other cores, and says which workers reach it. Many
+such machines can form nodes in step that share a store: see `scale.py`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import inf
+from dataclasses import dataclass
+from math import ceil, inf
 
 from ..engine.observe.observation import Observation, SegmentObservation
 from ..errors import check
 from ..system.printing import figures
-from ..system.resources import Budget
-from .explain import Explanation, explain
-from .log import AutotuneLog
-from .policies import BottleneckLaw
+from .explain import verdict_of
 from .report.recording import Row, read_recording
-from .simulator import (
-    Cluster,
-    Machine,
-    ScalePoint,
-    Simulated,
-    SimulatedStage,
-    Tier,
-    Trainer,
-    Workload,
-    normal_steps,
-    simulate,
-)
+from .scale import Cluster, ScalePoint, Tier, normal_steps, simulate
 from .situation import Situation
-from .tuner import Tuner
 
-TUNED_S = 60.0
-SEEN_S = 20.0
-"""Length of the window that is reported, after `TUNED_S`."""
-STEPS = 20
-"""Fewest training steps in that window."""
-PREFETCH = 2
+MAX_WORKERS = 1024
+"""Workers that a stage may have, unless it reads an iterable."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStage:
+    """One stage; all times are seconds per row."""
+
+    name: str
+    cpu_s: float
+    wait_s: float
+    """Time off the CPU."""
+    max_workers: int = MAX_WORKERS
+
+    @property
+    def run_s(self) -> float:
+        """The time that a row keeps a worker."""
+        return self.cpu_s + self.wait_s
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A whole pipeline and its trainer, as measured."""
+
+    stages: tuple[MeasuredStage, ...]
+    gap_s: float
+    """The trainer's own part of a step."""
+    batch_rows: int = 32
+    source_bytes: float = 0.0
+    """Bytes of a sample as it is read; 0: unknown."""
+
+    @property
+    def cpu_s(self) -> float:
+        """Seconds of a core that a row takes in all stages."""
+        return sum(stage.cpu_s for stage in self.stages)
+
+    @property
+    def wanted_rows_per_s(self) -> float:
+        """Rows per second of a trainer that never waits."""
+        return self.batch_rows / self.gap_s if self.gap_s else inf
+
+    def limit(self, cores: float) -> tuple[float, MeasuredStage | None]:
+        """Return the rows per second that loading can reach, and the stage that binds.
+
+        All cores are busy then, or all workers of a stage that may have no more
+        (operational analysis: P. Denning and J. Buzen, 1978). The stage is None if it
+        is the cores.
+        """
+        bounds: list[tuple[float, MeasuredStage | None]] = [
+            (stage.max_workers / stage.run_s, stage)
+            for stage in self.stages
+            if stage.run_s
+        ]
+        if self.cpu_s:
+            bounds.append((cores / self.cpu_s, None))
+        return min(bounds, key=lambda bound: bound[0], default=(inf, None))
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """How fast a machine with this many cores would train on a workload."""
+    """How fast a machine with so many cores would train on a workload."""
 
+    workload: Workload
     cores: float
-    rows_per_s: float
-    best_rows_per_s: float
-    """The closed-form upper bound."""
-    explanation: Explanation
+
+    @property
+    def rows_per_s(self) -> float:
+        """Rows per second with the workers that are named."""
+        return min(self.workload.limit(self.cores)[0], self.workload.wanted_rows_per_s)
+
+    @property
+    def wait_share(self) -> float:
+        """Share of its step that the trainer waits, 0 to 1."""
+        return 1.0 - self.rows_per_s / self.workload.wanted_rows_per_s
+
+    @property
+    def binds(self) -> str:
+        """What limits the speed."""
+        limit, stage = self.workload.limit(self.cores)
+        if limit >= self.workload.wanted_rows_per_s:
+            return "the trainer: loading keeps up with it"
+        if stage is not None:
+            return f"{stage.name}: it may have no more workers"
+        costly = max(self.workload.stages, key=lambda stage: stage.cpu_s)
+        return f"CPU: all cores are busy, most of them with {costly.name}"
+
+    def workers(self, stage: MeasuredStage) -> int:
+        """Return the workers of a stage that reach this speed, at least one."""
+        return max(1, ceil(self.rows_per_s * stage.run_s - ROUNDING))
 
     def __str__(self) -> str:
-        told = self.explanation
-        width = max(len(stage.name) for stage in told.stages)
+        rate, share = self.rows_per_s, self.wait_share
+        stages = self.workload.stages
+        width = max(len(stage.name) for stage in stages)
         head = (
-            f"on {figures(self.cores)} cores: {self.rows_per_s:,.0f} samples/s (at most"
-            f" {self.best_rows_per_s:,.0f} by the bottleneck law), the trainer"
-            f" waits {100 * told.wait_share:.0f}% of each step ({told.verdict})"
+            f"on {figures(self.cores)} cores: {rate:,.0f} samples/s, the trainer waits"
+            f" {100 * share:.0f}% of each step ({verdict_of(share)})"
         )
         rows = [
-            f"  {stage.name:<{width}}  {stage.num_parallel_workers:>4} workers, "
-            f"{stage.prefetch_size} batches ahead, "
-            f"{stage.cpu * stage.num_parallel_workers:.2f} cores"
-            for stage in told.stages
+            f"  {stage.name:<{width}}  {self.workers(stage):>4} workers,"
+            f" {rate * stage.cpu_s:.2f} cores"
+            for stage in stages
         ]
-        lines = [head, *rows, f"  what binds: {told.cause}"]
-        return "\n".join(lines)
+        return "\n".join([head, *rows, f"  what binds: {self.binds}"])
+
+
+ROUNDING = 1e-9
+"""A product that should be whole may be larger by this."""
 
 
 def measured_workload(
@@ -101,23 +160,6 @@ def measured_workload(
     )
     (observation,) = seen.values()
     return _workload(observation)
-
-
-def plan(workload: Workload, cores: float, seed: int = 0) -> Projection:
-    """Tune a simulated machine and return how fast it ends up."""
-    machine = Machine(cores, seed)
-    ones = [1] * len(workload.stages)
-    plant = Simulated(machine, workload, ones, [PREFETCH] * len(ones))
-    budget = Budget(cores, 1 << 40, whole_machine=True)
-    tuner = Tuner(plant, BottleneckLaw(), budget, AutotuneLog(quiet=True))
-    best = workload.best_rows_per_s(cores)
-    lasting_s = STEPS * workload.batch_rows / best
-    while machine.now_s < TUNED_S + 4 * lasting_s:
-        machine.advance(tuner.step())
-    plant.observe()
-    machine.advance(max(SEEN_S, lasting_s))
-    seen = plant.observe()
-    return Projection(cores, seen.rows_per_s, best, explain(seen, budget, tuned=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +235,11 @@ def plan_nodes(
         " bandwidth or the size of the dataset cannot be used; leave these options out,"
         " or record the run again",
     )
-    alone = replace(workload, trainer=Trainer(gap_s=0.0))
     one = Cluster(
-        normal_steps(workload.trainer.gap_s, around.spread),
+        normal_steps(workload.gap_s, around.spread),
         batch_rows=workload.batch_rows,
         row_bytes=workload.source_bytes or 1.0,
-        node_rows_per_s=alone.best_rows_per_s(cores),
+        node_rows_per_s=workload.limit(cores)[0],
         store_bytes_per_s=around.store_bytes_per_s,
         data_bytes=around.data_bytes,
         tiers=(
@@ -220,7 +261,7 @@ def _workload(seen: Observation) -> Workload:
     trainer = seen.trainer
     return Workload(
         tuple(map(_stage, seen.segments)),
-        Trainer(gap_s=trainer.gap_s / trainer.steps),
+        trainer.gap_s / trainer.steps,
         batch_rows=max(1, round(trainer.rows / trainer.steps)),
         source_bytes=_source_bytes(seen.segments[0]),
     )
@@ -230,12 +271,9 @@ def _source_bytes(segment: SegmentObservation) -> float:
     return segment.parts[0].bytes_per_row if segment.parts else 0.0
 
 
-def _stage(segment: SegmentObservation) -> SimulatedStage:
-    """Return the stage as measured; all time off the CPU counts as waiting."""
+def _stage(segment: SegmentObservation) -> MeasuredStage:
     cpu_s = segment.cpu_s_per_row
-    return SimulatedStage(
-        segment.name,
-        cpu_s=cpu_s,
-        wait_s=max(0.0, segment.run_s_per_row - cpu_s),
-        most_workers=1024,
+    most = 1 if segment.iterable else MAX_WORKERS
+    return MeasuredStage(
+        segment.name, cpu_s, max(0.0, segment.run_s_per_row - cpu_s), most
     )

@@ -36,7 +36,7 @@ from limited_store import served
 from scale_chart import draw, simulated, table
 
 import penstock as ps
-from penstock.autotune.simulator.scale import Cluster, Tier, simulate
+from penstock.autotune.scale import Cluster, Tier, simulate
 from penstock.pipeline.testing import draw_photos
 from penstock.system.resources import effective_cpus
 

@@ -7,7 +7,7 @@ from html import escape
 from math import inf, log2
 from typing import NamedTuple
 
-from penstock.autotune.simulator.scale import Cluster, Tier, normal_steps, simulate
+from penstock.autotune.scale import Cluster, Tier, normal_steps, simulate
 
 __all__ = ["draw", "simulated", "table"]
 

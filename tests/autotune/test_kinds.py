@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw
 from penstock.autotune.policies.kinds import NO_KINDS, Kinds, Past
-from penstock.autotune.simulator import Machine, Simulated, SimulatedStage, Workload
-from penstock.autotune.simulator import Trainer as SimulatedTrainer
 from penstock.autotune.situation import (
     Decision,
     DecisionOutcome,
@@ -30,6 +28,10 @@ from penstock.engine.observe.observation import (
     TrainerObservation,
 )
 from penstock.system.resources import Budget
+from support.simulator.machine import Machine
+from support.simulator.plant import Simulated
+from support.simulator.workload import SimulatedStage, Workload
+from support.simulator.workload import Trainer as SimulatedTrainer
 from support.windows import DECODE, computing, eased_situation, situation
 
 EXECUTOR = (DECODE, "executor")

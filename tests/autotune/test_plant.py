@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.autotune.simulator import (
-    Machine,
-    Simulated,
-    SimulatedStage,
-    Trainer,
-    Workload,
-)
+from support.simulator.machine import Machine
+from support.simulator.plant import Simulated
+from support.simulator.workload import SimulatedStage, Trainer, Workload
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from penstock.autotune.report.page import page
 from penstock.autotune.report.recording import Follower, read_recording
 from penstock.autotune.report.terminal import read_report
 from penstock.autotune.report.trace import write_trace
-from penstock.autotune.simulator import SimulatedStage, Trainer, Workload
 from penstock.errors import SpecError
 from support.recordings import READS, record
+from support.simulator.workload import SimulatedStage, Trainer, Workload
 
 
 def test_a_reading_of_a_log_shows_what_was_tuned(tmp_path: Path) -> None:

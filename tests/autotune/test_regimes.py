@@ -12,16 +12,12 @@ from penstock.autotune.policies import BottleneckLaw, PerRegime
 from penstock.autotune.policies.bottleneck_law import LawMemory
 from penstock.autotune.policies.per_regime import Values
 from penstock.autotune.saved import read_saved
-from penstock.autotune.simulator import (
-    Machine,
-    Simulated,
-    SimulatedStage,
-    Trainer,
-    Workload,
-)
 from penstock.autotune.situation import Situation
 from penstock.autotune.tuner import Tuner
 from penstock.system.resources import Budget
+from support.simulator.machine import Machine
+from support.simulator.plant import Simulated
+from support.simulator.workload import SimulatedStage, Trainer, Workload
 from support.windows import READ, at_ease, situation, starved
 
 SMALL, LARGE = "batches of 32 of 128 px", "batches of 32 of 224 px"

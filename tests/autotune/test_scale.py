@@ -11,15 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.autotune.simulator import (
-    Machine,
-    Ranks,
-    Simulated,
-    SimulatedStage,
-    Trainer,
-    Workload,
-)
-from penstock.autotune.simulator.scale import (
+from penstock.autotune.scale import (
     STORE,
     Cluster,
     Tier,
@@ -27,6 +19,9 @@ from penstock.autotune.simulator.scale import (
     normal_steps,
     simulate,
 )
+from support.simulator.machine import Machine, Ranks
+from support.simulator.plant import Simulated
+from support.simulator.workload import SimulatedStage, Trainer, Workload
 
 EVEN = Cluster((0.1,), batch_rows=32, row_bytes=1e5, store_bytes_per_s=2e8)
 """A store for 62 batches a second, which is six nodes and a quarter."""

@@ -17,16 +17,11 @@ from connector_rules import ConnectorRules
 from penstock.autotune.host_peers import HostPeers
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw, Policy
-from penstock.autotune.simulator import (
-    Machine,
-    Ranks,
-    Simulated,
-    SimulatedStage,
-    Trainer,
-    Workload,
-)
 from penstock.autotune.tuner import Tuner
 from penstock.system.resources import Budget
+from support.simulator.machine import Machine, Ranks
+from support.simulator.plant import Simulated
+from support.simulator.workload import SimulatedStage, Trainer, Workload
 from support.workloads import Case, case
 
 LAW = BottleneckLaw()

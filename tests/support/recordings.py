@@ -6,15 +6,11 @@ from pathlib import Path
 
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw
-from penstock.autotune.simulator import (
-    Machine,
-    Simulated,
-    SimulatedStage,
-    Trainer,
-    Workload,
-)
 from penstock.autotune.tuner import Tuner
 from penstock.system.resources import Budget
+from support.simulator.machine import Machine
+from support.simulator.plant import Simulated
+from support.simulator.workload import SimulatedStage, Trainer, Workload
 
 READS = Workload(
     (

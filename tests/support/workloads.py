@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from penstock.autotune.simulator import SimulatedStage, Trainer, Workload
+from support.simulator.workload import SimulatedStage, Trainer, Workload
 
 __all__ = ["Case", "case"]
 

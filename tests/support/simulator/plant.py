@@ -7,11 +7,11 @@ from functools import partial
 from operator import mul
 from typing import NamedTuple
 
-from ...engine.observe.knob import Knob
-from ...engine.observe.observation import Observation, TrainerObservation
-from .machine import Machine, Parts, Ranks
-from .station import Done, Station
-from .workload import SimulatedStage, Trainer, Workload
+from penstock.engine.observe.knob import Knob
+from penstock.engine.observe.observation import Observation, TrainerObservation
+from support.simulator.machine import Machine, Parts, Ranks
+from support.simulator.station import Done, Station
+from support.simulator.workload import SimulatedStage, Trainer, Workload
 
 SLICE_S = 0.1
 """Time after which the load of the machine is looked up again, in seconds: a machine

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from ...engine.observe.knob import Knob
-from ...engine.observe.observation import ConnectorObservation, SegmentObservation
-from .machine import Parts
-from .workload import SimulatedStage, Workload
+from penstock.engine.observe.knob import Knob
+from penstock.engine.observe.observation import ConnectorObservation, SegmentObservation
+from support.simulator.machine import Parts
+from support.simulator.workload import SimulatedStage, Workload
 
 LEASE_S = 0.03
 """Work in one chunk: more than in a real pipeline, to simulate fewer events."""
