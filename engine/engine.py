@@ -493,7 +493,8 @@ class Engine:
         now_ns = time.perf_counter_ns()
         alone = sum(not segment.per_batch for segment in recipe.segments) == 1
         dealt = self._assigned or recipe.repack
-        makes = alone and not dealt and recipe.buffers.collate is None
+        collate, by_workers = recipe.buffers.collate, recipe.buffers.by_workers
+        makes = alone and not dealt and (collate is None or by_workers)
         states = [
             SegmentState(
                 step,
@@ -505,6 +506,7 @@ class Engine:
                 unsplit=segment.unsplit,
                 ahead=not segment.per_batch,
                 collates=makes and at == 0,
+                divides=not by_workers,
             )
             for at, segment in enumerate(recipe.segments)
         ]

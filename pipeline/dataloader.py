@@ -194,7 +194,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
     def __iter__(self) -> Any:
         """Run a new epoch, or the rest of the epoch that a loaded state left off in."""
-        return looping_threads.run(self._loop)
+        with self._slot.turn:
+            return looping_threads.run(self._loop)
 
     def _loop(self) -> Any:
         if not isinstance(self.generator, (torch.Generator, NoneType)):
@@ -537,13 +538,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
                 late=late,
             )
         run = slot.start(recipe, cursor, rank_of_process())
-        return Epoch(slot, run, Note(self, drawing).take)
+        take = Note(self, drawing).take
+        return Epoch(slot, run, take, keeps=self._keeps_workers)
 
     def _may_draw(self) -> int:
         """Return how many batches may be drawn in advance: by default as by torch."""
         from ..engine.witness.samplers import may_watch
 
-        if not may_watch(self._index_sampler):
+        # Another loader may draw from a generator that is given, before this one's end.
+        shared = self.num_workers and self.generator is not None
+        if not (shared or may_watch(self._index_sampler)):
             return AHEAD
         return (self.prefetch_factor or 2) * self.num_workers
 

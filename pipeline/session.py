@@ -41,17 +41,23 @@ if TYPE_CHECKING:
 
 
 class Epoch(Iterator[Any]):
-    """Yields one epoch's batches. If it is dropped early, it stops the workers.
+    """Yields one epoch's batches. If it is dropped early, it lets go of the workers.
 
     Args:
         slot: the holder of the run; this epoch is the newest of its loops.
         run: the run to loop over.
         hand_over: called with each delivery, and with None at the end. It is a method
             of the face, and so keeps the face alive as long as the loop.
+        keeps: whether the workers outlive an epoch that is left early.
     """
 
     def __init__(
-        self, slot: Slot, run: TunedRun, hand_over: Callable[[Delivery | None], None]
+        self,
+        slot: Slot,
+        run: TunedRun,
+        hand_over: Callable[[Delivery | None], None],
+        *,
+        keeps: bool = False,
     ) -> None:
         self._slot = slot
         self._run = run
@@ -61,7 +67,8 @@ class Epoch(Iterator[Any]):
         # Whether the last batch is handed over; another loop may use the run then.
         self._given = False
         self._over = False
-        self._abandon = weakref.finalize(self, slot.finalise, run)
+        leave = slot.release if keeps else slot.finalise
+        self._abandon = weakref.finalize(self, leave, run)
 
     def __next__(self) -> Any:
         try:
@@ -81,8 +88,9 @@ class Epoch(Iterator[Any]):
         Without workers, the loop may go on, as in torch. After Ctrl-C, the error's
         traceback would keep this loop from being dropped.
         """
-        if self._run.run.alone is None or isinstance(error, KeyboardInterrupt):
-            self._abandon()
+        goes_on = self._run.run.alone and not isinstance(error, KeyboardInterrupt)
+        if not goes_on and self._abandon.detach():
+            self._slot.finalise(self._run)
 
     def _deliver(self) -> Any:
         if self._over:
@@ -101,10 +109,15 @@ class Epoch(Iterator[Any]):
 
     def _next(self) -> Delivery | None:
         if os.getpid() != self._process:
-            raise PenstockError(FORKED)
-        if self._given and self._slot.loops != self._number:
-            return None
-        return self._run.next()
+            if self._run.run.alone is None:
+                raise PenstockError(FORKED)
+            self._run.run.stay()
+            self._process = os.getpid()
+        if not self._given:
+            return self._run.next()
+        with self._slot.turn:
+            ours = self._slot.loops == self._number
+            return self._run.next() if ours else None
 
     def withdraw(self) -> None:
         """Leave the run to another epoch, which replaces this one."""
@@ -210,6 +223,7 @@ class Slot:
     def __init__(self, name: str) -> None:
         self._owner = os.getpid()
         self._lock = threading.RLock()
+        self._turn = threading.RLock()
         self._closing = False
         self.name = name
         """The name of the face in the log."""
@@ -273,12 +287,18 @@ class Slot:
             return recipe
         return begun_with(recipe, known, recipe.plan.regime(cursor.step))
 
+    @property
+    def turn(self) -> threading.RLock:
+        """Held to begin a loop, or to end one: several threads may loop over a face."""
+        self._forget_inherited()
+        return self._turn
+
     def start(self, recipe: Recipe, cursor: Cursor, rank: int) -> TunedRun:
         """Return a run that goes on at `cursor`; end the loop that is busy now."""
-        return looping_threads.run(lambda: self._start(recipe, cursor, rank))
+        with self.turn:
+            return looping_threads.run(lambda: self._start(recipe, cursor, rank))
 
     def _start(self, recipe: Recipe, cursor: Cursor, rank: int) -> TunedRun:
-        self._forget_inherited()
         self.loops += 1
         run = self.run
         if run is None or self._busy:
@@ -353,6 +373,7 @@ class Slot:
         if os.getpid() != self._owner:
             self._owner, self.run, self._busy = os.getpid(), None, False
             self._lock, self._closing = threading.RLock(), False
+            self._turn = threading.RLock()  # who held it is not there
 
     def stats(self) -> Observation | None:
         """Return what has happened since the run began; None if there is no run."""

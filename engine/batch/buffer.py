@@ -114,6 +114,9 @@ class Buffers:
     substitute: bool = False
     whole: bool = False
     """Whether `collate` gets what the dataset read for the whole batch, as it is."""
+    by_workers: bool = False
+    """Whether worker processes call `collate` from the first batch on, as torch's do:
+    it may turn samples that cannot be sent into a batch that can."""
     allocate: Allocate = on_heap
     """Allocates the memory of batches."""
     lend: Lend | None = None

@@ -119,6 +119,8 @@ class SegmentState:
     """Workers elsewhere that each make a whole batch."""
     collates: bool = False
     """Whether workers elsewhere may make whole batches of their rows."""
+    divides: bool = True
+    """Whether several of them may share a batch that the trainer waits for."""
     inline: bool = False
     """Whether the trainer works on it, so nobody does while the trainer computes."""
     ns_per_row: float | None = None
@@ -507,7 +509,7 @@ class Core:
         """
         start, rows = in_flight.next_row, len(in_flight.rows.indices)
         size = state.lease_rows(rows)
-        if state.whole and not (state.unsplit or self.outbox):
+        if state.whole and state.divides and not (state.unsplit or self.outbox):
             size = self._shared(in_flight, state, rows - start)
         in_flight.next_row = min(rows, start + size)
         in_flight.called -= 1

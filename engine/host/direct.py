@@ -116,6 +116,8 @@ class DirectHost:
         else:
             with self._witness:
                 delivery = self._next()
+            if delivery is not None:
+                self._witness.note_made(delivery.data, ())
         if self.undecided and self.segment.iterable:
             self._saved_s += min(self._trainer.gap_s, self._meter.last_ns / 1e9)
         if delivery is not None and delivery.plan.n_rows > self._batch_rows:

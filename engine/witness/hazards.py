@@ -13,12 +13,13 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from .reach import WHOLE, direct_parts, names_in, walk
+from .reach import LRU_CACHE, WHOLE, direct_parts, names_in, rebinds, walk
 
 POSITION = "has one position, which every read moves"
 HANDLE = "may be used by one thread at a time"
@@ -191,6 +192,31 @@ def keeps_stream(data: Any, prepare: Any) -> bool:
     if code is not None and not SEEDERS.isdisjoint(names_in(code)):
         return True
     return any(_why(part.thing) is STREAM for part in walk(data, ""))
+
+
+STATELESS = WHOLE - {np.ndarray, torch.Tensor} | {
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    partial,
+    tuple,
+    frozenset,
+    LRU_CACHE,  # what it keeps, any copy would compute as well
+}
+"""Types whose objects keep nothing between two calls, unless others do for them."""
+
+
+def holds_nothing(thing: Any) -> bool:
+    """Whether a function reaches only functions and values, so that it keeps no state.
+
+    False does not prove that it does.
+    """
+    return not any(_may_keep(part.thing) for part in walk(thing, ""))
+
+
+def _may_keep(thing: Any) -> bool:
+    if type(thing) is types.FunctionType:
+        return bool(thing.__dict__) or rebinds(thing)
+    return STATELESS.isdisjoint(type(thing).__mro__)
 
 
 def leads_away(things: Iterable[Any]) -> bool:

@@ -335,6 +335,16 @@ def globals_in(code: types.CodeType) -> tuple[str, ...]:
     return tuple(names)
 
 
+def rebinds(function: types.FunctionType) -> bool:
+    """Whether it assigns to a global, or to a variable of a function around it."""
+    outer = function.__code__.co_freevars
+    return any(
+        step.opname == "STORE_GLOBAL"
+        or (step.opname == "STORE_DEREF" and step.argval in outer)
+        for step in dis.get_instructions(function.__code__)
+    )
+
+
 View = Callable[[], Iterable[Any]]
 """Reads again what an object holds."""
 
@@ -342,7 +352,8 @@ View = Callable[[], Iterable[Any]]
 def views_of(thing: Any) -> Iterator[View]:
     """Yield quick ways to read what a thing holds at any later time.
 
-    Together they give what `direct_parts` does, but for methods and defaults.
+    Together they give what `direct_parts` does, but for defaults, and for methods that
+    workers do not enter by.
     """
     if type(thing) in (tuple, frozenset) or not WHOLE.isdisjoint(type(thing).__mro__):
         return
@@ -360,6 +371,12 @@ def views_of(thing: Any) -> Iterator[View]:
     elif type(thing) not in BARE:
         yield partial(dict.values, _dict_of(thing))
         named = list(_data_of(type(thing), _names_used(type(thing))))
+        named += [
+            (owner.__dict__, name)
+            for owner in type(thing).__mro__
+            for name in ENTRIES
+            if type(owner.__dict__.get(name)) is types.FunctionType
+        ]
         if named:
             yield partial(_looked_up, named)
         slotted = (each for each in type(thing).__mro__ if "__slots__" in vars(each))

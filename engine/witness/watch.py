@@ -6,6 +6,7 @@ it is asked for one, so a change shows in the next batch.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
@@ -61,6 +62,7 @@ class ChangeWatch:
             if isinstance(part, torch.Tensor) and not part.is_inference()
         ]
         self._before = snapshot(self._subjects)
+        self._surroundings = surroundings()
         self._looked_s = time.perf_counter()
         self._touched(self._views)
         self._look_s = time.perf_counter() - self._looked_s
@@ -72,6 +74,8 @@ class ChangeWatch:
         due = start - self._looked_s > self._look_s / LOOKING
         touched = self._touched(self._views if due else self._views[:NEAR])
         self._looked_s = start if due else self._looked_s
+        if (said := surroundings()) != self._surroundings:
+            return next(name for name in said if said[name] != self._surroundings[name])
         if not touched and start < self._due_s:
             return None
         if (found := difference(self._before, self._subjects)) is not None:
@@ -97,6 +101,18 @@ class ChangeWatch:
         """Set when all is compared next: after a multiple of what this has taken."""
         now = time.perf_counter()
         self._due_s = now + max(MIN_PAUSE_S, (now - start) / SHARE)
+
+
+def surroundings() -> dict[str, Any]:
+    """Return, by name, what of this process samples often depend on."""
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:
+        folder = ""
+    return {
+        "the working directory": folder,
+        "torch's default type": torch.get_default_dtype(),
+    }
 
 
 def _within(views: Iterable[View]) -> Iterator[tuple[View, tuple[Any, ...]]]:

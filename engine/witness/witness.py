@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
+
 from ...system.descriptors import Place, ReadFile, read_places, read_since
 from ...system.printing import name_of
 from .contents import difference, memory_of, snapshot
 from .hazards import BOUND, POSITION, STATE, UNSHARED, Finding, find_bound, find_unsafe
+from .reach import is_a, walk
 
 __all__ = ["Witness"]
 
@@ -28,6 +31,10 @@ BELONGS = (
 DREW = (
     "it draws from a global random generator, and each worker would draw from its own;"
     " draw from `rng`, or set the number of workers yourself if that is acceptable"
+)
+GRADIENTS = (
+    "its samples carry gradients, which would end in the workers; set the number of"
+    " workers yourself if that is acceptable"
 )
 SURE_LOOKS = 3
 """Looks without a change before others may join the only worker."""
@@ -52,6 +59,7 @@ class Witness:
         self._files: Mapping[int, Place] = {}
         self._read: tuple[ReadFile, ...] = ()
         self._reused: str | None = None
+        self._grows = False
         self.drew = False
         """Whether samples were seen to draw from a global generator."""
 
@@ -62,8 +70,15 @@ class Witness:
         self._read = read_since(self._files)
 
     def note_made(self, made: Any, makers: Iterable[Any]) -> None:
-        """Notice whether `made` lies in memory of `makers`, which will reuse it."""
+        """Notice what a batch says of the `makers`.
+
+        Its memory may be theirs, which they will reuse, and it may carry gradients.
+        """
         self._reused = memory_of(made, makers)
+        self._grows = any(
+            is_a(part.thing, torch.Tensor) and part.thing.requires_grad
+            for part in walk(made, "")
+        )
 
     def changed(self) -> str | None:
         """Return the path of something that has changed, or None."""
@@ -81,6 +96,8 @@ class Witness:
         path = self.changed() or self._open_file or self._reused
         if path is not None:
             return CHANGES.format(path)
+        if self._grows and kind != "thread":
+            return GRADIENTS
         found = self._bound(UNSHARED if kind == "thread" else BOUND)
         return "" if found is None else BELONGS.format(found)
 

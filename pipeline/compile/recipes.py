@@ -27,6 +27,7 @@ from ...engine.plan.drawn import AHEAD
 from ...engine.program.program import Program, Read
 from ...engine.program.seeding import SeededRead, WorkerStart
 from ...engine.recipe import AS_SHIPPED, BatchRecipe, Options, Recipe
+from ...engine.witness.hazards import holds_nothing
 from ...errors import SpecError, check
 from ..description import order_of
 from ..schedule import Scheduled
@@ -130,6 +131,11 @@ def compile_drawn(
         segment = replace(segment, unsplit=True)
         collate = recipe.buffers.collate or collate_by_default
         buffers = replace(recipe.buffers, collate=collate, whole=True)
+        recipe = replace(recipe, buffers=buffers)
+    # As in torch, where each worker would keep what its copy keeps.
+    own = recipe.buffers.collate
+    if source.executor == "process" and own is not None and holds_nothing(own):
+        buffers = replace(recipe.buffers, by_workers=True)
         recipe = replace(recipe, buffers=buffers)
     if start is not None:
         seeded = SeededRead(read.stage, read.get, read.get_many, start, read.whole)

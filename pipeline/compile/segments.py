@@ -15,6 +15,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import getitem
 from typing import Any
 
 from ...cache.cache import Cache
@@ -434,7 +436,7 @@ def _operation(
         case SourceStage():
             data = stage.dataset
             many = ArrayRowReader.of(data) or getattr(data, "__getitems__", None)
-            return Read(name, data.__getitem__, many)
+            return Read(name, partial(getitem, data), many)
         case FilterStage():
             return Filter(name, stage.function)
     wanted = wanted_by(stage.called)
