@@ -159,8 +159,9 @@ class SeededCalls:
 
     Setting and restoring the generators takes 100 us, so calls that draw nothing are
     not seeded. The first call is seeded, and shows whether it draws. If a later one
-    draws, it is made again under its seed. If calls change the subject, none may be
-    made twice, so all of them are seeded.
+    draws, it is made again under its seed. While calls change the subject, none may be
+    made twice, so all of them are seeded: what the first call sets up changes it, too,
+    so later calls are looked at again, ever more rarely.
 
     One thread at a time calls.
 
@@ -173,6 +174,8 @@ class SeededCalls:
         self._undrawn = Undrawn()
         # Whether each call is seeded; None: the first one is, and will show.
         self._seeds: bool | None = None
+        self._drew = False
+        self._calls = 0  # that were seeded
         self.keeps: bool | None = None
         """Whether calls change the subject; None before the first."""
 
@@ -195,14 +198,16 @@ class SeededCalls:
                 return made
             undrawn.put_back()
             self._seeds = True
-        witness = Witness(self._subject) if self.keeps is None else None
+        self._calls += 1
+        looks = self.keeps in (None, True) and not self._calls & (self._calls - 1)
+        witness = Witness(self._subject) if looks else None
         with (seeded_apart if apart else seeded_by)(*seed):
             undrawn.look()
             made = make()
-            self._seeds = bool(self._seeds) or undrawn.drawn
+            self._drew = self._drew or undrawn.drawn
         if witness is not None:
             self.keeps = not witness.repeats()
-            self._seeds = self._seeds or self.keeps
+        self._seeds = self._drew or bool(self.keeps)
         return made
 
 

@@ -200,6 +200,24 @@ def test_a_function_is_seeded_from_its_first_draw_on(
     assert len(seeded) == 4
 
 
+def test_what_a_first_call_sets_up_is_no_state() -> None:
+    """A tokenizer is made on first use, and says so in the environment."""
+    kept: dict[str, int] = {}
+
+    def set_up() -> int:
+        return kept.setdefault("made", 1)
+
+    def count() -> int:
+        kept["calls"] = kept.get("calls", 0) + 1
+        return kept["calls"]
+
+    for function, keeps in ((set_up, False), (count, True)):
+        calls = SeededCalls(function)
+        for number in range(5):
+            calls.call(function, 7, number)
+            assert calls.keeps is (keeps or number == 0)
+
+
 class Keeping:
     """Keeps what it has made, and may draw for it."""
 
