@@ -265,11 +265,6 @@ class Run:
             self._direct = None  # its reader keeps its place, and cannot come back
         self._settle_in(workers)
 
-    def stay(self) -> None:
-        """Let the trainer make all batches: a forked child has none of the threads."""
-        assert self.alone is not None
-        self._direct, self._movable, self.alone.undecided = None, False, False
-
     def _take_back(self) -> None:
         """Let the trainer make the batches again."""
         self._workers = None

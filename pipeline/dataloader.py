@@ -24,11 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.utils.data
-from torch.utils.data import (
-    IterableDataset,
-    IterDataPipe,
-    default_collate,
-)
+from torch.utils.data import IterableDataset, IterDataPipe, default_collate
 
 from .. import config
 from ..engine.batch.tensors import is_default_unchanged
@@ -194,7 +190,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
     def __iter__(self) -> Any:
         """Run a new epoch, or the rest of the epoch that a loaded state left off in."""
-        with self._slot.turn:
+        with self._slot.loops_lock:
             return looping_threads.run(self._loop)
 
     def _loop(self) -> Any:
@@ -538,15 +534,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
                 late=late,
             )
         run = slot.start(recipe, cursor, rank_of_process())
-        take = Note(self, drawing).take
-        return Epoch(slot, run, take, keeps=self._keeps_workers)
+        return Epoch(slot, run, Note(self, drawing).take, keeps=self._keeps_workers)
 
     def _may_draw(self) -> int:
         """Return how many batches may be drawn in advance: by default as by torch."""
         from ..engine.witness.samplers import may_watch
 
-        # Another loader may draw from a generator that is given, before this one's end.
-        shared = self.num_workers and self.generator is not None
+        shared = self.num_workers and self.generator  # another loader may draw from it
         if not (shared or may_watch(self._index_sampler)):
             return AHEAD
         return (self.prefetch_factor or 2) * self.num_workers

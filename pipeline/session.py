@@ -109,13 +109,13 @@ class Epoch(Iterator[Any]):
 
     def _next(self) -> Delivery | None:
         if os.getpid() != self._process:
-            if self._run.run.alone is None:
+            if (alone := self._run.run.alone) is None:
                 raise PenstockError(FORKED)
-            self._run.run.stay()
+            alone.undecided = False  # a forked child has none of the threads
             self._process = os.getpid()
         if not self._given:
             return self._run.next()
-        with self._slot.turn:
+        with self._slot.loops_lock:
             ours = self._slot.loops == self._number
             return self._run.next() if ours else None
 
@@ -223,7 +223,7 @@ class Slot:
     def __init__(self, name: str) -> None:
         self._owner = os.getpid()
         self._lock = threading.RLock()
-        self._turn = threading.RLock()
+        self._loops_lock = threading.RLock()
         self._closing = False
         self.name = name
         """The name of the face in the log."""
@@ -288,14 +288,14 @@ class Slot:
         return begun_with(recipe, known, recipe.plan.regime(cursor.step))
 
     @property
-    def turn(self) -> threading.RLock:
+    def loops_lock(self) -> threading.RLock:
         """Held to begin a loop, or to end one: several threads may loop over a face."""
         self._forget_inherited()
-        return self._turn
+        return self._loops_lock
 
     def start(self, recipe: Recipe, cursor: Cursor, rank: int) -> TunedRun:
         """Return a run that goes on at `cursor`; end the loop that is busy now."""
-        with self.turn:
+        with self.loops_lock:
             return looping_threads.run(lambda: self._start(recipe, cursor, rank))
 
     def _start(self, recipe: Recipe, cursor: Cursor, rank: int) -> TunedRun:
@@ -373,7 +373,7 @@ class Slot:
         if os.getpid() != self._owner:
             self._owner, self.run, self._busy = os.getpid(), None, False
             self._lock, self._closing = threading.RLock(), False
-            self._turn = threading.RLock()  # who held it is not there
+            self._loops_lock = threading.RLock()  # who held it is not there
 
     def stats(self) -> Observation | None:
         """Return what has happened since the run began; None if there is no run."""

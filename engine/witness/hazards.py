@@ -205,7 +205,7 @@ STATELESS = WHOLE - {np.ndarray, torch.Tensor} | {
 """Types whose objects keep nothing between two calls, unless others do for them."""
 
 
-def holds_nothing(thing: Any) -> bool:
+def is_stateless(thing: Any) -> bool:
     """Whether a function reaches only functions and values, so that it keeps no state.
 
     False does not prove that it does.

@@ -27,7 +27,7 @@ from ...engine.plan.drawn import AHEAD
 from ...engine.program.program import Program, Read
 from ...engine.program.seeding import SeededRead, WorkerStart
 from ...engine.recipe import AS_SHIPPED, BatchRecipe, Options, Recipe
-from ...engine.witness.hazards import holds_nothing
+from ...engine.witness.hazards import is_stateless
 from ...errors import SpecError, check
 from ..description import order_of
 from ..schedule import Scheduled
@@ -125,18 +125,13 @@ def compile_drawn(
     (read,) = segment.program.operations
     assert isinstance(read, Read)
     program = segment.program
-    if reads_batches(source.dataset):
+    if whole := reads_batches(source.dataset):
         read = replace(read, whole=True)
         program = replace(program, operations=(read,))
         segment = replace(segment, unsplit=True)
-        collate = recipe.buffers.collate or collate_by_default
-        buffers = replace(recipe.buffers, collate=collate, whole=True)
-        recipe = replace(recipe, buffers=buffers)
-    # As in torch, where each worker would keep what its copy keeps.
-    own = recipe.buffers.collate
-    if source.executor == "process" and own is not None and holds_nothing(own):
-        buffers = replace(recipe.buffers, by_workers=True)
-        recipe = replace(recipe, buffers=buffers)
+    apart = source.executor == "process"
+    buffers = collated(recipe.buffers, whole=whole, apart=apart)
+    recipe = replace(recipe, buffers=buffers)
     if start is not None:
         seeded = SeededRead(read.stage, read.get, read.get_many, start, read.whole)
         program = Program((seeded,), program.places, watched=program.watched)
@@ -150,6 +145,20 @@ def compile_drawn(
     recipe = replace(recipe, segments=(segment,))
     ahead = 0 if recipe.direct else AHEAD
     return replace(recipe, plan=DrawnPlan(ahead, whole=recipe.buffers.whole))
+
+
+def collated(buffers: Buffers, *, whole: bool, apart: bool) -> Buffers:
+    """Return buffers for batches that are collated as in torch.
+
+    Args:
+        buffers: with the user's `collate_fn`, if there is one.
+        whole: whether it gets what the dataset read for the whole batch.
+        apart: whether worker processes are asked for. They call it, unless it may keep
+            a state, of which each would have its own.
+    """
+    collate = buffers.collate or (collate_by_default if whole else None)
+    by_workers = apart and collate is not None and is_stateless(collate)
+    return replace(buffers, collate=collate, whole=whole, by_workers=by_workers)
 
 
 def reads_batches(dataset: Any) -> bool:
