@@ -38,7 +38,7 @@ class GilProbe:
             probe.burst()      # returns at once
             probe.held_share   # of the last burst, once it is over
 
-    `burst`, `clear` and `close` belong to one thread at a time.
+    `burst` and `clear` belong to one thread at a time; any thread may call `close`.
     """
 
     def __init__(self) -> None:
@@ -50,6 +50,8 @@ class GilProbe:
         self._bed = threading.Lock()
         self._bed.acquire()
         self._thread: threading.Thread | None = None
+        # Held to start it, and to close: a thread that has not started has no end.
+        self._starting = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -71,13 +73,14 @@ class GilProbe:
 
     def burst(self) -> None:
         """Start a burst, unless one is in progress."""
-        busy = self._thread is not None and self._thread.is_alive()
-        if busy or self._closed.is_set():
-            return
-        self._thread = threading.Thread(
-            target=self._look, name="penstock gil probe", daemon=True
-        )
-        self._thread.start()
+        with self._starting:
+            busy = self._thread is not None and self._thread.is_alive()
+            if busy or self._closed.is_set():
+                return
+            self._thread = threading.Thread(
+                target=self._look, name="penstock gil probe", daemon=True
+            )
+            self._thread.start()
 
     def clear(self) -> None:
         """Forget the samples: the work has changed."""
@@ -86,10 +89,11 @@ class GilProbe:
 
     def close(self) -> None:
         """Stop a burst in progress, and wait for it. Idempotent."""
-        if not self._closed.is_set():
-            self._closed.set()
-            self._bed.release()
-        thread = self._thread
+        with self._starting:
+            if not self._closed.is_set():
+                self._closed.set()
+                self._bed.release()
+            thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 

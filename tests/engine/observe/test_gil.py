@@ -151,3 +151,29 @@ def test_there_is_one_burst_at_a_time() -> None:
         probe.burst()
         probe.burst()
         assert threading.active_count() == before + 1
+
+
+def test_a_probe_may_be_closed_while_a_burst_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The tuner's thread looks while the trainer's closes its engine."""
+    probe, failed = GilProbe(), []
+    start = threading.Thread.start
+
+    def close() -> None:
+        try:
+            probe.close()
+        except RuntimeError as error:
+            failed.append(error)
+
+    closing = threading.Thread(target=close)
+
+    def start_late(thread: threading.Thread) -> None:
+        start(closing)
+        closing.join(0.05)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+    probe.burst()
+    closing.join()
+    assert failed == []
