@@ -81,6 +81,15 @@ NOTE = "penstock: in "
 PACKAGE = __name__.partition(".")[0] + "."
 
 
+class SampleNote(str):
+    """The note of an error that samples caused; a `collate_fn`'s text may be the same.
+
+    Samples can be made again, as can a batch of them that torch's default collates.
+    """
+
+    __slots__ = ()
+
+
 def users_frames(error: BaseException) -> TracebackType | None:
     """Return an exception's traceback without the frames of this package.
 

@@ -9,12 +9,11 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import BudgetError, SpecError, WorkerError
+from ..errors import BudgetError, SampleNote, SpecError, WorkerError
 from ..system.forking import FORKS
 from .batch.device import DeviceStage, ToDevice
 from .batch.tensors import in_parts
 from .core.byte_budget import ByteBudget
-from .core.chunk import SampleNote
 from .far.handover import RemoteTraceback, dumps
 from .far.pools import start_method
 from .feed import Delivery
@@ -608,7 +607,8 @@ def ways_to(stage: DeviceStage | None) -> tuple[Lane | None, ToDevice | None]:
 def is_of_worker(error: Exception) -> bool:
     """Whether workers have raised it: in another process, or while making a sample.
 
-    What a collate_fn raises in the trainer is final: it may keep state.
+    What a collate_fn raises in the trainer is final: it may keep state. Torch's default
+    keeps none, and samples made ahead may be of two kinds.
     """
     notes = getattr(error, "__notes__", ())
     elsewhere = isinstance(error.__cause__, RemoteTraceback)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...errors import NOTE, ExitError, add_note
+from ...errors import NOTE, ExitError, SampleNote, add_note
 from ..core.chunk import Failure, InFlightBatch
 from ..plan import BatchPlan, PlannedBatch
 from .layout import (
@@ -316,7 +316,8 @@ class BatchBuffer:
         if self.maker.collate is not None:
             seen = spread(self._samples(()), indices)
             return f"{NOTE}the collate_fn of {where}: {seen}"
-        return f"{NOTE}{where}: {odd_ones(self._samples(()), indices)}"
+        odd = odd_ones(self._samples(()), indices)
+        return SampleNote(f"{NOTE}{where}: {odd}")
 
     def _samples(self, failed: tuple[int, ...]) -> dict[int, Any]:
         """Return the samples by row, including those in the batch's memory."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import NOTE, add_note
+from ...errors import NOTE, SampleNote, add_note
 from ..plan import BatchPlan, Context, Rows, objects
 
 
@@ -101,12 +101,6 @@ def _chunk(
         rows = np.frombuffer(indices, np.int64)
     seeds = np.frombuffer(rounds, np.int64)
     return Chunk(step, first_row, rows, seeds, Context(*context))
-
-
-class SampleNote(str):
-    """The note of an error that a sample raised: a `collate_fn` may say the same."""
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,27 +153,22 @@ def test_there_is_one_burst_at_a_time() -> None:
         assert threading.active_count() == before + 1
 
 
-def test_a_probe_may_be_closed_while_a_burst_starts(
+def test_no_probe_is_closed_before_its_burst_has_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The tuner's thread looks while the trainer's closes its engine."""
-    probe, failed = GilProbe(), []
+    probe, closing = GilProbe(), []
     start = threading.Thread.start
 
-    def close() -> None:
-        try:
-            probe.close()
-        except RuntimeError as error:
-            failed.append(error)
-
-    closing = threading.Thread(target=close)
-
-    def start_late(thread: threading.Thread) -> None:
-        start(closing)
-        closing.join(0.05)
+    def start_last(thread: threading.Thread) -> None:
+        monkeypatch.undo()
+        closing.append(threading.Thread(target=probe.close))
+        closing[0].start()
+        assert not probe._closed.is_set()  # noqa: SLF001 it waits
         start(thread)
 
-    monkeypatch.setattr(threading.Thread, "start", start_late)
+    monkeypatch.setattr(threading.Thread, "start", start_last)
     probe.burst()
-    closing.join()
-    assert failed == []
+    closing[0].join()
+    with pytest.raises(RuntimeError, match="once"):  # it has been started, and joined
+        start(probe._thread)  # type: ignore[arg-type]  # noqa: SLF001

@@ -1,0 +1,340 @@
+"""Is what slows training named rightly, and does the advice help?
+
+    python benchmarks/planted_causes.py
+    python benchmarks/planted_causes.py --only lock,cache
+
+Sixteen pipelines have one planted cause each. Every one trains untuned, in a process of
+its own. Then each advice of `explain()` is followed to the letter in a process of its
+own, except the advice to tune: that is the last column. An advice should make training
+1.2 times as fast; where nothing would, there should be none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from burning import burn, rounds_for
+
+import penstock as ps
+
+PASTED_S, TUNED_S = 6.0, 20.0
+"""How long each run trains; the second half counts."""
+TUNE = "ps.set_enable_autotune(True)"
+GAIN = 1.2
+BATCH = 16
+ROW = np.random.default_rng(0).random((64, 64)).astype("float32")
+NUMBERS = np.random.default_rng(1).random(20_000)
+MS = rounds_for(0.001)
+
+
+class Data:
+    """Sample i is what `read` makes of i."""
+
+    def __init__(self, read: Callable[[int], Any] = lambda _: ROW) -> None:
+        self.read = read
+
+    def __len__(self) -> int:
+        return 4000
+
+    def __getitem__(self, index: int) -> Any:
+        return self.read(index)
+
+
+def waits(seconds: Callable[[int], float]) -> Data:
+    """Return data whose sample i waits for so long."""
+
+    def read(index: int) -> Any:
+        time.sleep(seconds(index))
+        return ROW
+
+    return Data(read)
+
+
+def spread(index: int) -> float:
+    return 0.01 * random.Random(index).lognormvariate(0.0, 0.7)
+
+
+def sort(sample: Any) -> Any:
+    """Compute for three milliseconds without the GIL."""
+    end_s = time.thread_time() + 0.003
+    while time.thread_time() < end_s:
+        np.sort(NUMBERS)
+    return sample
+
+
+def python(sample: Any) -> Any:
+    """Compute for three milliseconds with the GIL."""
+    burn(3 * MS)
+    return sample
+
+
+def slow_collate(rows: list[Any]) -> Any:
+    return torch.tensor([row.tolist() for row in rows])
+
+
+def many_threads(sample: Any) -> Any:
+    torch.set_num_threads(16)
+    product = torch.from_numpy(np.resize(ROW, (384, 384)))
+    for _ in range(6):
+        product = torch.relu(product @ product) * 0.01
+    return sample
+
+
+LOCK = threading.Lock()
+
+
+def locked(_: int) -> Any:
+    with LOCK:
+        time.sleep(0.004)
+    return ROW
+
+
+class Crowded:
+    """A store that is fastest with five readers: each more slows all of them down."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+
+    def __call__(self, _: int) -> Any:
+        self.inside += 1
+        beside = self.inside - 1
+        time.sleep(0.01 * (1.0 + 0.05 * beside * beside))
+        self.inside -= 1
+        return ROW
+
+
+Made = Callable[[dict[str, Any]], ps.Pipeline]
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A planted cause."""
+
+    make: Made
+    """Return the pipeline, given the settings of its slow stage."""
+    causes: tuple[str, ...]
+    """How the right sentence begins."""
+    stage: str | None
+    """What is to blame, by its short name; None if it is the trainer."""
+    step_s: float = 0.005
+    step: Callable[[], object] | None = None
+    """What the trainer does in a step besides waiting."""
+    first: tuple[str, ...] = ()
+    """What the program itself sets."""
+
+
+def reading(data: Data, **given: Any) -> Made:
+    return lambda more: ps.Pipeline.from_dataset(data, **{**given, **more}).batch(BATCH)
+
+
+def mapping(function: Callable[[Any], Any], **given: Any) -> Made:
+    return lambda more: (
+        ps.Pipeline.from_dataset(Data()).map(function, **{**given, **more}).batch(BATCH)
+    )
+
+
+def cached(more: dict[str, Any]) -> ps.Pipeline:
+    source = ps.Pipeline.from_dataset(waits(lambda _: 0.005), num_parallel_workers=2)
+    return source.cache(ram=more.get("ram", "4MB")).batch(BATCH)
+
+
+def collating(_: dict[str, Any]) -> ps.Pipeline:
+    return ps.Pipeline.from_dataset(Data()).batch(BATCH, collate_fn=slow_collate)
+
+
+def launches() -> None:
+    """Launch many small operations, as a trainer does that drives a device."""
+    tensor = torch.zeros(4)
+    for _ in range(1000):
+        tensor = tensor + 1.0
+
+
+def computes() -> None:
+    """Train on the cores, with a thread for each."""
+    product = torch.rand(512, 512)
+    for _ in range(4):
+        product = torch.relu(product @ product) * 0.001
+
+
+WAITS, CPU = ("waiting",), ("CPU",)
+PLANTS: dict[str, Plant] = {
+    "slow reads": Plant(reading(waits(lambda _: 0.02)), WAITS, "Data"),
+    "slow store": Plant(reading(waits(spread)), WAITS, "Data"),
+    "gil": Plant(mapping(python), ("the GIL", *CPU), "python"),
+    "collate": Plant(collating, ("collate", *CPU), "Batch(ID:1)"),
+    "cpu": Plant(mapping(sort), CPU, "sort"),
+    "torch threads": Plant(
+        mapping(many_threads, executor="process", num_parallel_workers=2),
+        CPU,
+        "many_threads",
+    ),
+    "uneven": Plant(
+        reading(waits(lambda i: 0.3 if i % 25 == 7 else 0.002)),
+        ("uneven", *WAITS),
+        "Data",
+        0.05,
+    ),
+    "straggler": Plant(
+        reading(
+            waits(lambda i: 0.5 if i % 100 == 7 else 0.001), num_parallel_workers=4
+        ),
+        ("uneven",),
+        "Data",
+        0.04,
+    ),
+    "budget": Plant(
+        reading(
+            Data(lambda _: (time.sleep(0.05), np.zeros((512, 512), np.float32))[1]),
+            num_parallel_workers=32,
+        ),
+        ("the memory budget",),
+        "Data",
+        first=('ps.set_memory_budget("40MB")',),
+    ),
+    "prefetch": Plant(
+        reading(waits(lambda i: 0.25 if i % 320 == 0 else 0.0003)),
+        ("uneven",),
+        "Data",
+        0.02,
+        first=("ps.set_prefetch_size(1)",),
+    ),
+    "lock": Plant(
+        reading(Data(locked), executor="thread", num_parallel_workers=8),
+        WAITS,
+        "Data",
+    ),
+    "crowded": Plant(
+        reading(Data(Crowded()), thread_safe=True, num_parallel_workers=2),
+        WAITS,
+        "Data",
+    ),
+    "cache": Plant(cached, WAITS, "Data"),
+    "trainer": Plant(reading(waits(lambda _: 0.002)), ("the trainer",), None, 0.1),
+    "gil of the trainer": Plant(
+        mapping(python, executor="thread", num_parallel_workers=2),
+        ("loading slows", "the GIL", "contention"),
+        None,
+        0.001,
+        launches,
+    ),
+    "cores of the trainer": Plant(
+        mapping(sort, num_parallel_workers=2),
+        ("loading slows", *CPU),
+        None,
+        0.0,
+        computes,
+    ),
+}
+
+
+# One run, in a process of its own
+
+
+def be(name: str, advice: list[str]) -> None:
+    """Train one plant with this advice, and print what was seen as JSON."""
+    plant, settings = PLANTS[name], {}
+    logging.getLogger("penstock").setLevel(logging.ERROR)
+    for line in (*plant.first, *advice):
+        code = line.partition("  #")[0]
+        if code.startswith("ps."):
+            exec(code, {"ps": ps})  # noqa: S102 our own advice, as a user pastes it
+        else:
+            exec(f"settings.update({code})")  # noqa: S102 the same
+    seconds = TUNED_S if TUNE in advice else PASTED_S
+    pipe = plant.make(settings)
+    begun_s, counts = time.perf_counter(), [0, 0]
+    for _ in forever(pipe):
+        time.sleep(plant.step_s)
+        if plant.step is not None:
+            plant.step()
+        passed_s = time.perf_counter() - begun_s
+        counts[passed_s > seconds / 2] += BATCH
+        if passed_s > seconds:
+            break
+    told = pipe.explain()
+    rate = counts[1] / (seconds / 2)
+    seen = {"rate": rate, "cause": told.cause, "stage": told.bottleneck}
+    print(json.dumps({**seen, "line": told.line, "advice": told.advice}), flush=True)
+    pipe.close()
+
+
+def forever(pipe: ps.Pipeline) -> Iterator[Any]:
+    while True:
+        yield from pipe
+
+
+# All of them
+
+
+def run(name: str, *advice: str) -> Any:
+    command = [sys.executable, "-P", __file__, "--be", name, *advice]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    if not lines:
+        sys.exit(done.stderr)
+    return json.loads(lines[-1])
+
+
+def told_rightly(plant: Plant, seen: Any) -> bool:
+    stage = seen["stage"]
+    blamed = stage is None if plant.stage is None else plant.stage in (stage or "")
+    if plant.stage is None and plant.step is not None:
+        blamed = True  # what lengthens the trainer's own part is no stage
+    return blamed and seen["cause"].startswith(plant.causes)
+
+
+def report(name: str) -> bool:
+    """Print what a plant shows; return whether cause and advice are right."""
+    plant, seen = PLANTS[name], run(name)
+    right = told_rightly(plant, seen)
+    print(f"{name}: {seen['rate']:,.0f} samples/s, {'right' if right else 'WRONG'}")
+    print(f"    {seen['line']}\n    cause: {seen['cause']}")
+    gains = []
+    for advice in seen["advice"]:
+        if advice == TUNE:
+            continue
+        rate = run(name, advice)["rate"]
+        gains.append(rate / seen["rate"])
+        print(f"    try: {advice}: {rate:,.0f}, {gains[-1]:.2f} times as fast")
+    tuned = run(name, TUNE)
+    times = tuned["rate"] / seen["rate"]
+    mark = "" if told_rightly(plant, tuned) or times > GAIN else ", WRONG"
+    print(f"    tuned: {tuned['rate']:,.0f}, {times:.2f} times as fast{mark}")
+    print(f"    {tuned['line']}\n    cause: {tuned['cause']}", flush=True)
+    helped = all(gain >= GAIN for gain in gains)
+    return right and helped and not mark
+
+
+def names(text: str) -> list[str]:
+    return text.split(",")
+
+
+def main() -> None:
+    """Print all of them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", type=names, default=list(PLANTS))
+    parser.add_argument("--be", nargs="+", help="be one of those, with this advice")
+    options = parser.parse_args()
+    if options.be:
+        be(options.be[0], options.be[1:])
+        return
+    right = [report(name) for name in options.only]
+    print(f"\n{sum(right)} of {len(right)} are right")
+
+
+if __name__ == "__main__":
+    main()
