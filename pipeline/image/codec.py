@@ -78,7 +78,8 @@ def decode_reduced(data: Encoded, factor: int) -> Image:
     Args:
         data: the bytes of the file.
         factor: 1, 2, 4 or 8. A JPEG is decoded at this scale, which saves most of the
-            inverse DCT; other formats are decoded at full size and averaged.
+            inverse DCT; other formats are decoded at full size and averaged. Of fewer
+            than 8 pixels a side, a scale nearby may be taken that makes as many.
 
     Raises:
         ValueError: as for `decode`.
