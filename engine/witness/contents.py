@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import io
 import itertools
 import mmap
 from collections.abc import Iterable, Iterator
@@ -41,9 +40,6 @@ would compute as well."""
 MAX_READ = 2 << 20
 """Bytes read for one snapshot."""
 MAX_MEMBERS = 1 << 13
-FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.FileIO)
-STDERR = 2
-"""Descriptors up to this one belong to the whole process."""
 BYTES_A_MEMBER = 256
 """Bytes that can be read while one member of a container is looked at."""
 
@@ -222,17 +218,7 @@ def _summary(thing: Any, memory: Memory) -> Any:
         contents = held if held >= MIN_CACHED else 0
     elif kind in BARE:
         contents = len(thing), memory.members(thing)
-    elif kind in FILES:
-        contents = _written(thing)
     return id(thing), contents
-
-
-def _written(file: Any) -> int | None:
-    """Return how far a file is written; None for those of the whole process."""
-    with suppress(OSError, ValueError):  # closed, a pipe, or its lines are being read
-        if file.writable() and file.fileno() > STDERR:
-            return int(file.tell())
-    return None
 
 
 def _of_tensor(tensor: torch.Tensor, memory: Memory) -> tuple[int, int]:

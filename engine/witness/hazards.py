@@ -162,11 +162,31 @@ def find_bound(thing: Any, name: str, classes: frozenset[str]) -> str | None:
     for part in walk(thing, name):
         if not classes.isdisjoint(_names(type(part.thing))):
             return f"`{part.path}` (a {_type_name(part.thing)})"
+        if classes is BOUND and _is_written(part.thing):
+            return f"`{part.path}` (a {_type_name(part.thing)}, which is written to)"
         if classes is BOUND and _notes_pid(part.thing):
             return (
                 f"`{part.path}` (a {_type_name(part.thing)}, which notes its process)"
             )
     return None
+
+
+def _is_written(thing: Any) -> bool:
+    """Whether it is a file open for writing, other than the process's own streams.
+
+    A copy would keep what it has not written yet. Asking for the position might write
+    it, and in a forked child a second time.
+    """
+    if type(thing) not in WRITERS:
+        return False
+    with suppress(OSError, ValueError):  # closed
+        return bool(thing.writable()) and thing.fileno() > STDERR
+    return False
+
+
+WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.FileIO)
+STDERR = 2
+"""Descriptors up to this one belong to the whole process."""
 
 
 def _notes_pid(thing: Any) -> bool:
