@@ -75,6 +75,20 @@ def test_a_dataset_may_write_to_its_file(tmp_path: Path) -> None:
     assert lines == 2 * [str(index) for index in range(40)]
 
 
+@pytest.mark.parametrize("workers", ON)
+def test_what_a_file_still_holds_is_written_once(
+    tmp_path: Path, workers: int | None
+) -> None:
+    data = Writes(tmp_path / "log")
+    data.file.write("pending\n")
+    loads = loader(data, workers)
+    for _ in range(2):
+        list(loads)
+    loads.close()
+    data.file.close()
+    assert (tmp_path / "log").read_text().count("pending") == 1
+
+
 class Learned(torchs.Dataset[torch.Tensor]):
     """Samples that depend on weights, which learn from them."""
 
