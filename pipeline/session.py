@@ -99,7 +99,8 @@ class Epoch(Iterator[Any]):
         self._hand_over(delivery)
         if delivery is None:
             self._over = True
-        if delivery is None or delivery.plan.last:  # frameworks may stop here
+        over = delivery is None or delivery.plan.last  # frameworks may stop here
+        if over and not self._given:  # once: the run may be another loop's by then
             self._given = True
             self._slot.release(self._run)
             self._abandon.detach()
