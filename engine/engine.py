@@ -25,7 +25,7 @@ from .auto_executor import resolve
 from .batch.buffer import FailedBatch, Finished, Gathered
 from .batch_work import BatchWork, Made, worked_late
 from .core.byte_budget import ByteBudget, Reservations
-from .core.chunk import InFlightBatch, RowBuffer
+from .core.chunk import InFlightBatch
 from .core.connector import Connector, EngineLock, Suspension
 from .core.core import Core, SegmentState
 from .core.metrics import Gauge
@@ -41,10 +41,6 @@ from .segment import Segment
 from .witness.hazards import Finding
 from .workers.making import PoolMaker
 from .workers.pool import Kind, Watches, no_watch
-
-__all__ = [
-    "Engine",
-]
 
 LOGGER = logging.getLogger("penstock")
 STUCK = (
@@ -85,7 +81,6 @@ class Engine:
     ) -> None:
         self._owner = os.getpid()
         self._closed = self._in_epochs = False
-        self.recipe, self._begun_at = recipe, step
         self._assigned = isinstance(recipe.plan, AssignedPlan)
         """Whether it makes what another engine assigns to it."""
         asked, late = recipe.segments, pools.opened_late(recipe, step)
@@ -105,7 +100,7 @@ class Engine:
         self.trainer = trainer or TrainerMeter()
         self._probe = GilProbe()
         try:
-            self._begin(core)
+            self._begin()
             self._placing = self.segments[core.placing]
             self._note_opened_late(asked, late)
             self.monitor = Monitor(
@@ -115,14 +110,14 @@ class Engine:
             self.close()
             raise
 
-    def _begin(self, core: Core) -> None:
+    def _begin(self) -> None:
         """Start what workers need, and make their pools, still without workers."""
         self._pools.begin()  # first: no thread of this engine exists yet
         recipes = self.recipe.segments
         callbacks = weakly(self._let_collate), weakly(self._judge)
         work = BatchWork(self.recipe, *callbacks)
         for at, recipe in enumerate(recipes):
-            segment = self._segment(core, at, recipe, work.finisher(at))
+            segment = self._segment(at, recipe, work.finisher(at))
             self.segments.append(segment)
             # Called for each chunk, so not weakly: `close` takes it away.
             listener = partial(self._on_work, segment)
@@ -161,7 +156,7 @@ class Engine:
             if ready:
                 self._supply()
             with engine_lock.lock:
-                unopened = engine_lock.head == engine_lock.next_step
+                unopened = engine_lock.core.head == engine_lock.core.next_step
                 popped = engine_lock.pop() if ready or unopened else None
                 if popped is not None:
                     break
@@ -176,7 +171,8 @@ class Engine:
                 self._follow_all()  # if actors were lost, nothing else would come
             self._step_wanted = self._work_inline()
         engine_lock.notify_others()
-        self._check_budget(popped[0])
+        reservations, rows = self.reservations, popped[0].plan.n_rows
+        reservations.byte_budget.check_fits(reservations.batch_bytes, rows)
         return self._collated(*popped)
 
     def _made_alone(self) -> tuple[InFlightBatch, Any] | None:
@@ -233,15 +229,16 @@ class Engine:
             PenstockError: the engine was closed.
         """
         reader = self.recipe.segments[0]
-        if reader.iterable:
-            while self._pause_source():
-                self.engine_lock.sleep()
-            reader.program.restart(skip)
-            if self.segments[0].executor == "process":
-                self._pools.renew()  # its place is in the process that reads
-        with self.engine_lock.lock:
-            self.engine_lock.mend()
-            self.engine_lock.restart(step)
+        with contextlib.ExitStack() as stack:
+            if reader.iterable:
+                stack.enter_context(self.still(reader_only=True))
+                reader.program.restart(skip)
+                if self.segments[0].executor == "process":
+                    self._pools.renew()  # its place is in the process that reads
+            with self.engine_lock.lock:
+                self.engine_lock.mend()
+                self.engine_lock.core.restart(step, self.engine_lock.clock())
+                self.engine_lock.wake()
         self.engine_lock.notify_others()
 
     def begin_epoch(self, epoch: int) -> None:
@@ -261,15 +258,16 @@ class Engine:
         plan = self.recipe.plan
         assert not isinstance(plan, AssignedPlan)  # epochs begin in the trainer
         with self.engine_lock.lock:
-            self.engine_lock.extend(plan.first_step(epoch + 1))
-            self.engine_lock.unpause()
+            self.engine_lock.core.extend(plan.first_step(epoch + 1))
+            self.engine_lock.core.unpause()
+            self.engine_lock.wake()
 
     def end_epoch(self) -> None:
         """End worker processes that may not outlive the epoch, which is over."""
         if not self.recipe.options.persistent_workers:
             self._pools.expire()
 
-    def move(self, segment: Segment, kind: Kind, workers: int | None = None) -> None:
+    def move(self, segment: Segment, kind: Kind) -> None:
         """Give a segment workers of another kind. For the trainer's thread.
 
         Nothing drains. Only the first worker processes make all others pause, for as
@@ -285,12 +283,12 @@ class Engine:
             if self.engine_lock.closed:  # by another thread, before there was a server
                 self._pools.close()
                 self._check()
-        segment.move(kind, workers)
+        segment.move(kind)
 
     @property
     def head(self) -> int:
         """The step that `pop` returns next."""
-        return self.engine_lock.head
+        return self.engine_lock.core.head
 
     def close(self) -> None:
         """Stop and join all workers, and release all memory.
@@ -310,7 +308,8 @@ class Engine:
             for segment in self.segments:
                 stack.callback(segment.close, until_s, stuck)
             with self.engine_lock.lock:
-                self.engine_lock.close()
+                self.engine_lock.core.close(self.engine_lock.clock())
+                self.engine_lock.wake()
         self.engine_lock.notify_others()
         for at, listener in enumerate(self._listeners):
             with contextlib.suppress(ValueError):  # a close that was interrupted did
@@ -334,43 +333,40 @@ class Engine:
         return True
 
     @contextlib.contextmanager
-    def still(self) -> Iterator[None]:
+    def still(self, *, reader_only: bool = False) -> Iterator[None]:
         """Keep everybody from working within the `with`.
 
         A fork copies the locks of the user's functions as they are. One that a thread
         holds at that moment would stay locked in the copy forever.
 
+        Args:
+            reader_only: whether to wait only for reads from the source to end. If the
+                process that reads has died, that is all right, too.
+
         Raises:
             PenstockError: the engine was closed.
         """
         try:
-            while self._stop_all():
+            while self._pause(reader_only=reader_only):
                 self.engine_lock.sleep()
             yield
         finally:
             with self.engine_lock.lock:
-                self.engine_lock.unpause()
+                self.engine_lock.core.unpause()
+                self.engine_lock.wake()
 
-    def _stop_all(self) -> bool:
+    def _pause(self, *, reader_only: bool) -> bool:
         """Hand out no more work; return whether somebody is still working."""
-        engine_lock = self.engine_lock
+        engine_lock, segments = self.engine_lock, self.segments
+        if reader_only:
+            segments = segments[:1]
         with engine_lock.lock:
+            if reader_only:
+                engine_lock.mend()
             self._check()
-            engine_lock.pause()
-            engine_lock.trainer_waits = self._at_work()
+            engine_lock.core.pause()
+            engine_lock.trainer_waits = any(each.connector.busy for each in segments)
             return engine_lock.trainer_waits
-
-    def _at_work(self) -> bool:
-        """Whether a worker has a lease or a batch. The lock is held."""
-        return any(segment.connector.busy for segment in self.segments)
-
-    def _pause_source(self) -> bool:
-        """Hand out no more rows of the source; return whether one is being read."""
-        with self.engine_lock.lock:
-            self.engine_lock.mend()
-            self._check()
-            reading = self.engine_lock.trainer_waits = self.engine_lock.pause_source()
-        return reading
 
     def _work_inline(self) -> bool:
         """Work on one lease of the trainer's own segments, the last ones first."""
@@ -416,7 +412,7 @@ class Engine:
         segment, self._unweighed = self._unweighed, None
         if segment is None or not segment.undecided or segment.inline is None:
             return
-        inline, batch_rows = segment.inline, segment.connector.batch_rows
+        inline, batch_rows = segment.inline, self.engine_lock.core.batch_rows
         left = -inline.done % batch_rows
         safe = segment.recipe.thread_safe
         found = resolve(*inline.tally, left, batch_rows, thread_safe=safe)
@@ -429,18 +425,16 @@ class Engine:
             note(segment, "inline", found.executor, "moved", found.reason)
 
     def _follow_all(self) -> None:
+        """Give segments the workers that they request; let the old ones leave."""
         for segment in self.segments:
-            if segment.moving:
-                self._follow(segment)
-
-    def _follow(self, segment: Segment) -> None:
-        """Give a segment the workers that it requests; let the old ones leave."""
-        kind = segment.take_wanted()
-        if kind is not None and segment.executor == "ray":
-            self.move(segment, kind)  # nobody else does its work
-        elif kind is not None and kind != segment.executor:
-            self._move_or_note(segment, kind)
-        segment.settled()
+            if not segment.moving:
+                continue
+            kind = segment.take_wanted()
+            if kind is not None and segment.executor == "ray":
+                self.move(segment, kind)  # nobody else does its work
+            elif kind is not None and kind != segment.executor:
+                self._move_or_note(segment, kind)
+            segment.settled()
 
     def _move_or_note(self, segment: Segment, kind: Kind) -> bool:
         """Move a segment; if it may not or cannot move, it stays for good."""
@@ -474,11 +468,6 @@ class Engine:
         if self.engine_lock.closed:
             raise PenstockError(CLOSED)
 
-    def _check_budget(self, in_flight: InFlightBatch) -> None:
-        reservations = self.reservations
-        needed, rows = reservations.batch_bytes, in_flight.plan.n_rows
-        reservations.byte_budget.check_fits(needed, rows)
-
     def _note_opened_late(
         self, asked: tuple[SegmentRecipe, ...], late: Mapping[int, Finding]
     ) -> None:
@@ -488,7 +477,7 @@ class Engine:
             note(self.segments[at], before, "process", moved, why)
 
     def _core(
-        self, recipe: Recipe, buffer_of: Callable[[PlannedBatch], RowBuffer], step: int
+        self, recipe: Recipe, buffer_of: Callable[[PlannedBatch], Any], step: int
     ) -> Core:
         now_ns = time.perf_counter_ns()
         alone = sum(not segment.per_batch for segment in recipe.segments) == 1
@@ -514,19 +503,15 @@ class Engine:
 
     def _segment(
         self,
-        core: Core,
         at: int,
         recipe: SegmentRecipe,
         finish: Callable[[InFlightBatch], Made],
     ) -> Segment:
-        connector = Connector(core, self.engine_lock, at, finish, len(recipe.stages))
+        connector = Connector(self.engine_lock, at, finish, len(recipe.stages))
         make = partial(self._pools.make, connector, recipe)
         samples = [each for each in self.recipe.segments if not each.per_batch]
         alone = len(samples) == 1 or recipe.per_batch
         return Segment(recipe, connector, make, alone=alone)
-
-    def __repr__(self) -> str:
-        return f"<Engine {'closed' if self._closed else self.engine_lock}>"
 
 
 def _kept_apart(recipe: Recipe, late: Mapping[int, Finding]) -> Recipe:

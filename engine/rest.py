@@ -62,7 +62,7 @@ class Rest:
         alarm.name, alarm.daemon = "penstock rest", True
         with self._engine_lock.lock:
             self._alarm = alarm  # first: Ctrl-C may come between the two
-            self._engine_lock.pause()
+            self._engine_lock.core.pause()
         for segment in self._segments:
             segment.pool.rest(until_ns)  # within leases, where these are long
         alarm.start()
@@ -79,8 +79,6 @@ class Rest:
         with self._engine_lock.lock:
             alarm, self._alarm = self._alarm, None
             if alarm is not None:
-                self._engine_lock.unpause()
+                self._engine_lock.core.unpause()
+                self._engine_lock.wake()
         return alarm
-
-    def __repr__(self) -> str:
-        return f"<Rest {'goes on' if self._alarm else 'is over'}>"

@@ -111,25 +111,25 @@ MUTATIONS = [
     Mutation(CORE, "or self.next_step == self.until", ""),
     # Each row in one place, each lease settled once
     Mutation(CORE, "        self.leases.discard(lease)\n", ""),
-    Mutation(CORE, "and pieces[0][:2] == (number, stop)", "and pieces[0][0] == number"),
-    Mutation(CORE, "used = lease.input_bytes * done // rows", "used = lease.input_bytes"),
+    Mutation(CORE, "and ready[0][:2] == (in_flight.number, stop)", "and ready[0][0] == in_flight.number"),
+    Mutation(CORE, "return lease.input_bytes - rest.input_bytes", "return lease.input_bytes"),
     Mutation(CORE, "remaining[later] -= gone", "remaining[later] -= 0"),
     Mutation(CORE, "self.batches_in_flight.get(number) is in_flight", "True"),
     Mutation(CORE, "if whole and rows < self.batch_rows:", "if whole:"),
     # Nobody sleeps over work
     Mutation(CORE, "        if left == 0:\n            self._wake(0, 1)\n        elif", "        if"),
     Mutation(CORE, "            self._wake(at, 1)  # one was woken, perhaps for several leases", "            pass  #"),
-    Mutation(CORE, "if number in (0, at - 1) or state.pieces:", "if number == at - 1:"),
+    Mutation(CORE, "if number in (0, at - 1) or state.ready:", "if number == at - 1:"),
     # Whole batches
     Mutation(CORE, "number == state.head or not state.in_order", "True"),
     Mutation(CORE, "self._wake(at, 1)  # if it works in order, its next may be due", "pass  #"),
     Mutation(CORE, "range(at + 1, self.placing + 1)", "range(at + 1, len(remaining))"),
     Mutation(CORE, "limit = max(limit, theirs + 1)", "pass"),
     # States
-    Mutation(CORE, '(State.SOURCE_PAUSED, "restart"): State.RUNNING,', ""),
-    Mutation(CORE, "if self.state.delivers and not self.state.opens:", "if self.state is State.PAUSED:"),
-    Mutation(CORE, "if allowed.gives_work and due and number", "if due and number"),
-    Mutation(CORE, '        self._follow("close")\n', ""),
+    Mutation(CORE, "            self.state = State.RUNNING\n", "            pass\n"),
+    Mutation(CORE, "        if self.state is State.PAUSED:\n            self._wake(FEED)", "        if False:\n            pass"),
+    Mutation(CORE, "if runs and due and number", "if due and number"),
+    Mutation(CORE, "        self.state = State.CLOSED\n", ""),
     # Bytes
     Mutation(BUDGET, "self.held_bytes + nbytes > self.limit_bytes", "self.held_bytes + nbytes >= self.limit_bytes"),
     Mutation(BUDGET, "max(charge.high, charge.held)", "charge.held"),

@@ -49,11 +49,6 @@ class ByteBudget:
         self._refused: set[Callable[[], None]] = set()
         self._resting: set[Callable[[], None]] = set()
 
-    def copied(self) -> ByteBudget:
-        """Return a budget with the same limit, for a child process."""
-        with self.lock:
-            return ByteBudget(self.limit_bytes, chosen=self._chosen)
-
     def resize(self, limit_bytes: int) -> list[Callable[[], None]]:
         """Change the budget; return the callbacks of refused pipelines.
 
@@ -123,9 +118,6 @@ class ByteBudget:
         refused = list(self._refused)
         self._refused.clear()
         return refused
-
-    def __repr__(self) -> str:
-        return f"<ByteBudget {self.held_bytes} of {self.limit_bytes} bytes held>"
 
 
 _byte_budget: ByteBudget | None = None

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from enum import Enum
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import NOTE, SampleNote, add_note
 from ..plan import BatchPlan, Context, Rows, objects
-
-
-class Signal(Enum):
-    """Returned to a worker instead of work."""
-
-    RETIRE = "retire"
-    CLOSED = "closed"
 
 
 @dataclass(slots=True, eq=False)
@@ -49,10 +41,6 @@ class Chunk:
         """Return what the dataset is asked for in this row."""
         return self.indices[offset : offset + 1].tolist()[0]
 
-    def split(self, rows: int) -> tuple[Chunk, Chunk]:
-        """Return the first `rows` rows, and the rest."""
-        return self.part(0, rows), self.part(rows, len(self))
-
     def part(self, start: int, stop: int) -> Chunk:
         """Return the rows from `start` up to `stop`, counted within this chunk."""
         return Chunk(
@@ -61,29 +49,6 @@ class Chunk:
             self.indices[start:stop],
             self.rounds[start:stop],
             self.context,
-        )
-
-
-class Piece(NamedTuple):
-    """Rows waiting for a segment; ordered by address."""
-
-    number: int
-    """Number of their batch in flight."""
-    first_row: int
-    chunk: Chunk
-    inputs: list[Any] | None
-    nbytes: int
-    """Bytes of the inputs."""
-
-    def split(self, rows: int) -> tuple[Piece, Piece]:
-        """Return the first `rows` rows, and the rest."""
-        chunk, rest = self.chunk.split(rows)
-        nbytes = self.nbytes * rows // len(self.chunk)
-        inputs = self.inputs or []
-        taken, left = inputs[:rows] or None, inputs[rows:] or None
-        return (
-            Piece(self.number, self.first_row, chunk, taken, nbytes),
-            Piece(self.number, rest.first_row, rest, left, self.nbytes - nbytes),
         )
 
 
@@ -129,7 +94,10 @@ class Failure:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A chunk being worked on. Settling it a second time has no effect."""
+    """A chunk that waits for a worker, or is being worked on.
+
+    Settling it a second time has no effect.
+    """
 
     segment: int
     chunk: Chunk
@@ -141,6 +109,13 @@ class Lease:
     input_bytes: int = 0
     whole: bool = False
     """Whether it is a batch that the worker must collate."""
+
+    def part(self, start: int, stop: int) -> Lease:
+        """Return the rows from `start` up to `stop`, with their share of the bytes."""
+        rows, nbytes, inputs = len(self.chunk), self.input_bytes, self.inputs
+        nbytes = nbytes * stop // rows - nbytes * start // rows
+        chunk, inputs = self.chunk.part(start, stop), inputs and inputs[start:stop]
+        return Lease(self.segment, chunk, inputs, self.in_flight, nbytes)
 
 
 Parts = tuple[tuple[int, int, int], ...]
@@ -169,7 +144,7 @@ class Outcome:
     made: Any = None
     """The batch, if the lease was all of it and the worker has collated it."""
     parts: Parts = ()
-    """Costs of each stage; empty if there is only one."""
+    """Costs of each stage; empty if unknown."""
     changed: str | None = None
     """Which data changed in a worker process, if the user asked for one worker: a path,
     or an empty string if nothing changed. None if nobody has looked."""
@@ -196,14 +171,6 @@ def runs(offsets: list[int] | None, count: int) -> list[tuple[int, int, int]]:
     return found
 
 
-class RowBuffer(Protocol):
-    """Memory for a batch's rows; the core only passes it on."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its memory, if it has been opened."""
-
-
 @dataclass(slots=True)
 class Onward:
     """A batch with all its rows, for a segment that works on whole batches."""
@@ -218,7 +185,8 @@ class InFlightBatch:
 
     plan: BatchPlan
     rows: Rows
-    buffer: RowBuffer
+    buffer: Any
+    """The `BatchBuffer` of its rows; the core only passes it on."""
     remaining: list[int]
     """Rows still to be finished, by segment."""
     next_row: int = 0

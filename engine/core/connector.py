@@ -14,14 +14,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from ...errors import WorkerError
 from ...system.run_queue import OwnQueue
 from ...system.wakeup import NOTICE_S
-from .chunk import InFlightBatch, Lease, Outcome, Signal
-from .core import ALL, FEED, LEASE_NS, Core, State, pop_unmade
+from .chunk import InFlightBatch, Lease, Outcome
+from .core import ALL, FEED, Core, State, pop_unmade
 from .metrics import PartsMeter, SegmentCounters, Wait, WorkerMeter, WorkerReading
 
 Clock = Callable[[], int]
@@ -31,17 +29,27 @@ class ReaderLost(Exception):
     """The process that read an iterable has died, and its place with it."""
 
 
-class Waiters:
-    """The lock, and the means to wake each kind of waiter.
+class EngineLock:
+    """The engine's lock, the core that it guards, and those who wait.
+
+        with engine_lock.lock:
+            engine_lock.core.unpause()
+            engine_lock.wake()          # whoever this concerns
+        engine_lock.notify_others()     # pipelines that wait for bytes released here
 
     Workers wait on a condition, selectors register a listener, the trainer sleeps.
+    Callers of a method hold the lock, unless it says otherwise. They take it by `with`
+    on the lock itself, never through a method of ours: Ctrl-C may interrupt the
+    trainer's thread between any two steps of Python code, and only this form is certain
+    to release the lock. The core's numbers may be read without it.
     """
 
-    def __init__(self, segments: int, wakes: dict[int, int]) -> None:
+    def __init__(self, core: Core, clock: Clock = time.perf_counter_ns) -> None:
         self.lock = threading.Lock()
+        self.core, self.clock = core, clock
         self.broken: BaseException | None = None
         """A failure of the engine itself; the trainer raises it."""
-        self.wakes = wakes
+        segments = len(core.segments)
         self._conditions = [threading.Condition(self.lock) for _ in range(segments)]
         self._waiting = [0] * segments
         self.listeners: list[list[Callable[[], None]]] = [[] for _ in range(segments)]
@@ -51,8 +59,8 @@ class Waiters:
         self._trainer: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def wake(self) -> None:
-        """Wake everybody who may find something to do. The lock is held."""
-        wakes = self.wakes
+        """Wake everybody who may find something to do, after any change of the core."""
+        wakes = self.core.wakes
         if wakes.pop(FEED, 0):
             self.wake_trainer()
         for at, count in wakes.items():
@@ -63,7 +71,7 @@ class Waiters:
         wakes.clear()
 
     def wait(self, at: int) -> None:
-        """Wait, with the lock held, until segment `at` is woken. For workers."""
+        """Wait until segment `at` is woken. For workers."""
         self._waiting[at] += 1
         try:
             self._conditions[at].wait()
@@ -81,70 +89,43 @@ class Waiters:
             self._trainer.get(timeout=NOTICE_S)
 
     def wake_trainer(self) -> None:
-        """Wake the trainer if it is waiting. The lock is held."""
+        """Wake the trainer if it is waiting."""
         if self.trainer_waits:
             self.trainer_waits = False
             self._trainer.put(None)
 
     def notify(self, at: int = 0) -> None:
-        """Let segment `at` look for work again, such as when bytes became free."""
+        """Let segment `at` look for work again, such as when bytes became free.
+
+        No lock is held.
+        """
         with self.lock:
-            self.wakes[at] = ALL
+            self.core.wakes[at] = ALL
             self.wake()
 
     def fail(self, error: BaseException) -> None:
-        """Report a failure of the engine itself to the trainer."""
+        """Report a failure of the engine itself to the trainer. No lock is held."""
         with self.lock:
             self.broken = self.broken or error
             self.wake_trainer()
 
     def mend(self) -> None:
-        """Note that an iterable is read again from the start. The lock is held."""
+        """Note that an iterable is read again from the start."""
         if isinstance(self.broken, ReaderLost):
             self.broken = None
-
-
-class EngineLock(Waiters):
-    """The engine's lock, and the operations on the core under it.
-
-        with engine_lock.lock:
-            popped = engine_lock.pop()  # also wakes whoever this concerns
-        engine_lock.notify_others()     # pipelines that wait for bytes released here
-
-    Callers of a method hold the lock, unless it says otherwise. They take it by `with`
-    on the lock itself, never through a method of ours: Ctrl-C may interrupt the
-    trainer's thread between any two steps of Python code, and only this form is certain
-    to release the lock. The properties may be read without it.
-    """
-
-    def __init__(self, core: Core, clock: Clock = time.perf_counter_ns) -> None:
-        super().__init__(len(core.segments), core.wakes)
-        self._core = core
-        self.clock = clock
-        self.reservations = core.reservations
 
     @property
     def closed(self) -> bool:
         """Whether it has stopped handing out work for good."""
-        return self._core.state is State.CLOSED
-
-    @property
-    def head(self) -> int:
-        """The step that `pop` returns next."""
-        return self._core.head
-
-    @property
-    def next_step(self) -> int:
-        """The step that the source opens next."""
-        return self._core.next_step
+        return self.core.state is State.CLOSED
 
     def peek(self) -> tuple[InFlightBatch, Any] | None:
         """Return what `pop` would, without removing it. For the trainer, unlocked."""
-        return self._core.outbox.get(self._core.head)
+        return self.core.outbox.get(self.core.head)
 
     def notify_others(self) -> None:
         """Notify other pipelines that bytes became free. No lock is held."""
-        notifications = self.reservations.notifications
+        notifications = self.core.reservations.notifications
         while notifications:
             try:
                 notify = notifications.popleft()
@@ -158,43 +139,12 @@ class EngineLock(Waiters):
         Raises:
             Exception: a function of the schedule raised it for this batch.
         """
-        core = self._core
+        core = self.core
         if core.unplanned is not None and core.head == core.next_step:
             raise core.unplanned
         popped = core.pop(self.clock())
         self.wake()
         return popped
-
-    def pause_source(self) -> bool:
-        """Open no batch until `restart`; return whether the source is being read."""
-        return self._core.pause_source()
-
-    def pause(self) -> None:
-        """Hand out no more work. Batches that are ready may still be popped."""
-        self._core.pause()
-
-    def unpause(self) -> None:
-        """Continue after `pause`."""
-        self._core.unpause()
-        self.wake()
-
-    def extend(self, until: int | None) -> None:
-        """Allow opening batches before the step `until`; None removes the limit."""
-        self._core.extend(until)
-        self.wake()
-
-    def restart(self, step: int) -> None:
-        """Drop everything in flight, and continue at `step`."""
-        self._core.restart(step, self.clock())
-        self.wake()
-
-    def close(self) -> None:
-        """Drop everything, permanently."""
-        self._core.close(self.clock())
-        self.wake()
-
-    def __repr__(self) -> str:
-        return repr(self._core)
 
 
 class Suspension:
@@ -205,7 +155,7 @@ class Suspension:
 
     def __init__(self, engine_lock: EngineLock) -> None:
         self._engine_lock = engine_lock
-        self._byte_budget = engine_lock.reservations.byte_budget
+        self._byte_budget = engine_lock.core.reservations.byte_budget
         # Whether prefetched data was dropped; guarded by the engine's lock.
         self._suspended = False
 
@@ -219,7 +169,8 @@ class Suspension:
         with self._engine_lock.lock:
             if self._suspended:
                 self._suspended = False
-                self._engine_lock.extend(None)
+                self._engine_lock.core.extend(None)
+                self._engine_lock.wake()
 
     def leave(self) -> None:
         """Prevent any further suspension."""
@@ -232,15 +183,11 @@ class Suspension:
             resting = self._suspend in self._byte_budget.resting()
             if resting and not self._suspended:
                 self._suspended = True
-                engine_lock.restart(engine_lock.head)
-                engine_lock.extend(engine_lock.head)
+                core, now_ns = engine_lock.core, engine_lock.clock()
+                core.restart(core.head, now_ns)
+                core.extend(core.head)
+                engine_lock.wake()
         engine_lock.notify_others()
-
-
-def end_without(engine_lock: EngineLock, why: str) -> None:
-    """Make the trainer raise an error: no workers are left."""
-    text = f"the workers are out of reach, and no others take over: {why}"
-    engine_lock.fail(WorkerError(text))
 
 
 class Connector:
@@ -248,17 +195,13 @@ class Connector:
 
     def __init__(
         self,
-        core: Core,
         engine_lock: EngineLock,
         segment: int,
         finish: Callable[[InFlightBatch], Any],
         operations: int = 1,
     ) -> None:
-        self._core = core
-        self.engine_lock = engine_lock
+        self.engine_lock, self._core = engine_lock, engine_lock.core
         self.parts = PartsMeter(operations)
-        self._alone = operations == 1
-        """Whether its cost is that of a single operation."""
         self.own_queue = OwnQueue()
         """The trainer's thread's waits for a core, while it works on the segment."""
         self.segment = segment
@@ -266,9 +209,8 @@ class Connector:
         self.on_look: Callable[[str], object] = str
         """Called when a segment's only worker has looked at its copy of the data, with
         the path of what changed there, or an empty string."""
-        self.on_lost: Callable[[str], object] = partial(end_without, engine_lock)
-        """Called with the reason once workers elsewhere are out of reach for good. By
-        default the trainer raises an error, as nobody is left to make its batches."""
+        self.on_lost: Callable[[str], object] = str
+        """Called with the reason once workers elsewhere are out of reach for good."""
         # Number of batches that workers are collating.
         self._finishing = 0
         self.meters: set[WorkerMeter] = set()
@@ -297,8 +239,8 @@ class Connector:
                 self.meters.remove(meter)
                 self._gone += meter.read(self.engine_lock.clock())
 
-    def take(self, meter: WorkerMeter, surplus: Callable[[], bool]) -> Lease | Signal:
-        """Wait for work; return a lease, or the signal to end.
+    def take(self, meter: WorkerMeter, surplus: Callable[[], bool]) -> Lease | None:
+        """Wait for work; return a lease, or None if the worker must end.
 
         Args:
             meter: the worker's instrument.
@@ -306,15 +248,12 @@ class Connector:
         """
         engine_lock = self.engine_lock
         with engine_lock.lock:
-            while True:
-                if engine_lock.closed:
-                    return Signal.CLOSED
-                if surplus():
-                    return Signal.RETIRE
+            while not (engine_lock.closed or surplus()):
                 lease = self._attempt(meter)
                 if lease is not None:
                     return lease
                 engine_lock.wait(self.segment)
+        return None
 
     def try_take(self, meter: WorkerMeter) -> Lease | None:
         """Return a lease; None if there is no work now, or the engine is closed."""
@@ -332,7 +271,8 @@ class Connector:
             now_ns = engine_lock.clock()
             spent_ns = outcome.run_ns, outcome.cpu_ns
             meter.stop(outcome.done, *spent_ns, now_ns, outcome.nbytes)
-            self._add_parts(outcome)
+            if outcome.parts:
+                self.parts.add(outcome.parts, outcome.done)
             in_flight = self._core.settle(lease, outcome, now_ns)
             self._finishing += in_flight is not None
             engine_lock.wake()
@@ -368,20 +308,13 @@ class Connector:
         outcome = work(Lease(self.segment, chunk, in_flight.inputs, in_flight))
         if self.engine_lock.closed:  # meanwhile: nobody is left to take it
             return None
-        self._add_parts(outcome)
+        self.parts.add(outcome.parts, outcome.done)
         spent = outcome.run_ns, outcome.cpu_ns
-        self._core.segments[self.segment].weigh(*spent, outcome.done)
+        self._core.segments[self.segment].learn(*spent, outcome.done)
         in_flight.failures += outcome.failures
         in_flight.dropped, in_flight.ended = outcome.dropped, outcome.ended
         outcome.failures.clear()  # for the reason in `settle`
         return in_flight, self._finish(in_flight)
-
-    def _add_parts(self, outcome: Outcome) -> None:
-        if outcome.parts:
-            self.parts.add(outcome.parts, outcome.done)
-        elif self._alone:
-            each = outcome.nbytes // max(outcome.done, 1)
-            self.parts.add([(outcome.run_ns, outcome.cpu_ns, each)], outcome.done)
 
     def keeps_nothing(self) -> None:
         """Note that `collate_fn` and the like keep no state between batches.
@@ -401,28 +334,6 @@ class Connector:
     def busy(self) -> bool:
         """Whether a worker has a batch or a lease, even one that was dropped."""
         return self._finishing > 0 or any(meter.leases for meter in self.meters)
-
-    @property
-    def batch_rows(self) -> int:
-        """Current number of rows in a batch."""
-        return self._core.batch_rows
-
-    def resize(
-        self,
-        workers: int,
-        prefetch: int,
-        lease_ns: int = LEASE_NS,
-        makers: int = 1,
-        *,
-        inline: bool = False,
-    ) -> None:
-        """Set how many workers there are, and how far ahead they may work.
-
-        The arguments are those of `Core.set_workers` and `set_prefetch`.
-        """
-        self._core.set_workers(self.segment, workers, lease_ns, makers, inline=inline)
-        self._core.set_prefetch(self.segment, prefetch)
-        self.engine_lock.wake()
 
     def read(self, now_ns: int) -> SegmentCounters:
         """Return all totals up to now."""
@@ -455,6 +366,3 @@ class Connector:
         meter.start(now_ns)
         self.engine_lock.wake()
         return lease
-
-    def __repr__(self) -> str:
-        return f"<Connector of segment {self.segment}: {len(self.meters)} workers>"

@@ -13,38 +13,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat, starmap
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 from ...errors import SampleError, add_note
 from ..batch.array_rows import ArrayRows
+from ..batch.buffer import BatchBuffer
 from ..batch.layout import size_of, size_of_all
 from ..core.chunk import Chunk, Failure, Outcome, Parts
 from ..core.metrics import CpuClock
 from ..plan import as_yielded
 from .randomness import SampleRandom
 
-
-class Sink(Protocol):
-    """Takes the rows of a batch."""
-
-    def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int:
-        """Put one sample into each of `rows`; return the bytes they take."""
-
-
-class Watch(Protocol):
-    """Observes which sample a worker is at."""
-
-    def begin(self, task: int, first: int) -> None:
-        """Note that rows of a task are begun, from row `first` of it on."""
-
-    def end(self) -> None:
-        """Note that they are done."""
-
-    def each(self, items: Iterable[Any], rows: Sequence[int]) -> Iterator[Any]:
-        """Yield `items`, noting the row of each as it is taken."""
-
-    def all(self) -> None:
-        """Note that several rows are worked on at once, from now on."""
+Watch = Any
+"""Observes which sample a worker is at: a `LaneStatus` (far/status_page.py)."""
 
 
 @dataclass(slots=True)
@@ -63,9 +44,9 @@ class Work:
 
     def watched(self, items: Iterable[Any]) -> Iterable[Any]:
         """Return `items`, one per sample, observed as they are taken."""
-        if self.watch is None:
-            return items
-        return self.watch.each(items, self.offsets or range(len(self.chunk)))
+        if self.watch is not None:
+            items = self.watch.each(items, self.offsets or range(len(self.chunk)))
+        return items
 
     def rows(self) -> Sequence[int]:
         """Return the row of the batch that each sample belongs to."""
@@ -181,7 +162,7 @@ class Calling(Operation):
     """An operation that calls a function once for every sample.
 
     The calls are made between its two halves: one after another, or, for a coroutine
-    function, awaited (awaiting.py).
+    function, awaited (workers/coroutines.py).
     """
 
     __slots__ = ()
@@ -411,8 +392,13 @@ class Map(Calling):
 
     def finish(self, work: Work, results: Work) -> None:
         """Refuse None."""
-        if any(sample is None for sample in results.samples):
-            self._blame_none(work)
+        if all(sample is not None for sample in results.samples):
+            return
+        error = self.none.format(self.stage)
+        for at, sample in enumerate(work.samples):
+            if sample is None:
+                work.fail(at, SampleError(error), self.stage)
+        work.keep(work.samples, [sample is not None for sample in work.samples])
 
     def _extras(self, work: Work) -> tuple[Any, ...]:
         chunk = work.chunk
@@ -430,13 +416,6 @@ class Map(Calling):
         if self.wants_ctx:
             extras["ctx"] = work.chunk.context
         return self.function(sample, **extras)
-
-    def _blame_none(self, work: Work) -> None:
-        error = self.none.format(self.stage)
-        for at, sample in enumerate(work.samples):
-            if sample is None:
-                work.fail(at, SampleError(error), self.stage)
-        work.keep(work.samples, [sample is not None for sample in work.samples])
 
 
 class BatchMap(Map):
@@ -547,11 +526,6 @@ class Program:
         stages = tuple(operation.stage for operation in self.operations)
         return (*stages, self.places) if self.places else stages
 
-    @property
-    def takes_rows(self) -> bool:
-        """Whether it works on samples, not on whole batches."""
-        return not isinstance(self.operations[0], BatchMap)
-
     def enter(self, number: int) -> None:
         """Note that it runs in worker process `number` from now on."""
         for operation in self.operations:
@@ -570,7 +544,7 @@ class Program:
         self,
         chunk: Chunk,
         inputs: list[Any] | None,
-        sink: Sink | None,
+        sink: BatchBuffer | None,
         random: SampleRandom,
         watch: Watch | None = None,
         clock: CpuClock | None = None,
@@ -615,30 +589,29 @@ class Program:
         work = Work(chunk, random, inputs or [], watch=watch)
         if inputs and type(inputs[0]) is Unread:
             work.fail_all(inputs[0].error, self.operations[0].stage)
-            return work, ()
+            return work, ((0, 0, 0),) * len(self.operations)
         if len(self.operations) == 1:
             self.operations[0].run(work)  # its cost is the whole cost
             return work, ()
         return work, tuple(timed(each, work, share) for each in self.operations)
 
     def parted(self, parts: Parts, outcome: Outcome, made_ns: int) -> Parts:
-        """Return the cost of each stage, including placing; empty if there is only one.
+        """Return the cost of each stage, including placing.
 
         Args:
             parts: the costs of the operations; empty if there is only one.
             outcome: the outcome of the whole chunk.
             made_ns: the time after which the samples were made, in nanoseconds.
         """
-        if not self.places:
-            return parts
-        placing_ns = outcome.run_ns - made_ns
+        placing_ns = outcome.run_ns - made_ns if self.places else 0
         computing_ns = min(placing_ns, outcome.cpu_ns)  # copies do not wait
         if not parts:
             nbytes = outcome.nbytes // max(outcome.done, 1)
-            parts = ((made_ns, outcome.cpu_ns - computing_ns, nbytes),)
-        return *parts, (placing_ns, computing_ns, 0)
+            run_ns = outcome.run_ns - placing_ns
+            parts = ((run_ns, outcome.cpu_ns - computing_ns, nbytes),)
+        return (*parts, (placing_ns, computing_ns, 0)) if self.places else parts
 
-    def finish(self, work: Work, sink: Sink | None) -> Outcome:
+    def finish(self, work: Work, sink: BatchBuffer | None) -> Outcome:
         """Place or return the remaining rows; their times are unknown."""
         outcome = Outcome(
             done=len(work.chunk),

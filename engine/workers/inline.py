@@ -10,10 +10,10 @@ from ..core.connector import Connector
 from ..core.core import FAR_LEASE_NS, LEASE_NS
 from ..program.program import Program
 from ..program.randomness import SampleRandom
-from .pool import Holding, NearPool, PoolStatistics, Watches, no_watch, run_lease
+from .pool import Holding, PoolStatistics, Watches, WorkerPool, no_watch, run_lease
 
 
-class Inline(NearPool):
+class Inline(WorkerPool):
     """One worker that works on request, in the caller's thread."""
 
     executor = "inline"
@@ -32,7 +32,7 @@ class Inline(NearPool):
         self._left = False
         self.done = 0
         """Rows done so far."""
-        self._leases = self._rows = self._run_ns = 0
+        self._rows = self._run_ns = 0
         self._slowest = (0, 0)
 
     @property
@@ -60,7 +60,7 @@ class Inline(NearPool):
         return self._connector.make_alone(self._outcome)
 
     def leases(self, workers: int) -> Holding:
-        """Return what leases it holds; if it is watched, it does nothing else."""
+        # If it is watched, it does nothing else.
         return Holding(workers, LEASE_NS if self._watch is None else FAR_LEASE_NS)
 
     def resize(self, count: int) -> None:
@@ -75,11 +75,9 @@ class Inline(NearPool):
         return []
 
     def statistics(self) -> PoolStatistics:
-        here = not self._left
-        return PoolStatistics(self.executor, here, here)
+        return PoolStatistics(alive=not self._left)
 
     def threads(self) -> list[str]:
-        """Return none: it works in the trainer's thread."""
         return []
 
     def _run(self, lease: Lease) -> None:
@@ -94,13 +92,12 @@ class Inline(NearPool):
             if isinstance(failure.error, KeyboardInterrupt):
                 raise failure.error  # at once: it was meant for the trainer's loop
         self._connector.settle(lease, outcome, self._meter)
-        if self._leases:
+        if self.done:
             self._rows += outcome.done
             self._run_ns += outcome.run_ns
             rows, run_ns = self._slowest
             if outcome.run_ns * rows >= run_ns * outcome.done:
                 self._slowest = outcome.done, outcome.run_ns
-        self._leases += 1
         self.done += outcome.done
 
     def _outcome(self, lease: Lease) -> Outcome:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
-from typing import Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple
 
 from ...system.wakeup import Wakeup
 from ..batch.buffer import BatchBuffer
@@ -17,17 +17,17 @@ from ..core.chunk import Lease, Outcome
 from ..core.connector import Connector
 from ..core.core import LEASE_NS
 from ..core.metrics import CpuClock
-from ..program.program import Program, Watch
+from ..program.program import BatchMap, Program, Watch
 from ..program.randomness import SampleRandom
+
+Kind = Literal["inline", "thread", "process", "async", "ray"]
+"""Kinds of workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStatistics:
     """Numbers of workers."""
 
-    executor: str
-    asked: int
-    """The number last requested."""
     alive: int
     """Workers that work or wait, including those that are about to retire."""
     beginning: int = 0
@@ -48,22 +48,25 @@ class Holding(NamedTuple):
     """How many work on one each, if they make whole batches."""
 
 
-class WorkerPool(Protocol):
+class WorkerPool(ABC):
     """The workers of one segment, of one kind. They only `take` and `settle`."""
 
-    @property
-    def executor(self) -> str:
-        """`inline`, `thread`, `async`, `process` or `ray`."""
+    executor: ClassVar[Kind]
+    _connector: Connector
 
+    @abstractmethod
     def resize(self, count: int) -> None:
         """Request `count` workers; return at once, without waiting for running work."""
 
     def leases(self, workers: int) -> Holding:
-        """Return what leases so many workers hold."""
+        """Return what leases so many workers hold: one each."""
+        return Holding(workers, LEASE_NS)
 
+    @abstractmethod
     def retire(self) -> None:
         """Let all workers leave for good after their current lease; return at once."""
 
+    @abstractmethod
     def close(self, until_s: float = inf) -> list[str]:
         """Stop, and wait until all workers are gone. The engine lock is closed already.
 
@@ -74,37 +77,23 @@ class WorkerPool(Protocol):
             The names of threads that still run: a thread cannot be interrupted.
         """
 
+    @abstractmethod
     def statistics(self) -> PoolStatistics:
         """Return the numbers of workers. The engine lock must not be held."""
 
+    @abstractmethod
     def threads(self) -> list[str]:
         """Return the /proc folders of the worker threads, without the caller's."""
 
-    def rest(self, until_ns: int) -> None:
+    def rest(self, until_ns: int) -> None:  # noqa: B027 most leases are short
         """Let workers rest within a lease, too, until this moment; 0: no more."""
 
     def at_work(self) -> bool:
         """Whether a worker is working. The engine lock is held."""
-
-
-class NearPool:
-    """What all workers in this process have in common."""
-
-    _connector: Connector
-
-    def rest(self, until_ns: int) -> None:
-        """Do nothing: leases are short."""
-
-    def at_work(self) -> bool:
-        """Whether a worker has a lease."""
         return self._connector.busy
 
-    def leases(self, workers: int) -> Holding:
-        """Return what leases so many workers hold: one each."""
-        return Holding(workers, LEASE_NS)
 
-
-class ServedPool(ABC):
+class ServedPool(WorkerPool):
     """Workers served by one thread, which waits for whatever happens first.
 
     The engine lock guards `_asked`, `_leaving` and `_wakeup`; everything else belongs
@@ -118,6 +107,7 @@ class ServedPool(ABC):
     def __init__(self, connector: Connector, name: str) -> None:
         self._connector = connector
         self._engine_lock = connector.engine_lock
+        self._listeners = connector.engine_lock.listeners[connector.segment]
         self._asked = 0
         self._leaving = False
         self._wakeup = Wakeup()
@@ -126,19 +116,16 @@ class ServedPool(ABC):
         )
 
     def resize(self, count: int) -> None:
-        """Request `count` workers."""
         with self._engine_lock.lock:
             self._asked = count
             self._wakeup.notify()
 
     def retire(self) -> None:
-        """Let all workers leave after their current lease."""
         with self._engine_lock.lock:
             self._asked, self._leaving = 0, True
             self._wakeup.notify()
 
     def close(self, until_s: float = inf) -> list[str]:
-        """Wait until the thread has ended all workers; the engine lock is closed."""
         return join_all([self._thread], until_s)
 
     def _start(self) -> None:
@@ -157,10 +144,6 @@ class ServedPool(ABC):
                 self._listeners.remove(self._hear_of_work)
                 self._wakeup.close()
             self._end_all()
-
-    @property
-    def _listeners(self) -> list[Callable[[], None]]:
-        return self._engine_lock.listeners[self._connector.segment]
 
     def _hear_of_work(self) -> None:
         """React to possible work. The engine lock is held."""
@@ -190,8 +173,6 @@ def beginning(connector: Connector) -> int:
     return sum(meter.begins for meter in connector.meters)
 
 
-Kind = Literal["inline", "thread", "process", "async", "ray"]
-"""Kinds of workers."""
 Watches = Callable[[], Watch | None]
 """Makes what observes the samples of one worker."""
 
@@ -221,7 +202,8 @@ def run_lease(
         return program.run(chunk, lease.inputs, sink, random, clock=clock)
     in_flight = lease.in_flight
     watch.begin(in_flight.number, chunk.first_row - in_flight.first_row)
-    each = watch if program.takes_rows else None
+    by_batch = isinstance(program.operations[0], BatchMap)
+    each = None if by_batch else watch
     outcome = program.run(chunk, lease.inputs, sink, random, each, clock)
     watch.end()
     return outcome
@@ -229,7 +211,4 @@ def run_lease(
 
 def sink_of(program: Program, lease: Lease) -> BatchBuffer | None:
     """Return the batch that a lease's rows are written to, if they are."""
-    if not program.places:
-        return None
-    assert isinstance(lease.in_flight.buffer, BatchBuffer)
-    return lease.in_flight.buffer
+    return lease.in_flight.buffer if program.places else None

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from penstock.engine.core.byte_budget import ByteBudget, Reservations
-from penstock.engine.core.chunk import InFlightBatch, Lease, Outcome, Signal
+from penstock.engine.core.chunk import InFlightBatch, Lease, Outcome
 from penstock.engine.core.connector import Connector, EngineLock
 from penstock.engine.core.core import Core, SegmentState
 from penstock.engine.core.metrics import Gauge, Wait
-from penstock.errors import WorkerError
 from support.core_script import Script
 
 JOIN_S = 60.0
@@ -51,7 +50,7 @@ class Site:
         self.engine_lock = EngineLock(core, self.clock)
         self.finished: list[int] = []
         self.connectors = [
-            Connector(core, self.engine_lock, at, self.finish) for at in range(2)
+            Connector(self.engine_lock, at, self.finish) for at in range(2)
         ]
         self.meters = [connector.enter() for connector in self.connectors]
 
@@ -103,7 +102,7 @@ class Taker(threading.Thread):
     def __init__(self, connector: Connector) -> None:
         super().__init__(daemon=True)
         self.connector = connector
-        self.given: Lease | Signal | None = None
+        self.given: Lease | None = None
         self.retiring = False
         self._looked = threading.Event()
 
@@ -126,7 +125,7 @@ class Taker(threading.Thread):
             pass
         assert self.given is None
 
-    def result(self) -> Lease | Signal | None:
+    def result(self) -> Lease | None:
         """Wait until the worker is woken, and return what it was given."""
         self.join(JOIN_S)
         assert not self.is_alive(), "nothing woke it"
@@ -182,7 +181,8 @@ def test_a_worker_is_woken_when_its_segment_may_go_further_ahead() -> None:
     site.settle(site.lease(0))
     with sleeping(site.connectors[0]) as taker:
         with held(site.engine_lock):
-            site.connectors[0].resize(workers=1, prefetch=8)
+            site.core.set_prefetch(0, 8)
+            site.engine_lock.wake()
         assert isinstance(taker.result(), Lease)
 
 
@@ -203,13 +203,13 @@ def test_a_waiting_worker_retires_when_it_is_asked_to(at: int) -> None:
     with sleeping(site.connectors[at]) as taker:
         taker.retiring = True
         site.connectors[at].engine_lock.notify(at)
-        assert taker.result() is Signal.RETIRE
+        assert taker.result() is None
     assert lease in site.core.leases
 
 
 def test_retiring_comes_before_work() -> None:
     site = Site()
-    assert site.connectors[0].take(site.meters[0], lambda: True) is Signal.RETIRE
+    assert site.connectors[0].take(site.meters[0], lambda: True) is None
 
 
 @pytest.mark.parametrize("at", [0, 1])
@@ -218,16 +218,25 @@ def test_closing_wakes_every_waiting_worker(at: int) -> None:
     site.lease(0)
     with sleeping(site.connectors[at]) as one, sleeping(site.connectors[at]) as two:
         with held(site.engine_lock) as engine_lock:
-            engine_lock.close()
-        assert one.result() is Signal.CLOSED
-        assert two.result() is Signal.CLOSED
+            engine_lock.core.close(0)
+            engine_lock.wake()
+        assert one.result() is None
+        assert two.result() is None
 
 
 def test_closing_comes_before_retiring_and_work() -> None:
     site = Site()
     with held(site.engine_lock) as engine_lock:
-        engine_lock.close()
-    assert site.connectors[0].take(site.meters[0], lambda: True) is Signal.CLOSED
+        engine_lock.core.close(0)
+        engine_lock.wake()
+    asked: list[bool] = []
+
+    def surplus() -> bool:
+        asked.append(True)
+        return True
+
+    assert site.connectors[0].take(site.meters[0], surplus) is None
+    assert asked == []
     assert site.connectors[0].try_take(site.meters[0]) is None
 
 
@@ -236,7 +245,8 @@ def test_a_restart_wakes_a_waiting_worker() -> None:
     site.lease(0)
     with sleeping(site.connectors[0]) as taker:
         with held(site.engine_lock) as engine_lock:
-            engine_lock.restart(5)
+            engine_lock.core.restart(5, 0)
+            engine_lock.wake()
         given = taker.result()
     assert isinstance(given, Lease)
     assert given.chunk.step == 5
@@ -252,7 +262,8 @@ def test_bytes_given_back_by_one_pipeline_wake_the_source_of_another() -> None:
     here.load()
     with sleeping(here.connectors[0]) as taker:
         with held(there.engine_lock) as engine_lock:
-            engine_lock.close()
+            engine_lock.core.close(0)
+            engine_lock.wake()
         assert isinstance(taker.result(), Lease)
 
 
@@ -340,20 +351,9 @@ def test_the_time_of_workers_that_have_left_counts_too() -> None:
     assert (total.wait_input_s, total.wait_credit_s) == (3.0, 0.0)
 
 
-def test_a_connector_shows_how_many_workers_it_has() -> None:
-    assert repr(Site().connectors[1]) == "<Connector of segment 1: 1 workers>"
-
-
 def test_the_outbox_is_measured_in_batches() -> None:
     site = Site()
     site.load()
     _, gauge, row_bytes, _ = site.connectors[1].read(0)
     assert gauge.capacity == 2
-    assert row_bytes == site.engine_lock.reservations.statistics().batch_bytes / 2 == 1
-
-
-def test_workers_that_nobody_replaces_end_the_run_with_an_error() -> None:
-    site = Site()
-    site.connectors[0].on_lost("Ray was shut down")
-    assert isinstance(site.engine_lock.broken, WorkerError)
-    assert "Ray was shut down" in str(site.engine_lock.broken)
+    assert row_bytes == site.core.reservations.statistics().batch_bytes / 2 == 1
