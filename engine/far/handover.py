@@ -10,14 +10,12 @@ Everything but arrays is pickled: it comes from our own process, over our own pi
 from __future__ import annotations
 
 import io
-import math
 import os
 import pickle
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import ExitError, WorkerError, add_note, set_on, users_frames
-from ..batch.layout import Layout
+from ..batch.layout import ALIGN, Allocate, Layout
 from .slabs import Block, allocate_on, map_shared
 
 __all__ = [
@@ -44,11 +42,14 @@ __all__ = [
     "plain_dumps",
     "recall",
     "restored",
+    "spans",
     "travel",
 ]
 
 WORTH_BYTES = 4096
 """Pickling a numpy array below this size is faster than placing it."""
+WITH_DATA = 4
+"""The last protocol of pickle in which an array comes with its memory."""
 
 BITS = {
     1: torch.uint8,
@@ -59,56 +60,38 @@ BITS = {
 }
 """By itemsize: a dtype that copies bits unchanged."""
 
-Array = torch.Tensor | NDArray[Any]
-
 
 class Laid(NamedTuple):
     """A batch that lies in a slab of the sender's."""
 
-    key: int
-    nbytes: int
-    new: bool
-    """Whether the slab's descriptor comes with this message."""
     layout: Layout | None
     """None: that of the batch sent before."""
     rows: int
+    key: int
+    size: int
+    """Bytes of the slab."""
+    new: bool
+    """Whether the slab's descriptor comes with this message."""
     forget: tuple[int, ...]
     """Keys of slabs that will not be used again."""
 
 
-class ArrayPart(NamedTuple):
-    """One array of the data."""
-
-    key: int
-    """The slab it lies in."""
-    offset: int
-    """Offset of its first byte there."""
-    dtype: torch.dtype | np.dtype[Any]
-    shape: tuple[int, ...]
-    stride: tuple[int, ...] | None
-    """In elements; None for a numpy array, whose rows are contiguous."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its elements."""
-        return self.dtype.itemsize * math.prod(self.shape)
-
-
 class Packed(NamedTuple):
-    """Data ready to be sent."""
+    """Data ready to be sent; the last fields are those of `Laid`."""
 
     body: bytes
-    """The data without its arrays, pickled, with numbers in their places."""
-    parts: tuple[ArrayPart, ...]
-    new: tuple[tuple[int, int], ...]
-    """Keys and sizes of slabs that the receiver has not mapped yet."""
-    forget: tuple[int, ...]
-    """Keys of slabs that will not be reused."""
+    """The data, pickled, without the memory of its arrays."""
+    lengths: tuple[int, ...] = ()
+    """Bytes of each array in the slab; if there are none, there is no slab."""
+    key: int = 0
+    size: int = 0
+    new: bool = False
+    forget: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:
         """Bytes that the data takes, about: those of its arrays, and the rest."""
-        return len(self.body) + sum(part.nbytes for part in self.parts)
+        return len(self.body) + sum(self.lengths)
 
 
 class Returned(NamedTuple):
@@ -140,31 +123,23 @@ class Unpacker:
         _unpackers.add(self)
 
     def unpack(self, packed: Packed, descriptors: deque[int]) -> Any:
-        """Return the data; consumes the descriptors that came with it.
+        """Return the data; consumes the descriptor that came with it.
 
         Raises:
-            Exception: whatever unpickling the rest of the data raises.
+            Exception: whatever unpickling the data raises.
         """
-        for key, nbytes in packed.new:
-            self._map(key, nbytes, descriptors)
-        memories = {key: self._open(key) for key in {part.key for part in packed.parts}}
-        for key in packed.forget:
-            self._blocks.pop(key, None)
-        arrays = [array_of(part, memories[part.key]) for part in packed.parts]
-        return PartUnpickler(packed.body, arrays).load()
+        buffers = []
+        if packed.lengths:
+            _, memory = self._open(packed, descriptors)
+            buffers = [memory[span] for span in spans(packed.lengths)]
+        return pickle.loads(packed.body, buffers=buffers)  # noqa: S301 from our own
 
     def lay_out(self, laid: Laid, descriptors: deque[int]) -> Any:
         """Return a batch that lies in a slab as its layout says."""
-        # First what later messages rely on, as the memory may be refused.
+        # First, as later messages rely on it, and the memory may be refused.
         self._layout = layout = laid.layout or self._layout
-        for old in laid.forget:
-            self._blocks.pop(old, None)
-        key = laid.key
-        if laid.new:
-            self._map(key, laid.nbytes, descriptors)
+        allocate, _ = self._open(laid, descriptors)
         assert layout is not None
-        allocate, memory = allocate_on(self._blocks[key])
-        self._mark(key, memory)
         return layout.seal(layout.open(laid.rows, allocate))
 
     def returned(self) -> Returned:
@@ -183,26 +158,23 @@ class Unpacker:
         """Note that a fork is about to share what has been received."""
         self._shared.update(tuple(self._marks))
 
-    def _open(self, key: int) -> NDArray[np.uint8]:
-        """Return the array over a slab that all arrays in it are views of."""
-        known = self._marks.get(key)
-        memory = None if known is None else known()
-        if memory is None:
-            memory = np.frombuffer(memoryview(self._blocks[key]), np.uint8)
-            self._mark(key, memory)
-        return memory
-
-    def _map(self, key: int, nbytes: int, descriptors: deque[int]) -> None:
-        descriptor = descriptors.popleft()
-        try:
-            self._blocks[key] = map_shared(descriptor, nbytes)
-        finally:
-            os.close(descriptor)
-
-    def _mark(self, key: int, memory: NDArray[np.uint8]) -> None:
+    def _open(
+        self, sent: Laid | Packed, descriptors: deque[int]
+    ) -> tuple[Allocate, NDArray[np.uint8]]:
+        """Return an allocator on a slab, and the array that it makes views of."""
+        for key in sent.forget:
+            self._blocks.pop(key, None)
+        if sent.new:
+            descriptor = descriptors.popleft()
+            try:
+                self._blocks[sent.key] = map_shared(descriptor, sent.size)
+            finally:
+                os.close(descriptor)
+        allocate, memory = allocate_on(self._blocks[sent.key])
         # The callback is pure C: one in Python could swallow a Ctrl-C.
-        mark = self._marks[key] = SlabMark(memory, self._died.append)
-        mark.key = key
+        mark = self._marks[sent.key] = SlabMark(memory, self._died.append)
+        mark.key = sent.key
+        return allocate, memory
 
 
 _unpackers: weakref.WeakSet[Unpacker] = weakref.WeakSet()
@@ -225,58 +197,31 @@ class SlabMark(weakref.ref[NDArray[np.uint8]]):
 
 
 class Pickler(pickle.Pickler):
-    """Pickles plain tensors by their bytes.
+    """Pickles plain tensors by their bytes, and arrays so that they may be written to.
 
     torch's own way does not support all dtypes, takes longer, and keeps each sparse
     tensor for as long as the process lives.
     """
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return the parts of a tensor."""
+        """Return the parts of an array or a tensor."""
+        if type(obj) is np.ndarray:
+            if obj.nbytes < WORTH_BYTES:
+                return obj.__reduce_ex__(WITH_DATA)
+            if not obj.flags.writeable:
+                return obj.copy("K").__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         if type(obj) is not torch.Tensor:
             return NotImplemented
         if is_dense(obj):
-            if obj.is_contiguous():
-                memory = obj.reshape(-1).view(torch.uint8)
-            else:
-                memory = torch.empty(obj.nbytes, dtype=torch.uint8)
-                obj = copied(obj, memory)
-            return array_of, (part_of(obj, 0, 0), memory.numpy())
+            if not is_compact(obj):
+                obj = copied(obj, torch.empty(obj.nbytes, dtype=torch.uint8))
+            line = obj.as_strided((obj.numel(),), (1,)).view(torch.uint8)
+            memory = pickle.PickleBuffer(line.numpy())
+            return _tensor, (memory, obj.dtype, tuple(obj.shape), obj.stride())
         if obj.layout is torch.sparse_coo:
             parts = obj._indices(), obj._values(), obj.shape  # noqa: SLF001 as they are
             return _coordinates, (*parts, obj.is_coalesced())
         return NotImplemented
-
-
-class PartPickler(Pickler):
-    """Collects arrays in `arrays`, and writes their numbers."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.arrays: list[Array] = []
-        self._numbers: dict[int, int] = {}
-
-    def persistent_id(self, obj: Any) -> int | None:
-        """Return the number of an array that is sent separately, or None."""
-        if not (is_dense(obj) or is_large(obj)):
-            return None
-        number = self._numbers.setdefault(id(obj), len(self.arrays))
-        if number == len(self.arrays):
-            self.arrays.append(obj)
-        return number
-
-
-class PartUnpickler(pickle.Unpickler):
-    """Restores the arrays to their places."""
-
-    def __init__(self, body: bytes, arrays: list[Array]) -> None:
-        super().__init__(io.BytesIO(body))
-        self._arrays = arrays
-
-    def persistent_load(self, pid: Any) -> Array:
-        """Return the array with this number."""
-        array: Array = self._arrays[pid]
-        return array
 
 
 def dumps(message: object) -> bytes:
@@ -297,28 +242,23 @@ def loads(body: bytes | bytearray) -> Any:
 
 
 class Flat(NamedTuple):
-    """A message as one block of bytes, which another machine can receive as it is."""
+    """A message that another machine can receive as it is."""
 
-    sizes: tuple[int, ...]
-    """Bytes of its pickled body, and of each of its arrays."""
-    block: NDArray[np.uint8]
-    """`uint8 [sum(sizes)]`"""
+    body: bytes
+    """The message, pickled, without the memory of its arrays."""
+    arrays: list[NDArray[np.uint8]]
+    """The memory of each."""
 
 
 def flattened(message: object) -> Flat:
-    """Return a message for `restored`; each of its arrays is copied once.
+    """Return a message for `restored`; its arrays are not copied yet.
 
     Raises:
         Exception: whatever pickling the rest of the message raises.
     """
-    file, arrays = io.BytesIO(), list[pickle.PickleBuffer]()
-    Pickler(file, pickle.HIGHEST_PROTOCOL, buffer_callback=arrays.append).dump(message)
-    parts = [file.getbuffer(), *(array.raw() for array in arrays)]
-    sizes = tuple(part.nbytes for part in parts)
-    block = np.empty(sum(sizes), np.uint8)
-    for part, place in zip(parts, cut(block, sizes), strict=True):
-        place[:] = part
-    return Flat(sizes, block)
+    file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+    Pickler(file, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append).dump(message)
+    return Flat(file.getvalue(), [np.asarray(buffer.raw()) for buffer in buffers])
 
 
 def restored(flat: Flat) -> Any:
@@ -327,15 +267,23 @@ def restored(flat: Flat) -> Any:
     Raises:
         Exception: whatever unpickling the rest of the message raises.
     """
-    body, *arrays = cut(flat.block, flat.sizes)
-    copies = map(bytearray, arrays)
-    return pickle.loads(body, buffers=copies)  # noqa: S301 from an actor of our own
+    copies = map(bytearray, flat.arrays)
+    return pickle.loads(flat.body, buffers=copies)  # noqa: S301 from an actor of ours
 
 
-def cut(block: NDArray[np.uint8], sizes: Sequence[int]) -> list[memoryview]:
-    """Return consecutive parts of a block."""
-    view, stops = block.data, list(accumulate(sizes))
-    return [view[at - n : at] for at, n in zip(stops, sizes, strict=True)]
+def spans(lengths: Iterable[int]) -> Iterator[slice]:
+    """Yield where arrays of these lengths, in bytes, lie in a slab."""
+    start = 0
+    for length in lengths:
+        yield slice(start, start + length)
+        start += -(-length // ALIGN) * ALIGN
+
+
+def _tensor(
+    memory: Any, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> torch.Tensor:
+    line = torch.frombuffer(memory, dtype=dtype)
+    return line if stride == (1,) else line.as_strided(shape, stride)
 
 
 def _coordinates(
@@ -362,56 +310,20 @@ def is_dense(value: Any) -> bool:
     )
 
 
-def is_large(value: Any) -> bool:
-    """Whether it is a plain numpy array large enough to be sent separately."""
-    return (
-        type(value) is np.ndarray
-        and value.nbytes >= WORTH_BYTES
-        and not value.dtype.hasobject
-        and value.flags.c_contiguous
+def is_compact(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill its memory, in whatever order."""
+    return tensor.is_contiguous() or (
+        tensor.stride() == torch.empty_like(tensor, device="meta").stride()
     )
 
 
-def address_of(array: Array) -> int:
-    """Return the address of the first element; 0 if there is none."""
-    if isinstance(array, torch.Tensor):
-        return array.data_ptr()
-    return int(array.ctypes.data)
-
-
-def part_of(array: Array, key: int, offset: int) -> ArrayPart:
-    """Describe an array that lies in a slab."""
-    if isinstance(array, torch.Tensor):
-        shape, stride = tuple(array.shape), tuple(array.stride())
-        return ArrayPart(key, offset, array.dtype, shape, stride)
-    return ArrayPart(key, offset, array.dtype, array.shape, None)
-
-
-def copied(array: Array, memory: torch.Tensor) -> Array:
-    """Copy an array into memory of its size; keep its memory layout if it is dense."""
-    if isinstance(array, torch.Tensor):
-        stride = torch.empty_like(array, device="meta").stride()
-        place = memory.view(array.dtype).as_strided(array.shape, stride)
-        as_bits = BITS[array.itemsize]  # torch cannot copy all its dtypes
-        place.view(as_bits).copy_(array.view(as_bits))
-        return place
-    target = np.ndarray(array.shape, array.dtype, memory.numpy())
-    target[...] = array
-    return target
-
-
-def array_of(part: ArrayPart, memory: NDArray[np.uint8]) -> Array:
-    """Return the array that a part describes, over its slab's memory."""
-    dtype = part.dtype
-    if isinstance(dtype, np.dtype):
-        array: Array = np.ndarray(part.shape, dtype, memory, part.offset)
-        return array
-    assert part.stride is not None
-    span = 1
-    for size, step in zip(part.shape, part.stride, strict=True):
-        span += (size - 1) * step
-    line = torch.frombuffer(memory, dtype=dtype, count=span, offset=part.offset)
-    return line if part.stride == (1,) else line.as_strided(part.shape, part.stride)
+def copied(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+    """Copy a dense tensor into memory of its size; keep its memory layout."""
+    stride = torch.empty_like(tensor, device="meta").stride()
+    place = memory.view(tensor.dtype).as_strided(tensor.shape, stride)
+    as_bits = BITS[tensor.itemsize]  # torch cannot copy all its dtypes
+    place.view(as_bits).copy_(tensor.view(as_bits))
+    return place
 
 
 TRACEBACK = "penstock: traceback in the worker process:\n"

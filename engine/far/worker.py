@@ -159,12 +159,13 @@ class Worker:
         try:
             if sealed and self._shelf.has(memory):
                 laid, descriptors = self._shelf.send(memory)
-                result.outcome.nbytes = laid.nbytes
+                result.outcome.nbytes = laid.size
                 message = plain_dumps(result._replace(sent=laid)), descriptors
             else:
                 self._shelf.put_back(memory)
                 message = self._packed(result, made.data)
         except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
+            self._shelf.put_back(memory)
             message = self._instead(made, error)
         self._pipe.send_packed(*message)
 
@@ -187,7 +188,7 @@ class Worker:
             packed, descriptors = self._shelf.pack(data)
         except OSError as error:  # there is no shared memory left
             short, descriptors = str(error), ()
-            packed = Packed(dumps(data), (), (), ())
+            packed = Packed(dumps(data))
         result.outcome.nbytes = packed.nbytes
         return dumps(result._replace(sent=packed, short=short)), descriptors
 
