@@ -15,25 +15,23 @@ import select
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 import numpy as np
 
 from ...system.forking import flush, fork
 from ...system.resources import oom_kills
-from ..core.chunk import Chunk, Lease
 from ..core.metrics import WorkerMeter
 from .assignment import Assignment, Share
 from .deaths import cause_of, is_stopped
+from .far_pool import FarChild
 from .handover import NOTHING_RETURNED, Unpacker, dumps, plain_dumps
 from .pipe import Pipe, kept
 from .status_page import ALL_ROWS, STACK_SIGNAL, Held, StatusPage, post_status
 
 __all__ = [
     "Child",
-    "Errand",
     "Watchdog",
     "WorkerChild",
     "fork_child",
@@ -192,19 +190,8 @@ class Child:
         return f"<{type(self).__name__} {self.pid or 'starting'}>"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Errand:
-    """A lease, or its first rows, that a worker process works on."""
-
-    lease: Lease
-    chunk: Chunk
-    """The rows that were sent."""
-    sent_ns: int
-    """When it was sent, on the monotonic clock."""
-
-
-class WorkerChild(Child):
-    """A worker process. It belongs to the selector thread."""
+class WorkerChild(Child, FarChild):
+    """A worker process."""
 
     def __init__(
         self,
@@ -214,16 +201,10 @@ class WorkerChild(Child):
         number: int,
         meter: WorkerMeter,
     ) -> None:
-        super().__init__(pipe, status_page)
-        self.generation = generation
-        self.number = number
-        self.meter = meter
-        """The meter of its workers."""
-        self.share: Share | None = None
+        Child.__init__(self, pipe, status_page)
+        FarChild.__init__(self, number, generation, meter)
+        self.share = Share(0, 0)
         """Its part of all workers, as sent to it."""
-        self.errands: dict[int, Errand] = {}
-        self.settled = False
-        """Whether it has returned a task."""
         self.unpacker = Unpacker()
         """Unpacks what it makes."""
         self.stuck: tuple[int, int] | None = None
@@ -232,7 +213,6 @@ class WorkerChild(Child):
         """When it was asked for its stacks, and when it was killed for being stuck."""
         self.writing = False
         """Whether the selector watches its pipe for room."""
-        self._tasks = 0
         self._owed = NOTHING_RETURNED
         """Slabs that it does not know of yet that they may be reused."""
         self._was_stopped = False
@@ -248,28 +228,19 @@ class WorkerChild(Child):
         """Whether it is starting, or working on its first leases."""
         return not self.pid or bool(self.errands and not self.settled)
 
-    def assign(self, errand: Errand, assignment: Assignment) -> None:
-        """Send it an assignment.
+    @property
+    def ready(self) -> bool:
+        """Whether it is not about to be killed."""
+        return not self.asked_ns
 
-        Raises:
-            EOFError: it is gone; the errand is returned at the end of its pipe.
-            Exception: whatever pickling indices of a sampler's own raises.
-        """
-        number = self._tasks
-        self._tasks += 1
-        self.errands[number] = errand
+    def packed(self, assignment: Assignment) -> bytes:
+        """Return an assignment as it is sent, with the slabs that were returned."""
         owed = self._owed = self._owed.plus(self.unpacker.returned())
-        try:
-            assignment = assignment._replace(returned=owed if any(owed) else None)
-            plain = assignment.chunk.indices.dtype == np.int64
-            self.pipe.post((plain_dumps if plain else dumps)(assignment))
-        except EOFError:
-            raise
-        except Exception:
-            del self.errands[number]
-            self._tasks = number
-            raise
+        assignment = assignment._replace(returned=owed if any(owed) else None)
+        plain = assignment.chunk.indices.dtype == np.int64
+        packed = (plain_dumps if plain else dumps)(assignment)
         self._owed = NOTHING_RETURNED
+        return packed
 
     def held(self, number: int) -> list[Held]:
         """Return the samples of a task that it is working on."""
@@ -280,8 +251,8 @@ class WorkerChild(Child):
         self._was_stopped = is_stopped(self.pid)
         self._signal(STACK_SIGNAL)
 
-    def suspects(self, number: int) -> range | tuple[int, ...]:
-        """Return the rows of a task that may have caused its end."""
+    def suspects(self, number: int) -> Sequence[int]:
+        """Return the rows of an errand that may have caused its end."""
         if not self.pid:  # it has not said yet that it is there, so it began none
             return ()
         rows = range(len(self.errands[number].chunk))
@@ -292,7 +263,7 @@ class WorkerChild(Child):
             return rows if row == ALL_ROWS else (row,)
         held = [each.row for each in self.held(number)]
         if not held:  # it was packing the oldest, or coroutines work there
-            return rows if number == min(self.errands) else ()
+            return super().suspects(number)
         return tuple(held) if all(row in rows for row in held) else rows
 
     def cause(self) -> str:

@@ -1,16 +1,23 @@
-"""A pool whose workers are in other processes, here or elsewhere: what all share.
+"""A pool whose workers are in children: what all kinds of children share.
 
-Samples travel there and back. A worker may die at any time. Its leases then return to
-the front. The samples that it may have died of run alone, and one that has killed too
-many workers is given up.
+A child runs the same engine as the trainer, whether it is a process of the fork server
+or an actor of Ray. It is assigned whole batches where that is possible, otherwise some
+rows of one, and returns what it made. One thread in the trainer serves all children of
+a segment. It never waits for a lease or for a child.
+
+A child may die at any time. Its leases then return to the front. The samples that it
+may have died of run alone, and one that has killed too many children is given up.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import Any
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, Generic, TypeVar
 
 from ...errors import SampleError, WorkerError
 from ..batch.buffer import BatchBuffer, FailedBatch, Finished
@@ -27,6 +34,8 @@ from .handover import dumps, recall
 
 __all__ = [
     "NEVER_BEGUN",
+    "Errand",
+    "FarChild",
     "FarPool",
 ]
 
@@ -59,8 +68,60 @@ def with_data(result: Result, data: Any) -> Outcome:
     return outcome
 
 
-class FarPool(ServedPool):
-    """Workers in other processes. All its state belongs to the thread that serves them.
+@dataclass(frozen=True, slots=True, eq=False)
+class Errand:
+    """A lease, or its first rows, that a child works on."""
+
+    lease: Lease
+    chunk: Chunk
+    """The rows that were sent."""
+    sent_ns: int
+    """When it was sent, on the monotonic clock."""
+
+
+class FarChild:
+    """A child that runs an engine. It belongs to the thread of its pool.
+
+    Args:
+        number: its number among the children of its segment, free when it starts.
+        generation: children of an earlier one have an outdated copy of the dataset.
+        meter: the meter of its workers.
+    """
+
+    def __init__(self, number: int, generation: int, meter: WorkerMeter) -> None:
+        self.number = number
+        self.generation = generation
+        self.meter = meter
+        self.errands: dict[int, Errand] = {}
+        """What it was sent and has not returned, by number; it works on the first."""
+        self.numbers = count()
+        self.settled = False
+        """Whether it has returned something."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may be sent something."""
+        return True
+
+    def packed(self, assignment: Assignment) -> Any:
+        """Return an assignment as it is sent.
+
+        Raises:
+            Exception: whatever pickling indices of a sampler's own raises.
+        """
+        return assignment
+
+    def suspects(self, number: int) -> Sequence[int]:
+        """Return the rows of an errand that may have caused its end."""
+        rows = range(len(self.errands[number].chunk))
+        return rows if number == min(self.errands) else ()
+
+
+AChild = TypeVar("AChild", bound=FarChild)
+
+
+class FarPool(ServedPool, Generic[AChild]):
+    """Workers in children. All its state belongs to the thread that serves them.
 
     Args:
         connector: where leases come from.
@@ -68,6 +129,10 @@ class FarPool(ServedPool):
         workers: what error messages call the workers, such as `worker processes`.
         seed: returns the seed for the draws of a collate_fn now.
     """
+
+    ahead_ns: int
+    """Leases longer than this do not wait behind one another at a child: another one
+    that becomes free would start them sooner."""
 
     def __init__(
         self,
@@ -80,6 +145,9 @@ class FarPool(ServedPool):
         self._program = recipe.program
         self._per_batch = recipe.per_batch or recipe.unsplit
         self._workers, self._seed = workers, seed
+        self._children: list[AChild] = []
+        self._wanted = 0
+        """How many children it may have."""
         self._lease_ns = 0.0
         """Recent duration of a lease, in nanoseconds."""
         self._blame = Blame()
@@ -94,9 +162,131 @@ class FarPool(ServedPool):
         """Whether a worker may take something from the trainer."""
         return False
 
+    def threads(self) -> list[str]:
+        """Return none: they are in other processes, perhaps on other machines."""
+        return []
+
     def _hear_of_work(self) -> None:
         if self._listening or self._engine_lock.closed:
             self._wakeup.notify()
+
+    # Children
+
+    def _staff(self, wanted: int) -> None:
+        """Adjust the number of children, as far as they are idle."""
+        self._wanted = wanted
+        for child in list(self._children):
+            surplus = len(self._children) > wanted
+            if not child.errands and (surplus or self._outdated(child)):
+                self._stop_child(child)
+        while len(self._children) < wanted and self._has_room():
+            taken = {child.number for child in self._children}
+            self._start_child(next(n for n in count() if n not in taken))
+
+    @abstractmethod
+    def _outdated(self, child: AChild) -> bool:
+        """Whether its generation has ended."""
+
+    @abstractmethod
+    def _has_room(self) -> bool:
+        """Whether one more child may start now."""
+
+    @abstractmethod
+    def _start_child(self, number: int) -> None:
+        """Start a child."""
+
+    def _stop_child(self, child: AChild) -> None:
+        """End an idle child."""
+        self._forget(child)
+
+    def _forget(self, child: AChild) -> None:
+        """Forget a child, which ends it if it still runs; its leases return."""
+        self._children.remove(child)
+        for errand in child.errands.values():
+            self._connector.settle(errand.lease, Outcome(done=0), child.meter)
+        child.errands.clear()
+        self._connector.leave(child.meter)
+        self._end(child)
+
+    @abstractmethod
+    def _end(self, child: AChild) -> None:
+        """End a child that was forgotten."""
+
+    def _note_death(self, child: AChild, death: str, *, begun: bool) -> None:
+        """Note the samples that a child was working on when it died.
+
+        Args:
+            child: the child.
+            death: what happened to which child.
+            begun: whether it was at work, or ended for a reason outside it.
+
+        Raises:
+            WorkerError: too many children have died with no work done in between.
+        """
+        keys: list[Any] = []
+        for number, errand in child.errands.items():
+            suspects = child.suspects(number)
+            keys += [self._key(errand.chunk, row) for row in suspects]
+            self._blame.add(errand.chunk, suspects, death)
+        where = f" while working on {self._named(keys)}" if keys else ""
+        LOGGER.warning("%s%s: %s; its work will be repeated", self._stage, where, death)
+        self._barren += 1 if begun else NEVER_BEGUN
+        if self._barren >= BARREN:
+            text = (
+                f"{self._workers} of {self._stage} die one after another, without "
+                f"finishing anything in between; the last: {death}\nfind out what ends "
+                'processes here, or use executor="thread"'
+            )
+            raise WorkerError(text)
+
+    # Leases
+
+    def _hand_out(self) -> None:
+        """Give leases to children that have room for them, while there are any.
+
+        It starts listening before it looks, so that work arriving later wakes it.
+        """
+        self._listening = True
+        ahead = self._lease_ns < self.ahead_ns and not self._blame
+        # One that is about to leave must be able to.
+        most = 1 + (ahead and len(self._children) == self._wanted)
+        for having in range(most):
+            for child in self._by_leases():
+                if len(child.errands) != having:
+                    continue
+                waited = child.meter.waiting_for is not None
+                lease = self._take(child.meter)
+                if lease is not None:
+                    self._send(child, lease)
+                elif waited or having:
+                    return  # and so do the others
+        free = any(len(child.errands) < most for child in self._by_leases())
+        self._listening = free or not self._children
+
+    def _by_leases(self) -> list[AChild]:
+        """Return the children that may get leases, those with the fewest first.
+
+        Of those without any, the ones that wait already are the last.
+        """
+        there = [c for c in self._children if c.ready and not self._outdated(c)]
+        return sorted(
+            there, key=lambda c: (len(c.errands), c.meter.waiting_for is not None)
+        )
+
+    def _send(self, child: AChild, lease: Lease) -> None:
+        try:
+            chunk, assignment = self._assignment(lease)
+            packed = child.packed(assignment)
+        except Exception as error:  # noqa: BLE001 whatever pickling user data raises
+            self._give_up(lease, child.meter, self._unsendable(error))
+            return
+        number = next(child.numbers)
+        child.errands[number] = Errand(lease, chunk, time.monotonic_ns())
+        self._post(child, packed, number)
+
+    @abstractmethod
+    def _post(self, child: AChild, packed: Any, number: int) -> None:
+        """Send a child what it has packed. If it is gone, its end will be noticed."""
 
     def _take(self, meter: WorkerMeter) -> Lease | None:
         """Take a lease; if its first sample must be given up, do that at once."""
@@ -133,17 +323,11 @@ class FarPool(ServedPool):
         suspect = None if self._per_batch else self._blame.first(chunk)
         return chunk if suspect is None else chunk.part(0, max(1, suspect))
 
-    def _settle(
-        self, lease: Lease, chunk: Chunk, outcome: Outcome, meter: WorkerMeter
-    ) -> None:
-        """Settle a lease with an outcome that was received.
-
-        Args:
-            lease: the lease.
-            chunk: its rows that were sent.
-            outcome: what became of them.
-            meter: the worker's instrument.
-        """
+    def _settle(self, child: AChild, number: int, outcome: Outcome) -> None:
+        """Settle an errand with the outcome that was received."""
+        errand = child.errands.pop(number)
+        child.settled = True
+        lease, chunk = errand.lease, errand.chunk
         self._barren = 0
         self._blame.acquit(chunk)
         outcome.failures = recalled(outcome.failures)
@@ -156,7 +340,7 @@ class FarPool(ServedPool):
         if outcome.changed is not None:
             self._connector.on_look(outcome.changed)
         self._lease_ns += LEARNING * (outcome.run_ns - self._lease_ns)
-        self._connector.settle(lease, outcome, meter)
+        self._connector.settle(lease, outcome, child.meter)
 
     def _place_here(self, lease: Lease, outcome: Outcome) -> None:
         """Place rows that were sent back: nobody there could write to their batch."""
@@ -167,28 +351,6 @@ class FarPool(ServedPool):
             rows = [first + offset for offset in outcome.offsets or range(len(outputs))]
             outcome.nbytes = buffer.place(rows, outputs)
         outcome.outputs = outcome.offsets = None
-
-    def _count_death(self, death: str, keys: list[Any], deaths: int) -> None:
-        """Report a death, and count it.
-
-        Args:
-            death: what happened to which worker.
-            keys: identities of the rows that it was working on.
-            deaths: how many deaths it counts as.
-
-        Raises:
-            WorkerError: too many workers have died with no work done in between.
-        """
-        where = f" while working on {self._named(keys)}" if keys else ""
-        LOGGER.warning("%s%s: %s; its work will be repeated", self._stage, where, death)
-        self._barren += deaths
-        if self._barren >= BARREN:
-            text = (
-                f"{self._workers} of {self._stage} die one after another, without "
-                f"finishing anything in between; the last: {death}\nfind out what ends "
-                'processes here, or use executor="thread"'
-            )
-            raise WorkerError(text)
 
     def _give_up(
         self,

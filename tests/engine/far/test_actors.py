@@ -126,8 +126,8 @@ def test_results_lost_with_a_node_are_no_failure_to_begin(made: Any) -> None:
         pool._engine_lock.close()  # noqa: SLF001
     pool.close()  # from here on the test is the pool's thread
     for _ in range(10):
-        pool._create()  # noqa: SLF001
-        (actor,) = pool._actors  # noqa: SLF001
+        pool._start_child(0)  # noqa: SLF001
+        (actor,) = pool._children  # noqa: SLF001
         pool._welcome(actor, "7 on a node")  # noqa: SLF001
         pool._reap(actor, ResultLostError("its node is gone"))  # noqa: SLF001
     assert pool._barren == 10  # noqa: SLF001
