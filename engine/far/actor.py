@@ -15,12 +15,8 @@ from numpy.typing import NDArray
 
 from ..program.seeding import mixed, seed_global_generators
 from ..recipe import Recipe, SegmentRecipe
-from .assigned_engine import (
-    AssignedEngine,
-    set_up_libraries,
-    unsendable,
-)
-from .assignment import Assignment, Result
+from .assigned_engine import AssignedEngine, Made, set_up_libraries
+from .assignment import Assignment
 from .handover import Flat, flattened
 from .parcel import unpack
 
@@ -42,7 +38,7 @@ class Actor:
         self._parcel = parcel
         self._seeds = seeds
         self._number = number
-        self._segment: Any = None
+        self._program: Any = None
         self._engine: Any = None
 
     def begin(self) -> str:
@@ -60,18 +56,15 @@ class Actor:
         seed = mixed(self._seeds) + self._number
         seed_global_generators(seed & 0xFFFFFFFFFFFFFFFF)
         segment.program.enter(self._number)
-        self._segment = segment
+        self._program = segment.program
         self._engine = AssignedEngine(recipe, segment).__enter__()
         return f"{os.getpid()} on {socket.gethostname()}"
 
     def run(self, assignment: Assignment) -> Flat:
         """Make what is assigned; return the result, packed, with all data in it."""
-        program, engine = self._segment.program, self._engine
-        engine.assign(assignment)
-        made = engine.make()
-        result = made.result
+        self._engine.assign(assignment)
+        made: Made = self._engine.make()
         try:
-            return flattened(result._replace(sent=made.data))
+            return flattened(made.result)
         except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
-            failed = unsendable(program, made.chunk, result.outcome, error)
-            return flattened(Result(result.number, failed))
+            return flattened(made.unsendable(self._program, error))

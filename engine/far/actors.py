@@ -15,7 +15,7 @@ import logging
 import select
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -27,7 +27,7 @@ from ...errors import SampleError, WorkerError
 from ..core.connector import Connector
 from ..core.core import FAR_LEASE_NS
 from ..core.metrics import WorkerMeter
-from ..recipe import Recipe, SegmentRecipe
+from ..recipe import Recipe
 from ..workers.pool import Holding, PoolStatistics, join_all
 from .actor import Actor
 from .assigned_engine import failed_outcome
@@ -95,13 +95,12 @@ class ActorPool(FarPool[RemoteActor]):
 
     Args:
         connector: where leases come from.
-        work: what the actors work by, and the segment's recipe.
+        recipe: the engine's recipe.
         cluster: where the actors live.
         engine: has joined the cluster, and this is the pool of one of its stages.
         seeds: the seed of the samples' random streams, and what distinguishes this run
             from others with the same seed.
         options: Ray's options for each actor.
-        collate_seed: as `seed` for `FarPool`.
 
     Raises:
         SpecError: something in the program cannot be sent.
@@ -113,17 +112,15 @@ class ActorPool(FarPool[RemoteActor]):
     def __init__(
         self,
         connector: Connector,
-        work: tuple[Recipe, SegmentRecipe],
+        recipe: Recipe,
         cluster: RayCluster,
         engine: object,
         seeds: tuple[int, ...],
         options: Mapping[str, Any],
-        collate_seed: Callable[[], int],
     ) -> None:
         import ray
 
-        super().__init__(connector, work[1], "Ray actors", collate_seed)
-        self._sent = work
+        super().__init__(connector, recipe, "Ray actors")
         self._ray = ray
         self._cluster = cluster
         self._seeds = *seeds, connector.segment
@@ -180,7 +177,8 @@ class ActorPool(FarPool[RemoteActor]):
 
     def _pack(self) -> Any:
         """Put the program into the object store, from where each node gets it once."""
-        body = pack(self._sent, "work", 'executor="process"')
+        work = self._recipe.elsewhere(self._connector.segment), self._segment
+        body = pack(work, "work", 'executor="process"')
         return self._ray.put(np.frombuffer(body, np.uint8))
 
     def _arrived(self, actor: RemoteActor, number: int | None, future: Any) -> None:

@@ -14,23 +14,24 @@ from __future__ import annotations
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Generic, TypeVar
 
 from ...errors import SampleError, WorkerError
-from ..batch.buffer import BatchBuffer, FailedBatch, Finished
-from ..core.chunk import Chunk, Failure, Lease, Outcome
+from ..batch.buffer import BatchBuffer, Finished
+from ..core.chunk import Chunk, Lease, Outcome
 from ..core.connector import Connector
 from ..core.core import LEARNING
 from ..core.metrics import WorkerMeter
-from ..recipe import SegmentRecipe
+from ..plan import PlannedBatch, Rows
+from ..recipe import Recipe
 from ..workers.pool import ServedPool
 from .assigned_engine import failed_outcome
 from .assignment import Assignment, Result
 from .deaths import LIMIT, Blame
-from .handover import dumps, recall
+from .handover import dumps
 
 __all__ = [
     "NEVER_BEGUN",
@@ -48,20 +49,11 @@ NEVER_BEGUN = 20
 would do the same."""
 
 
-def recalled(failures: Iterable[Failure]) -> list[Failure]:
-    """Return failures that were received, with the tracebacks of the other process."""
-    return [replace(each, error=recall(each.error)) for each in failures]
-
-
 def with_data(result: Result, data: Any) -> Outcome:
     """Return the outcome in a result, with the data that came with it."""
     outcome = result.outcome
-    made: FailedBatch | None = outcome.made
-    if made is not None:
-        failures = tuple(recalled(made.failures))
-        outcome.made = FailedBatch(recall(made.error), failures)
-    elif result.whole:
-        substituted, outcome.failures = tuple(recalled(outcome.failures)), []
+    if result.whole:
+        substituted, outcome.failures = tuple(outcome.failures), []
         outcome.made = Finished(data, substituted)
     else:
         outcome.outputs = data
@@ -125,26 +117,20 @@ class FarPool(ServedPool, Generic[AChild]):
 
     Args:
         connector: where leases come from.
-        recipe: the segment's recipe.
+        recipe: the engine's recipe.
         workers: what error messages call the workers, such as `worker processes`.
-        seed: returns the seed for the draws of a collate_fn now.
     """
 
     ahead_ns: int
     """Leases longer than this do not wait behind one another at a child: another one
     that becomes free would start them sooner."""
 
-    def __init__(
-        self,
-        connector: Connector,
-        recipe: SegmentRecipe,
-        workers: str,
-        seed: Callable[[], int],
-    ) -> None:
-        super().__init__(connector, f"{recipe.name} {workers.rpartition(' ')[2]}")
-        self._program = recipe.program
-        self._per_batch = recipe.per_batch or recipe.unsplit
-        self._workers, self._seed = workers, seed
+    def __init__(self, connector: Connector, recipe: Recipe, workers: str) -> None:
+        self._recipe, self._segment = recipe, recipe.segments[connector.segment]
+        segment, self._workers = self._segment, workers
+        super().__init__(connector, f"{segment.name} {workers.rpartition(' ')[2]}")
+        self._program = segment.program
+        self._per_batch = segment.per_batch or segment.unsplit
         self._children: list[AChild] = []
         self._wanted = 0
         """How many children it may have."""
@@ -313,9 +299,11 @@ class FarPool(ServedPool, Generic[AChild]):
         chunk, given = self._to_send(lease), lease.inputs
         inputs = None if given is None else dumps(given[: len(chunk)])
         whole = lease.whole and len(chunk) == len(lease.chunk)
-        rows = chunk.part(0, 1) if self._per_batch and inputs else chunk
-        plan, seed = lease.in_flight.plan, self._seed()
-        return chunk, Assignment(rows, plan, whole, seed, inputs=inputs)
+        rows = Rows(chunk.indices, chunk.rounds)
+        if self._per_batch and inputs:
+            rows = rows.part(0, 1)  # the batch alone
+        planned = PlannedBatch(lease.in_flight.plan, rows, chunk.first_row, whole)
+        return chunk, Assignment(planned, self._recipe.collate_seed, inputs)
 
     def _to_send(self, lease: Lease) -> Chunk:
         """Return the rows to send: a suspect must run alone, after the rows before."""
@@ -330,7 +318,6 @@ class FarPool(ServedPool, Generic[AChild]):
         lease, chunk = errand.lease, errand.chunk
         self._barren = 0
         self._blame.acquit(chunk)
-        outcome.failures = recalled(outcome.failures)
         outcome.done = len(chunk)  # more than one row, if what was sent is a batch
         if outcome.made is not None:
             lease.in_flight.made, outcome.made = outcome.made, None

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...errors import ExitError, WorkerError, add_note, set_on, users_frames
+from ...errors import ExitError, WorkerError, set_on, users_frames
 from ..batch.layout import ALIGN, Allocate, Layout
 from .slabs import Block, allocate_on, map_shared
 
@@ -40,7 +40,6 @@ __all__ = [
     "is_dense",
     "loads",
     "plain_dumps",
-    "recall",
     "restored",
     "spans",
     "travel",
@@ -326,9 +325,6 @@ def copied(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
     return place
 
 
-TRACEBACK = "penstock: traceback in the worker process:\n"
-
-
 class RemoteTraceback(Exception):
     """The traceback of an exception raised in another process, as text."""
 
@@ -336,8 +332,15 @@ class RemoteTraceback(Exception):
         return f"\n{self.args[0]}"
 
 
-def travel(error: BaseException) -> BaseException:
-    """In the sender: make an exception picklable, keeping its traceback as text.
+class Travelling(Exception):
+    """An exception on its way to another process, where it arrives as itself."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, self.args
+
+
+def travel(error: BaseException) -> Travelling:
+    """Make an exception picklable; it arrives with its traceback as its cause.
 
     An exception that pickle does not restore as it was (many with arguments of their
     own are not) travels as a `WorkerError` that quotes it.
@@ -349,26 +352,19 @@ def travel(error: BaseException) -> BaseException:
     except Exception:  # noqa: BLE001 whatever it raises, it cannot travel
         copy = None
     if type(copy) is not type(error):
-        notes = getattr(error, "__notes__", [])
-        error = WorkerError(f"{type(error).__qualname__}: {error}")
-        set_on(error, "__notes__", list(notes))
-    set_on(error, "__cause__", None)
-    set_on(error, "__context__", None)
-    add_note(error, TRACEBACK + text)
+        error = _with_notes(WorkerError(f"{type(error).__qualname__}: {error}"), error)
+    return Travelling(error, text)
+
+
+def _arrived(error: BaseException, text: str) -> BaseException:
+    """Return the exception; what would end this program becomes an `ExitError`."""
+    if not isinstance(error, Exception):
+        left = f"a sample's function raised {type(error).__name__}: {error}"
+        error = _with_notes(ExitError(left), error)
+    set_on(error, "__cause__", RemoteTraceback(text))
     return error
 
 
-def recall(error: BaseException) -> BaseException:
-    """In the receiver: attach the sender's traceback to the exception, as its cause.
-
-    What would end this program, as SystemExit does, becomes an `ExitError`.
-    """
-    if not isinstance(error, Exception):
-        left = ExitError(f"a sample's function raised {type(error).__name__}: {error}")
-        set_on(left, "__notes__", getattr(error, "__notes__", []))
-        error = left
-    notes = getattr(error, "__notes__", [])
-    for note in [note for note in notes if note.startswith(TRACEBACK)]:
-        notes.remove(note)
-        set_on(error, "__cause__", RemoteTraceback(note.removeprefix(TRACEBACK)))
+def _with_notes(error: Exception, of: BaseException) -> Exception:
+    set_on(error, "__notes__", list(getattr(of, "__notes__", [])))
     return error

@@ -16,7 +16,6 @@ import logging
 import selectors
 import sys
 import time
-from collections.abc import Callable
 
 from ...system.descriptors import descriptors_left, most_descriptors
 from ...system.run_queue import threads_of
@@ -25,7 +24,7 @@ from ..core.chunk import Chunk, Outcome
 from ..core.connector import Connector, ReaderLost
 from ..core.core import FAR_LEASE_NS
 from ..program.cached import Cached
-from ..recipe import SegmentRecipe
+from ..recipe import Recipe
 from ..workers.pool import Holding, PoolStatistics
 from .assigned_engine import failed_outcome
 from .assignment import Result, Share
@@ -77,11 +76,10 @@ class ProcessPool(FarPool[WorkerChild]):
 
     Args:
         connector: where leases come from.
-        recipe: the segment's recipe.
+        recipe: the engine's recipe.
         fork_server: starts the processes.
         cores: children that a thread-safe segment starts before several workers share
             one.
-        seed: as for `FarPool`.
     """
 
     executor = "process"
@@ -90,16 +88,14 @@ class ProcessPool(FarPool[WorkerChild]):
     def __init__(
         self,
         connector: Connector,
-        recipe: SegmentRecipe,
+        recipe: Recipe,
         fork_server: ForkServer,
         cores: int,
-        seed: Callable[[], int],
     ) -> None:
-        super().__init__(connector, recipe, "worker processes", seed)
-        self._fork_server = fork_server
-        self._reads_on = recipe.iterable
-        self._cores = cores if recipe.thread_safe else None
-        self._most = 1 if recipe.iterable else sys.maxsize
+        super().__init__(connector, recipe, "worker processes")
+        segment, self._fork_server = self._segment, fork_server
+        self._cores = cores if segment.thread_safe else None
+        self._most = 1 if segment.iterable else sys.maxsize
         self._staffed: tuple[int, int, int] | None = None
         """The request, children and generation for which nothing is left to adjust."""
         self._expired = False
@@ -109,7 +105,7 @@ class ProcessPool(FarPool[WorkerChild]):
         have begun."""
         self._short = False
         """Whether there was no shared memory for a batch."""
-        self._watchdog = Watchdog(recipe.timeout_s)
+        self._watchdog = Watchdog(segment.timeout_s)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wakeup, READ)
         self._start()
@@ -278,7 +274,7 @@ class ProcessPool(FarPool[WorkerChild]):
         if not self._outdated(child):  # otherwise its fork server ended it
             death = f"worker process {child.pid or '(starting)'} {child.how_it_ended()}"
             self._note_death(child, death, begun=not child.failed)
-            if self._reads_on:
+            if self._segment.iterable:
                 self._engine_lock.fail(ReaderLost())
         self._forget(child)
 

@@ -133,14 +133,6 @@ class Shelf:
             shared = (self._out.pop(key, None) for key in returned.shared)
             self._drop([slab for slab in shared if slab is not None])
 
-    def close(self) -> None:
-        """Give all slabs away; batches in them live on."""
-        with self._lock:
-            self._drop([*self._free, *self._lent.values(), *self._out.values()])
-            self._free.clear()
-            self._lent.clear()
-            self._out.clear()
-
     def _place(self, lengths: tuple[int, ...]) -> Slab:
         """Return a slab with room for copies of arrays of so many bytes."""
         room = sum(-(-length // ALIGN) * ALIGN for length in lengths)
@@ -185,6 +177,3 @@ class Shelf:
             slab.give_away()
             if slab.sent:
                 self._forget.append(slab.key)
-
-    def __repr__(self) -> str:
-        return f"<Shelf: {len(self._lent)} lent, {len(self._out)} out>"

@@ -65,12 +65,11 @@ def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
     try:
         # The process or descriptor limit may be reached.
         with suppress(OSError), interrupts_deferred():
-            child = Child(*Child.fork(attempt))
+            child = Child.fork(attempt)
         return {} if child is None else _answer(child)
     finally:
         if child is not None:
-            child.reap(END_S)
-            child.close()
+            child.end(END_S)
 
 
 def _answer(child: Child) -> Mapping[int, Finding]:

@@ -23,7 +23,7 @@ from ...errors import PenstockError
 from ..batch.buffer import on_heap
 from ..batch.layout import Layout
 from ..recipe import Recipe, SegmentRecipe
-from .assigned_engine import AssignedEngine, Made, unsendable
+from .assigned_engine import AssignedEngine, Made
 from .assignment import Assignment, Result, Share
 from .child import leave, write_crashes_to
 from .handover import Packed, dumps, plain_dumps
@@ -163,7 +163,7 @@ class Worker:
                 message = plain_dumps(result._replace(sent=laid)), descriptors
             else:
                 self._shelf.put_back(memory)
-                message = self._packed(result, made.data)
+                message = self._packed(result)
         except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
             self._shelf.put_back(memory)
             message = self._instead(made, error)
@@ -174,21 +174,19 @@ class Worker:
         kept = made.buffer.kept
         if made.result.whole and len(kept) == made.result.outcome.done:
             with contextlib.suppress(Exception):
-                rows = made.as_rows(kept)
-                return self._packed(rows.result, rows.data)
-        failed = unsendable(self._program, made.chunk, made.result.outcome, error)
-        return dumps(Result(made.result.number, failed)), ()
+                return self._packed(made.as_rows(kept).result)
+        return dumps(made.unsendable(self._program, error)), ()
 
-    def _packed(self, result: Result, data: Any) -> tuple[bytes, tuple[int, ...]]:
+    def _packed(self, result: Result) -> tuple[bytes, tuple[int, ...]]:
         """Return a result as it is sent, and descriptors to send with it."""
-        if data is None and result.outcome.made is not None:  # the batch has failed
+        if result.outcome.made is not None:  # the batch has failed
             return dumps(result), ()
         short = ""
         try:
-            packed, descriptors = self._shelf.pack(data)
+            packed, descriptors = self._shelf.pack(result.sent)
         except OSError as error:  # there is no shared memory left
             short, descriptors = str(error), ()
-            packed = Packed(dumps(data))
+            packed = Packed(dumps(result.sent))
         result.outcome.nbytes = packed.nbytes
         return dumps(result._replace(sent=packed, short=short)), descriptors
 

@@ -59,5 +59,7 @@ def ferries(keep: int = 40) -> Iterator[Ferry]:
     """Yield a ferry; what it has mapped ends with the `with`."""
     ferry = Ferry(keep)
     yield ferry
-    ferry.shelf.close()
+    shelf = vars(ferry).pop("shelf")
+    for slab in [*shelf._free, *shelf._lent.values(), *shelf._out.values()]:  # noqa: SLF001 a worker process just ends
+        slab.give_away()
     vars(ferry).clear()

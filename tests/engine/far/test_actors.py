@@ -97,8 +97,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
         program = Program((Map("Map(ID:1) len", 1, len),))
         recipe = SegmentRecipe("f", "q", program, "ray", 1, (1, 1), 1, tunable=True)
         engine, options = object(), {"num_cpus": 1}
-        work: Any = (None, recipe)
-        pool = ActorPool(connector, work, played, engine, (0,), options, int)  # type: ignore[arg-type]
+        whole: Any = SimpleNamespace(segments=[recipe], elsewhere=lambda _: None)
+        pool = ActorPool(connector, whole, played, engine, (0,), options)  # type: ignore[arg-type]
         pools.append(pool)
         return pool
 
