@@ -12,7 +12,9 @@ machine from then on.
 from __future__ import annotations
 
 import logging
+import os
 import select
+import socket
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -22,24 +24,29 @@ from math import inf
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import SampleError, WorkerError
 from ..core.connector import Connector
 from ..core.core import FAR_LEASE_NS
 from ..core.metrics import WorkerMeter
-from ..recipe import Recipe
+from ..program.seeding import mixed, seed_global_generators
+from ..recipe import Recipe, SegmentRecipe
 from ..workers.pool import Holding, PoolStatistics, join_all
-from .actor import Actor
-from .assigned_engine import failed_outcome
-from .assignment import Assignment, Result
+from .assigned_engine import (
+    AssignedEngine,
+    Assignment,
+    Made,
+    Result,
+    failed_outcome,
+    set_up_libraries,
+)
 from .cluster import RayCluster
-from .far_pool import FarChild, FarPool, with_data
-from .handover import restored
-from .parcel import pack
+from .far_pool import FarChild, FarPool
+from .handover import Flat, flattened, restored
+from .parcel import pack, unpack
 
-__all__ = [
-    "ActorPool",
-]
+__all__ = ["Actor", "ActorPool"]
 
 LOGGER = logging.getLogger("penstock")
 TICK_S = 1.0
@@ -60,6 +67,59 @@ FEWER = (
     "%s: the Ray cluster has placed %d of %d actors so far. Work goes on with"
     " these; the others join when there is room"
 )
+
+
+class Actor:
+    """One worker, from within: an engine that makes what it is assigned.
+
+    What it runs comes once, through the object store. It must be importable there:
+    every node of the cluster has the same packages, and the modules of the user's
+    functions.
+
+    Args:
+        parcel: what it works by, and the segment in the trainer, packed; uint8 [bytes].
+        seeds: the seed of the samples' random streams, what distinguishes the run from
+            others with the same seed, the segment, and the number of workers that had
+            this worker's number before.
+        number: its number among the workers of the segment.
+    """
+
+    def __init__(
+        self, parcel: NDArray[np.uint8], seeds: tuple[int, ...], number: int
+    ) -> None:
+        self._parcel = parcel
+        self._seeds = seeds
+        self._number = number
+        self._program: Any = None
+        self._engine: Any = None
+
+    def begin(self) -> str:
+        """Get ready to work; return which process this is, in words.
+
+        Its global generators get a seed of their own, like a worker process's.
+
+        Raises:
+            Exception: whatever importing the user's modules raises.
+        """
+        set_up_libraries()
+        recipe: Recipe
+        segment: SegmentRecipe
+        recipe, segment = unpack(self._parcel.data)
+        seed = mixed(self._seeds) + self._number
+        seed_global_generators(seed & 0xFFFFFFFFFFFFFFFF)
+        segment.program.enter(self._number)
+        self._program = segment.program
+        self._engine = AssignedEngine(recipe, segment).__enter__()
+        return f"{os.getpid()} on {socket.gethostname()}"
+
+    def run(self, assignment: Assignment) -> Flat:
+        """Make what is assigned; return the result, packed, with all data in it."""
+        self._engine.assign(assignment)
+        made: Made = self._engine.make()
+        try:
+            return flattened(made.result)
+        except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
+            return flattened(made.unsendable(self._program, error))
 
 
 class RemoteActor(FarChild):
@@ -297,10 +357,9 @@ class ActorPool(FarPool[RemoteActor]):
                 'text or bytes, or use executor="thread"'
             )
             chunk = actor.errands[number].chunk
-            outcome = failed_outcome(chunk, self._stage, SampleError(text))
-        else:
-            outcome = with_data(result, result.sent)
-        self._settle(actor, number, outcome)
+            failed = failed_outcome(chunk, self._stage, SampleError(text))
+            result = Result(number, failed)
+        self._settle(actor, result)
 
     def _reap(self, actor: RemoteActor, error: BaseException) -> None:
         """Handle the end of an actor: its work returns to the front.

@@ -1,7 +1,7 @@
 """An engine in another process than the trainer's: it makes what it is assigned.
 
 The process may be a worker process or a Ray actor. Whoever is connected to the trainer
-there hands assignments over, and sends what is made.
+there hands assignments over, and sends what is made: one small message a batch each.
 """
 
 from __future__ import annotations
@@ -24,18 +24,25 @@ from ..core.byte_budget import ByteBudget
 from ..core.chunk import Chunk, Failure, InFlightBatch, Outcome
 from ..engine import Engine
 from ..observe.trainer_meter import TrainerMeter
-from ..plan import AssignedPlan
+from ..plan import AssignedPlan, PlannedBatch
 from ..program.program import Program, Unread, Watch
 from ..recipe import Recipe, SegmentRecipe
 from ..witness.witness import Witness
 from ..workers.pool import Kind, Watches, no_watch
-from .assignment import Assignment, Result, Share
-from .handover import loads, travel
+from .handover import Laid, Packed, loads, travel
 
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
-__all__ = ["AssignedEngine", "Made", "failed_outcome", "set_up_libraries"]
+__all__ = [
+    "AssignedEngine",
+    "Assignment",
+    "Made",
+    "Result",
+    "Share",
+    "failed_outcome",
+    "set_up_libraries",
+]
 
 UNBOUNDED = 1 << 62
 """Bytes of the budget here: the trainer's bounds what is assigned."""
@@ -89,6 +96,38 @@ def set_up_libraries() -> None:
     find_libraries().limit(limits=1)
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
+
+
+class Assignment(NamedTuple):
+    """Rows to be made, as sent to a child."""
+
+    planned: PlannedBatch
+    """The rows, without inputs. If they do not make the batch, their samples return."""
+    seed: int
+    """Seed of a collate_fn's draws, together with epoch and batch."""
+    inputs: bytes | None = None
+    """A sample for each row, pickled apart: unpickling runs user code."""
+
+
+class Result(NamedTuple):
+    """What became of an assignment."""
+
+    number: int
+    outcome: Outcome
+    sent: Laid | Packed | Any = None
+    """The batch, or the samples of the rows in `outcome.offsets`; as they are, before
+    a worker process sends them, and from an actor."""
+    whole: bool = False
+    """Whether it is the batch. Then failures of its rows are those substituted."""
+    short: str = ""
+    """Why it does not lie in shared memory; empty if it does."""
+
+
+class Share(NamedTuple):
+    """How many of all workers of the segment are in this process."""
+
+    workers: int
+    of: int
 
 
 class CollatingMeter(TrainerMeter):

@@ -17,17 +17,17 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
+import psutil
 
 from ...system.forking import flush, fork
 from ...system.resources import oom_kills
 from ..core.metrics import WorkerMeter
-from .assignment import Assignment, Share
-from .deaths import cause_of, is_stopped
+from .assigned_engine import Assignment, Share
 from .far_pool import FarChild
-from .handover import NOTHING_RETURNED, Unpacker, dumps, plain_dumps
+from .handover import Laid, Packed, Unpacker, dumps, plain_dumps
 from .pipe import Pipe, kept
 from .status_page import ALL_ROWS, STACK_SIGNAL, Held, StatusPage
 
@@ -163,6 +163,42 @@ class Child:
                 signal.pidfd_send_signal(self._process, number)
 
 
+def cause_of(status: int | None, kills_before: int, kills_now: int) -> str:
+    """Return how a child ended: its signal, and who may have sent it.
+
+    Args:
+        status: what waitpid reported; None if the fork server had ended, too.
+        kills_before: `oom_kills()` when the child started.
+        kills_now: the same after it ended.
+    """
+    if status is None:
+        return "its exit status is unknown, because the fork server ended, too"
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"exited with status {code}"
+    text = f"killed by signal {-code} ({NAMES.get(-code, 'real-time')})"
+    if -code != signal.SIGKILL:
+        return text
+    if kills_now > kills_before:
+        return (
+            f"{text} by the system's out-of-memory killer, because this control group"
+            " reached its memory limit"
+        )
+    return f"{text}; not by a memory limit of this control group"
+
+
+NAMES = {int(number): number.name for number in signal.Signals}
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, by SIGSTOP or a debugger."""
+    try:
+        status = psutil.Process(pid).status()
+    except psutil.Error:
+        return False
+    return status in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}
+
+
 class WorkerChild(Child, FarChild):
     """A worker process."""
 
@@ -187,8 +223,6 @@ class WorkerChild(Child, FarChild):
         """When it was asked for its stacks, and when it was killed for being stuck."""
         self.writing = False
         """Whether the selector watches its pipe for room."""
-        self._owed = NOTHING_RETURNED
-        """Slabs that it does not know of yet that they may be reused."""
         self._was_stopped = False
         self._kills = oom_kills()
 
@@ -210,12 +244,21 @@ class WorkerChild(Child, FarChild):
 
     def packed(self, assignment: Assignment) -> bytes:
         """Return an assignment as it is sent, with the slabs that were returned."""
-        owed = self._owed = self._owed.plus(self.unpacker.returned())
-        assignment = assignment._replace(returned=owed if any(owed) else None)
         plain = assignment.planned.rows.indices.dtype == np.int64
         packed = (plain_dumps if plain else dumps)(assignment)
-        self._owed = NOTHING_RETURNED
-        return packed
+        returned = self.unpacker.returned()
+        return plain_dumps((returned if any(returned) else None, packed))
+
+    def received(self, sent: Laid | Packed | None) -> Any:
+        """Return what it has made and sent.
+
+        Raises:
+            Exception: whatever unpickling the data raises.
+        """
+        descriptors = self.pipe.descriptors
+        if isinstance(sent, Laid):
+            return self.unpacker.lay_out(sent, descriptors)
+        return sent and self.unpacker.unpack(sent, descriptors)
 
     def held(self, number: int) -> list[Held]:
         """Return the samples of a task that it is working on."""

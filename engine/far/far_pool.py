@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Generic, TypeVar
@@ -28,9 +28,7 @@ from ..core.metrics import WorkerMeter
 from ..plan import PlannedBatch, Rows
 from ..recipe import Recipe
 from ..workers.pool import ServedPool
-from .assigned_engine import failed_outcome
-from .assignment import Assignment, Result
-from .deaths import LIMIT, Blame
+from .assigned_engine import Assignment, Result, failed_outcome
 from .handover import dumps
 
 __all__ = [
@@ -49,15 +47,49 @@ NEVER_BEGUN = 20
 would do the same."""
 
 
-def with_data(result: Result, data: Any) -> Outcome:
-    """Return the outcome in a result, with the data that came with it."""
-    outcome = result.outcome
-    if result.whole:
-        substituted, outcome.failures = tuple(outcome.failures), []
-        outcome.made = Finished(data, substituted)
-    else:
-        outcome.outputs = data
-    return outcome
+LIMIT = 5
+"""Workers that a sample may kill before it is given up."""
+
+
+class Blame:
+    """Samples being processed when a worker died, by address: `(step, row)`.
+
+    A suspect runs again, alone in its process. A further death then counts against it,
+    and not against samples that only happened to be beside it. A suspect that succeeds
+    is acquitted.
+    """
+
+    def __init__(self) -> None:
+        self._deaths: dict[tuple[int, int], list[str]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._deaths)
+
+    def add(self, chunk: Chunk, offsets: Iterable[int], death: str) -> None:
+        """Blame these rows of a chunk for a death, described in words."""
+        for offset in offsets:
+            at = chunk.step, chunk.first_row + offset
+            self._deaths.setdefault(at, []).append(death)
+
+    def acquit(self, chunk: Chunk) -> None:
+        """Clear these rows: they are done."""
+        if self._deaths:
+            first, step = chunk.first_row, chunk.step
+            for row in range(first, first + len(chunk)):
+                self._deaths.pop((step, row), None)
+
+    def first(self, chunk: Chunk) -> int | None:
+        """Return the offset of the first suspect in a chunk, or None."""
+        if not self._deaths:
+            return None
+        step, first = chunk.step, chunk.first_row
+        rows = range(len(chunk))
+        return next((at for at in rows if (step, first + at) in self._deaths), None)
+
+    def verdict(self, chunk: Chunk) -> str | None:
+        """Return the last death of a chunk's first row, if that must be given up."""
+        deaths = self._deaths.get((chunk.step, chunk.first_row), [])
+        return deaths[-1] if len(deaths) >= LIMIT else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -264,7 +296,13 @@ class FarPool(ServedPool, Generic[AChild]):
             chunk, assignment = self._assignment(lease)
             packed = child.packed(assignment)
         except Exception as error:  # noqa: BLE001 whatever pickling user data raises
-            self._give_up(lease, child.meter, self._unsendable(error))
+            what = "batch" if self._per_batch else "sample"
+            text = (
+                f"a {what} cannot be sent to {self._workers} of {self._stage} "
+                f"({type(error).__name__}: {error}); let the stage before it return "
+                'arrays, tensors, numbers, text or bytes, or use executor="thread"'
+            )
+            self._give_up(lease, lease.chunk, child.meter, SampleError(text))
             return
         number = next(child.numbers)
         child.errands[number] = Errand(lease, chunk, time.monotonic_ns())
@@ -280,15 +318,23 @@ class FarPool(ServedPool, Generic[AChild]):
             death = self._blame.verdict(lease.chunk) if self._blame else None
             if death is None:
                 return lease
-            what = self._named([self._key(lease.chunk, 0)])
+            chunk = lease.chunk if self._per_batch else lease.chunk.part(0, 1)
+            what = self._named([self._key(chunk, 0)])
             text = (
                 f"{self._workers} of {self._stage} died {LIMIT} times on {what}; the"
                 f" last: {death}\nlook for a crash in native code, for too little"
                 " memory, or for a function that never ends"
             )
-            rows = None if self._per_batch else 1
-            self._give_up(lease, meter, WorkerError(text), rows)
+            self._give_up(lease, chunk, meter, WorkerError(text))
         return None
+
+    def _give_up(
+        self, lease: Lease, chunk: Chunk, meter: WorkerMeter, error: Exception
+    ) -> None:
+        """Settle a lease, or these first rows of it, with this error."""
+        self._blame.acquit(chunk)
+        outcome = failed_outcome(chunk, self._stage, error)
+        self._connector.settle(lease, outcome, meter)
 
     def _assignment(self, lease: Lease) -> tuple[Chunk, Assignment]:
         """Return the rows of a lease that may be sent, and how they are sent.
@@ -296,7 +342,10 @@ class FarPool(ServedPool, Generic[AChild]):
         Raises:
             Exception: whatever pickling their inputs raises.
         """
-        chunk, given = self._to_send(lease), lease.inputs
+        chunk, given = lease.chunk, lease.inputs
+        suspect = None if self._per_batch else self._blame.first(chunk)
+        if suspect is not None:  # it must run alone, after the rows before
+            chunk = chunk.part(0, max(1, suspect))
         inputs = None if given is None else dumps(given[: len(chunk)])
         whole = lease.whole and len(chunk) == len(lease.chunk)
         rows = Rows(chunk.indices, chunk.rounds)
@@ -305,61 +354,38 @@ class FarPool(ServedPool, Generic[AChild]):
         planned = PlannedBatch(lease.in_flight.plan, rows, chunk.first_row, whole)
         return chunk, Assignment(planned, self._recipe.collate_seed, inputs)
 
-    def _to_send(self, lease: Lease) -> Chunk:
-        """Return the rows to send: a suspect must run alone, after the rows before."""
-        chunk = lease.chunk
-        suspect = None if self._per_batch else self._blame.first(chunk)
-        return chunk if suspect is None else chunk.part(0, max(1, suspect))
-
-    def _settle(self, child: AChild, number: int, outcome: Outcome) -> None:
-        """Settle an errand with the outcome that was received."""
-        errand = child.errands.pop(number)
+    def _settle(self, child: AChild, result: Result) -> None:
+        """Settle an errand with its result, in which what was made is as it is."""
+        errand = child.errands.pop(result.number)
         child.settled = True
         lease, chunk = errand.lease, errand.chunk
+        in_flight, outcome = lease.in_flight, result.outcome
+        made: Any = result.sent
         self._barren = 0
         self._blame.acquit(chunk)
         outcome.done = len(chunk)  # more than one row, if what was sent is a batch
+        if result.whole:
+            outcome.made = Finished(made, tuple(outcome.failures))
+            outcome.failures = []
         if outcome.made is not None:
-            lease.in_flight.made, outcome.made = outcome.made, None
-            lease.in_flight.elsewhere = True
-        if self._program.places and outcome.outputs is not None:
-            self._place_here(lease, outcome)
+            in_flight.made, in_flight.elsewhere = outcome.made, True
+        elif self._program.places:
+            self._place_here(lease, outcome, made or [])
+        else:
+            outcome.outputs = made
         if outcome.changed is not None:
             self._connector.on_look(outcome.changed)
         self._lease_ns += LEARNING * (outcome.run_ns - self._lease_ns)
         self._connector.settle(lease, outcome, child.meter)
 
-    def _place_here(self, lease: Lease, outcome: Outcome) -> None:
+    def _place_here(self, lease: Lease, outcome: Outcome, samples: list[Any]) -> None:
         """Place rows that were sent back: nobody there could write to their batch."""
         buffer = lease.in_flight.buffer
         assert isinstance(buffer, BatchBuffer)
-        first, outputs = lease.chunk.first_row, outcome.outputs or []
-        if outputs:
-            rows = [first + offset for offset in outcome.offsets or range(len(outputs))]
-            outcome.nbytes = buffer.place(rows, outputs)
-        outcome.outputs = outcome.offsets = None
-
-    def _give_up(
-        self,
-        lease: Lease,
-        meter: WorkerMeter,
-        error: Exception,
-        rows: int | None = None,
-    ) -> None:
-        """Settle the first rows of a lease, or all of them, with this error."""
-        chunk = lease.chunk if rows is None else lease.chunk.part(0, rows)
-        self._blame.acquit(chunk)
-        outcome = failed_outcome(chunk, self._stage, error)
-        self._connector.settle(lease, outcome, meter)
-
-    def _unsendable(self, error: Exception) -> SampleError:
-        """Return the error of rows whose inputs cannot be sent."""
-        what = "batch" if self._per_batch else "sample"
-        return SampleError(
-            f"a {what} cannot be sent to {self._workers} of {self._stage} "
-            f"({type(error).__name__}: {error}); let the stage before it return "
-            'arrays, tensors, numbers, text or bytes, or use executor="thread"'
-        )
+        first, offsets = lease.chunk.first_row, outcome.offsets or range(len(samples))
+        if samples:
+            outcome.nbytes = buffer.place([first + each for each in offsets], samples)
+        outcome.offsets = None
 
     def _key(self, chunk: Chunk, row: int) -> Any:
         """Return what identifies a row to the user: the step, for a whole batch."""

@@ -36,11 +36,10 @@ from ..program.seeding import mixed, seed_global_generators
 from ..recipe import Recipe, SegmentRecipe, StartMethod
 from .assigned_engine import find_libraries, set_up_libraries
 from .child import Child, fork_child, run_child
-from .daemonic import daemonic
 from .parcel import pack, unpack
 from .pipe import Pipe, shut_down
 from .status_page import StatusPage, post_status
-from .worker import Worker
+from .worker import Worker, daemonic
 
 __all__ = [
     "LEAVE_S",

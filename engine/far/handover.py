@@ -101,13 +101,6 @@ class Returned(NamedTuple):
     shared: tuple[int, ...]
     """Keys of slabs that a fork has shared with others: they must not be reused."""
 
-    def plus(self, others: Returned) -> Returned:
-        """Return these and others."""
-        return Returned(self.died + others.died, self.shared + others.shared)
-
-
-NOTHING_RETURNED = Returned((), ())
-
 
 class Unpacker:
     """The receiver's side."""
@@ -146,10 +139,9 @@ class Unpacker:
         died: list[int] = []
         shared: list[int] = []
         while self._died:
-            mark = self._died.popleft()
-            if self._marks.get(mark.key) is mark:  # otherwise it was received again
-                del self._marks[mark.key]
-                (shared if mark.key in self._shared else died).append(mark.key)
+            key = self._died.popleft().key
+            del self._marks[key]
+            (shared if key in self._shared else died).append(key)
         self._shared -= set(shared)
         return Returned(tuple(died), tuple(shared))
 

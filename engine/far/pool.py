@@ -20,18 +20,17 @@ import time
 from ...system.descriptors import descriptors_left, most_descriptors
 from ...system.run_queue import threads_of
 from ..batch.buffer import FailedBatch
-from ..core.chunk import Chunk, Outcome
+from ..core.chunk import Outcome
 from ..core.connector import Connector, ReaderLost
 from ..core.core import FAR_LEASE_NS
 from ..program.cached import Cached
 from ..recipe import Recipe
 from ..workers.pool import Holding, PoolStatistics
-from .assigned_engine import failed_outcome
-from .assignment import Result, Share
+from .assigned_engine import Result, Share, failed_outcome
 from .child import Watchdog, WorkerChild
-from .far_pool import FarPool, with_data
+from .far_pool import FarPool
 from .fork_server import LEAVE_S, ForkServer
-from .handover import Laid, dumps
+from .handover import dumps
 
 __all__ = ["ProcessPool"]
 
@@ -265,9 +264,15 @@ class ProcessPool(FarPool[WorkerChild]):
         if result.short and not self._short:
             self._short = True
             LOGGER.warning(NO_SLAB, result.short)
-        chunk = child.errands[result.number].chunk
-        outcome = received(child, result, chunk, self._stage)
-        self._settle(child, result.number, outcome)
+        try:
+            result = result._replace(sent=child.received(result.sent))
+        except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
+            chunk = child.errands[result.number].chunk
+            failed = failed_outcome(chunk, self._stage, error)
+            if result.whole:
+                failed = Outcome(len(chunk), made=FailedBatch(error))
+            result = Result(result.number, failed)
+        self._settle(child, result)
 
     def _reap(self, child: WorkerChild) -> None:
         """Handle the end of a child: its work returns to the front."""
@@ -291,20 +296,3 @@ class ProcessPool(FarPool[WorkerChild]):
             if not child.ends_within(end_s - time.monotonic()):
                 child.kill()
             child.close()
-
-
-def received(child: WorkerChild, result: Result, chunk: Chunk, stage: str) -> Outcome:
-    """Return the outcome in a child's result, with what the child has made."""
-    sent, descriptors = result.sent, child.pipe.descriptors
-    if sent is None:
-        return with_data(result, None)
-    try:
-        if isinstance(sent, Laid):
-            data = child.unpacker.lay_out(sent, descriptors)
-        else:
-            data = child.unpacker.unpack(sent, descriptors)
-    except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
-        if result.whole:
-            return Outcome(len(chunk), made=FailedBatch(error))
-        return failed_outcome(chunk, stage, error)
-    return with_data(result, data)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from ...system.descriptors import descriptors_left
@@ -62,16 +61,11 @@ class Shelf:
         Raises:
             OSError: there is no shared memory for it, or no descriptor.
         """
-
-        def fits(slab: Slab) -> bool:
-            return slab.layout == layout and slab.rows == rows
-
         with self._lock:
-            slab = self._find(fits, copies=False)
+            slab = self._find(layout, rows)
             if slab is None:
-                slab = self._slab(block_bytes(layout, rows))
+                slab = self._slab(block_bytes(layout, rows), layout, rows)
                 allocate, _ = allocate_on(slab.block)
-                slab.layout, slab.rows = layout, rows
                 slab.memory = layout.open(rows, allocate)
             self._lent[id(slab.memory)] = slab
         return slab.memory
@@ -139,26 +133,25 @@ class Shelf:
         if not room <= self._room <= 2 * room:
             self._room = room + room // 8
         size = whole_pages(self._room)
-        found = self._find(lambda slab: slab.nbytes == size, copies=True)
-        return found or self._slab(size)
+        return self._find(None, size) or self._slab(size, None, size)
 
-    def _find(self, fits: Callable[[Slab], bool], *, copies: bool) -> Slab | None:
-        """Take a free slab that fits; drop all of its kind if none does."""
-        alike = [slab for slab in self._free if (slab.layout is None) == copies]
+    def _find(self, layout: Layout | None, rows: int) -> Slab | None:
+        """Take a free slab for this; drop all of its kind if there is none."""
+        alike = [s for s in self._free if (s.layout is None) == (layout is None)]
         for slab in alike:
-            if fits(slab):
+            if slab.layout == layout and slab.rows == rows:
                 self._free.remove(slab)
                 return slab
         self._drop(alike)
         self._free = [slab for slab in self._free if slab not in alike]
         return None
 
-    def _slab(self, nbytes: int) -> Slab:
+    def _slab(self, nbytes: int, layout: Layout | None, rows: int) -> Slab:
         if descriptors_left() < KEPT_FREE:
             text = f"the last {KEPT_FREE} file descriptors are reserved for other uses"
             raise OSError(errno.EMFILE, text)
         self._made += 1
-        return Slab(self._made, whole_pages(nbytes))
+        return Slab(self._made, whole_pages(nbytes), layout, rows)
 
     def _hand_over(
         self, slab: Slab

@@ -110,21 +110,22 @@ class Slab:
     Args:
         key: its number among those of one sender.
         nbytes: its size.
+        layout: the layout of the batches in it; None: it is for copies.
+        rows: how many rows they have; of a slab for copies, its size.
 
     Raises:
         OSError: there is no memory for it, or no file descriptor.
     """
 
-    def __init__(self, key: int, nbytes: int) -> None:
-        self.key = key
-        self.nbytes = nbytes
+    def __init__(
+        self, key: int, nbytes: int, layout: Layout | None = None, rows: int = 0
+    ) -> None:
+        self.key, self.nbytes = key, nbytes
+        self.layout, self.rows = layout, rows
         self.sent = False
         """Whether the receiver has its descriptor."""
-        self.layout: Layout | None = None
-        """The layout of the batch in it; None: it is for copies."""
-        self.rows = 0
         self.memory: Any = None
-        """The open memory of that batch."""
+        """The open memory of a batch in it."""
         self.descriptor = shared_file("penstock", nbytes)
         try:
             self.block = map_shared(self.descriptor, nbytes)

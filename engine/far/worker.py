@@ -9,13 +9,16 @@ torch's workers; several are threads. Results leave in the order of the assignme
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
+import multiprocessing.process
+import multiprocessing.util
 import os
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,10 +26,9 @@ from ...errors import PenstockError
 from ..batch.buffer import on_heap
 from ..batch.layout import Layout
 from ..recipe import Recipe, SegmentRecipe
-from .assigned_engine import AssignedEngine, Made
-from .assignment import Assignment, Result, Share
+from .assigned_engine import AssignedEngine, Made, Result, Share
 from .child import leave, write_crashes_to
-from .handover import Packed, dumps, plain_dumps
+from .handover import Packed, Returned, dumps, loads, plain_dumps
 from .pipe import Pipe
 from .shelf import Shelf
 from .status_page import MAX_LANES, StatusPage
@@ -139,16 +141,17 @@ class Worker:
         for message in messages:
             self._hear(message)
 
-    def _hear(self, message: Assignment | Share | None) -> None:
+    def _hear(self, message: Share | tuple[Returned | None, bytes] | None) -> None:
         if message is None:
             self._engine.stop()
         elif isinstance(message, Share):
             self._engine.share(message)
             self._let_receive()
         else:
-            if message.returned is not None:
-                self._shelf.take_back(message.returned)
-            self._engine.assign(message)
+            returned, packed = message
+            if returned is not None:
+                self._shelf.take_back(returned)
+            self._engine.assign(loads(packed))
 
     # The main thread
 
@@ -196,3 +199,49 @@ class Worker:
             with contextlib.suppress(OSError):
                 return self._shelf.lend(layout, rows)
         return layout.open(rows, on_heap)
+
+
+# Only private names know of processes that multiprocessing has not started.
+# ruff: noqa: SLF001
+process: Any = multiprocessing.process
+util: Any = multiprocessing.util
+
+LEAVE_S = 5.0
+"""How long what the dataset has started may take to end, as with torch's workers. When
+a loop ends, the fork server is less patient."""
+
+
+@contextlib.contextmanager
+def daemonic() -> Iterator[None]:
+    """Make this process look like a worker of torch's to multiprocessing and atexit.
+
+    We fork without multiprocessing, so it would take this process for the trainer. Then
+    a dataset could start processes here that nobody ends, and a queue that the trainer
+    has used would believe that its feeder thread runs here, too. What was started
+    within ends with it.
+
+    Such a child may have no children of its own: multiprocessing refuses to start any.
+    The exit functions that it inherits are the trainer's to call.
+    """
+    atexit._clear()
+    util._finalizer_registry.clear()
+    trainer = process.current_process()
+    process._current_process = multiprocessing.Process(daemon=True)
+    process._children = set()
+    sentinel = os.pidfd_open(os.getppid())
+    process._parent_process = process._ParentProcess(
+        trainer.name, os.getppid(), sentinel
+    )
+    util._run_after_forkers()
+    try:
+        yield
+    finally:
+        limit = threading.Timer(LEAVE_S, os._exit, (1,))
+        limit.daemon = True
+        limit.start()
+        with contextlib.suppress(Exception):
+            util._exit_function()
+        with contextlib.suppress(Exception):
+            threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()  # prints errors, and raises none
+        limit.cancel()

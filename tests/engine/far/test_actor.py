@@ -14,9 +14,8 @@ import torch
 
 from penstock.engine.batch.buffer import FailedBatch, Finished
 from penstock.engine.core.chunk import Chunk, Outcome
-from penstock.engine.far.actor import Actor
-from penstock.engine.far.assignment import Assignment
-from penstock.engine.far.far_pool import with_data
+from penstock.engine.far.actors import Actor
+from penstock.engine.far.assigned_engine import Assignment, Result
 from penstock.engine.far.handover import dumps, restored
 from penstock.engine.far.parcel import pack
 from penstock.engine.plan import BatchPlan, Context, PlannedBatch
@@ -107,8 +106,13 @@ def outcome(
     rows = PlannedRows(chunk.indices, chunk.rounds)
     planned = PlannedBatch(plan, rows, chunk.first_row, whole)
     assignment = Assignment(planned, 0, given)
-    result = restored(actor.run(assignment))
-    return with_data(result, result.sent)
+    result: Result = restored(actor.run(assignment))
+    found = result.outcome
+    if result.whole:
+        found.made = Finished(result.sent)
+    else:
+        found.outputs = result.sent
+    return found
 
 
 def test_rows_are_made_as_by_any_other_worker() -> None:
