@@ -17,7 +17,7 @@ import select
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -90,8 +90,6 @@ class Actor:
         self._parcel = parcel
         self._seeds = seeds
         self._number = number
-        self._program: Any = None
-        self._engine: Any = None
 
     def begin(self) -> str:
         """Get ready to work; return which process this is, in words.
@@ -145,11 +143,6 @@ class RemoteActor(FarChild):
         return bool(self.where)
 
 
-Arrival = tuple[RemoteActor, int | None, Any]
-"""An actor, the number of what it was sent, and the future that is done; None is for
-the task that begins."""
-
-
 class ActorPool(FarPool[RemoteActor]):
     """A number of workers in Ray actors.
 
@@ -190,7 +183,8 @@ class ActorPool(FarPool[RemoteActor]):
         self._generation = 0
         self._parcel = self._pack()
         self._class = ray.remote(**options)(Actor)
-        self._arrivals: deque[Arrival] = deque()
+        self._arrivals: deque[Callable[[], None]] = deque()
+        """Handle what has come, one task each."""
         self._alone_since_s = time.monotonic()
         """Since when no actor has been at work, in seconds; infinity while one is."""
         self._short_told = False
@@ -243,7 +237,7 @@ class ActorPool(FarPool[RemoteActor]):
 
     def _arrived(self, actor: RemoteActor, number: int | None, future: Any) -> None:
         """Note that a task is done. Ray calls this, from a thread of its own."""
-        self._arrivals.append((actor, number, future))
+        self._arrivals.append(partial(self._hear, actor, number, future))
         with self._engine_lock.lock:
             self._wakeup.notify()
 
@@ -272,7 +266,7 @@ class ActorPool(FarPool[RemoteActor]):
             if waiting.poll(1000 * TICK_S):
                 self._wakeup.clear()
             while self._arrivals and not self._engine_lock.closed:
-                self._hear(*self._arrivals.popleft())
+                self._arrivals.popleft()()
 
     def _lost(self) -> str | None:
         """Return why its actors are out of reach for good, or None."""
@@ -332,7 +326,7 @@ class ActorPool(FarPool[RemoteActor]):
                 self._ray.kill(actor.handle)
 
     def _hear(self, actor: RemoteActor, number: int | None, future: Any) -> None:
-        """Handle a task that is done, or has failed."""
+        """Handle what was sent by this number, or None for the beginning."""
         if actor not in self._children or future.cancelled():
             return  # it was ended, and its leases given back, or Ray was shut down
         error = future.exception()

@@ -29,7 +29,7 @@ from ..program.program import Program, Unread, Watch
 from ..recipe import Recipe, SegmentRecipe
 from ..witness.witness import Witness
 from ..workers.pool import Kind, Watches, no_watch
-from .handover import Laid, Packed, loads, travel
+from .handover import Sent, loads, travel
 
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
@@ -114,7 +114,7 @@ class Result(NamedTuple):
 
     number: int
     outcome: Outcome
-    sent: Laid | Packed | Any = None
+    sent: Sent | Any = None
     """The batch, or the samples of the rows in `outcome.offsets`; as they are, before
     a worker process sends them, and from an actor."""
     whole: bool = False

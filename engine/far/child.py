@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import psutil
@@ -27,7 +27,7 @@ from ...system.resources import oom_kills
 from ..core.metrics import WorkerMeter
 from .assigned_engine import Assignment, Share
 from .far_pool import FarChild
-from .handover import Laid, Packed, Unpacker, dumps, plain_dumps
+from .handover import Unpacker, dumps, plain_dumps
 from .pipe import Pipe, kept
 from .status_page import ALL_ROWS, STACK_SIGNAL, Held, StatusPage
 
@@ -38,7 +38,6 @@ __all__ = [
     "fork_child",
     "leave",
     "run_child",
-    "write_crashes_to",
 ]
 
 MAX_LINES = 40
@@ -81,12 +80,6 @@ def leave(status: int) -> NoReturn:
     """End this process at once, without finalising anything it inherited."""
     flush()
     os._exit(status)
-
-
-def write_crashes_to(status_page: StatusPage) -> None:
-    """Let this process write its stacks to its page, on a crash or on request."""
-    faulthandler.enable(status_page.descriptor)
-    faulthandler.register(STACK_SIGNAL, status_page.descriptor)
 
 
 class Child:
@@ -248,17 +241,6 @@ class WorkerChild(Child, FarChild):
         packed = (plain_dumps if plain else dumps)(assignment)
         returned = self.unpacker.returned()
         return plain_dumps((returned if any(returned) else None, packed))
-
-    def received(self, sent: Laid | Packed | None) -> Any:
-        """Return what it has made and sent.
-
-        Raises:
-            Exception: whatever unpickling the data raises.
-        """
-        descriptors = self.pipe.descriptors
-        if isinstance(sent, Laid):
-            return self.unpacker.lay_out(sent, descriptors)
-        return sent and self.unpacker.unpack(sent, descriptors)
 
     def held(self, number: int) -> list[Held]:
         """Return the samples of a task that it is working on."""

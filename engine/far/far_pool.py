@@ -196,7 +196,7 @@ class FarPool(ServedPool, Generic[AChild]):
         for child in list(self._children):
             surplus = len(self._children) > wanted
             if not child.errands and (surplus or self._outdated(child)):
-                self._stop_child(child)
+                self._forget(child)
         while len(self._children) < wanted and self._has_room():
             taken = {child.number for child in self._children}
             self._start_child(next(n for n in count() if n not in taken))
@@ -212,10 +212,6 @@ class FarPool(ServedPool, Generic[AChild]):
     @abstractmethod
     def _start_child(self, number: int) -> None:
         """Start a child."""
-
-    def _stop_child(self, child: AChild) -> None:
-        """End an idle child."""
-        self._forget(child)
 
     def _forget(self, child: AChild) -> None:
         """Forget a child, which ends it if it still runs; its leases return."""

@@ -157,15 +157,22 @@ class ForkServer:
             self._server.end(END_S)
 
     def _start(self) -> Child:
-        if self._method != "fork":
-            return start_fresh(self._works, self._seeds, self._method)
-        find_libraries()
-        make = partial(fork_worker, self._works, self._seeds)
-        return Child.fork(partial(run_fork_server, make))
+        if self._method == "fork":
+            find_libraries()
+            make = partial(fork_worker, self._works, self._seeds)
+            return Child.fork(partial(run_fork_server, make))
+        parcel = _descriptor_of(pack((self._works, self._seeds), "work"))
+        ours, theirs = Pipe.pair()
+        try:
+            pid = _launch(self._method, theirs.fileno(), parcel)
+        finally:
+            theirs.close()
+            os.close(parcel)
+        return Child(ours, pid)
 
 
-# From here on, everything runs in the fork server or in workers, except `start_fresh`
-# and what it calls. The fork server has one thread, the main one, and one signal
+# From here on, everything runs in the fork server or in workers, except what `_start`
+# calls. The fork server has one thread, the main one, and one signal
 # handler, for SIGCHLD.
 
 Make = Callable[[Post, Pipe], int]
@@ -266,22 +273,6 @@ def run_worker(
     page = StatusPage(pipe.descriptors.popleft())
     with daemonic():
         Worker(pipe, recipe, segment, page).run()
-
-
-def start_fresh(works: Works, seeds: Seeds, method: StartMethod) -> Child:
-    """Start a fork server in a fresh interpreter.
-
-    Raises:
-        SpecError: something in the recipe cannot be sent to it.
-    """
-    parcel = _descriptor_of(pack((works, seeds), "work"))
-    ours, theirs = Pipe.pair()
-    try:
-        pid = _launch(method, theirs.fileno(), parcel)
-    finally:
-        theirs.close()
-        os.close(parcel)
-    return Child(ours, pid)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Data between our processes: arrays in slabs, everything else pickled.
 
-    sender      Shelf (shelf.py) ─▶ Laid or Packed, and the descriptor of a new slab
+    sender      Shelf (shelf.py) ─▶ Sent, and the descriptor of a new slab
     receiver    Unpacker ─▶ data
 
 Everything but arrays is pickled: it comes from our own process, over our own pipe.
@@ -15,7 +15,7 @@ import pickle
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,11 +28,10 @@ from .slabs import Block, allocate_on, map_shared
 
 __all__ = [
     "Flat",
-    "Laid",
-    "Packed",
     "Pickler",
     "RemoteTraceback",
     "Returned",
+    "Sent",
     "Unpacker",
     "copied",
     "dumps",
@@ -60,37 +59,28 @@ BITS = {
 """By itemsize: a dtype that copies bits unchanged."""
 
 
-class Laid(NamedTuple):
-    """A batch that lies in a slab of the sender's."""
+class Sent(NamedTuple):
+    """Data as it is sent: a batch in a slab, or pickled, with its arrays in a slab."""
 
-    layout: Layout | None
-    """None: that of the batch sent before."""
-    rows: int
-    key: int
-    size: int
-    """Bytes of the slab."""
-    new: bool
-    """Whether the slab's descriptor comes with this message."""
-    forget: tuple[int, ...]
-    """Keys of slabs that will not be used again."""
-
-
-class Packed(NamedTuple):
-    """Data ready to be sent; the last fields are those of `Laid`."""
-
-    body: bytes
-    """The data, pickled, without the memory of its arrays."""
+    body: bytes | None
+    """The data, pickled, without the memory of its arrays; None: it is a batch."""
     lengths: tuple[int, ...] = ()
     """Bytes of each array in the slab; if there are none, there is no slab."""
+    layout: Layout | None = None
+    """Layout of the batch; None: the same as before."""
+    rows: int = 0
     key: int = 0
     size: int = 0
+    """Bytes of the slab."""
     new: bool = False
+    """Whether the slab's descriptor comes with this message."""
     forget: tuple[int, ...] = ()
+    """Keys of slabs that will not be used again."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the data takes, about: those of its arrays, and the rest."""
-        return len(self.body) + sum(self.lengths)
+        """Bytes that the data takes, about."""
+        return self.size if self.body is None else len(self.body) + sum(self.lengths)
 
 
 class Returned(NamedTuple):
@@ -114,25 +104,23 @@ class Unpacker:
         """The layout of the batch laid out last."""
         _unpackers.add(self)
 
-    def unpack(self, packed: Packed, descriptors: deque[int]) -> Any:
+    def receive(self, sent: Sent, descriptors: deque[int]) -> Any:
         """Return the data; consumes the descriptor that came with it.
 
         Raises:
             Exception: whatever unpickling the data raises.
         """
         buffers = []
-        if packed.lengths:
-            _, memory = self._open(packed, descriptors)
-            buffers = [memory[span] for span in spans(packed.lengths)]
-        return pickle.loads(packed.body, buffers=buffers)  # noqa: S301 from our own
-
-    def lay_out(self, laid: Laid, descriptors: deque[int]) -> Any:
-        """Return a batch that lies in a slab as its layout says."""
-        # First, as later messages rely on it, and the memory may be refused.
-        self._layout = layout = laid.layout or self._layout
-        allocate, _ = self._open(laid, descriptors)
-        assert layout is not None
-        return layout.seal(layout.open(laid.rows, allocate))
+        if sent.body is None:
+            # First, as later messages rely on it, and the memory may be refused.
+            self._layout = layout = sent.layout or self._layout
+            allocate, _ = self._open(sent, descriptors)
+            assert layout is not None
+            return layout.seal(layout.open(sent.rows, allocate))
+        if sent.lengths:
+            _, memory = self._open(sent, descriptors)
+            buffers = [memory[span] for span in spans(sent.lengths)]
+        return pickle.loads(sent.body, buffers=buffers)  # noqa: S301 from our own
 
     def returned(self) -> Returned:
         """Return the slabs whose claim has ended since the last call."""
@@ -150,7 +138,7 @@ class Unpacker:
         self._shared.update(tuple(self._marks))
 
     def _open(
-        self, sent: Laid | Packed, descriptors: deque[int]
+        self, sent: Sent, descriptors: deque[int]
     ) -> tuple[Allocate, NDArray[np.uint8]]:
         """Return an allocator on a slab, and the array that it makes views of."""
         for key in sent.forget:
@@ -215,10 +203,17 @@ class Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def dumps(message: object) -> bytes:
-    """Return a message as bytes, for `loads` in another process of ours."""
+def dumps(
+    message: object, apart: Callable[[pickle.PickleBuffer], object] | None = None
+) -> bytes:
+    """Return a message as bytes, for `loads` in another process of ours.
+
+    Args:
+        message: what to pickle.
+        apart: called with the memory of each array, which then is not among the bytes.
+    """
     file = io.BytesIO()
-    Pickler(file, pickle.HIGHEST_PROTOCOL).dump(message)
+    Pickler(file, pickle.HIGHEST_PROTOCOL, buffer_callback=apart).dump(message)
     return file.getvalue()
 
 
@@ -247,9 +242,9 @@ def flattened(message: object) -> Flat:
     Raises:
         Exception: whatever pickling the rest of the message raises.
     """
-    file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
-    Pickler(file, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append).dump(message)
-    return Flat(file.getvalue(), [np.asarray(buffer.raw()) for buffer in buffers])
+    buffers: list[pickle.PickleBuffer] = []
+    body = dumps(message, buffers.append)
+    return Flat(body, [np.asarray(buffer.raw()) for buffer in buffers])
 
 
 def restored(flat: Flat) -> Any:

@@ -219,11 +219,6 @@ class ProcessPool(FarPool[WorkerChild]):
         self._children.append(child)
         self._selector.register(child.pipe, READ, child)
 
-    def _stop_child(self, child: WorkerChild) -> None:
-        with contextlib.suppress(EOFError):  # it has ended already
-            child.pipe.post(dumps(None))
-        self._forget(child)
-
     def _end(self, child: WorkerChild) -> None:
         self._selector.unregister(child.pipe)
         child.close()
@@ -265,7 +260,9 @@ class ProcessPool(FarPool[WorkerChild]):
             self._short = True
             LOGGER.warning(NO_SLAB, result.short)
         try:
-            result = result._replace(sent=child.received(result.sent))
+            if result.sent is not None:
+                data = child.unpacker.receive(result.sent, child.pipe.descriptors)
+                result = result._replace(sent=data)
         except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
             chunk = child.errands[result.number].chunk
             failed = failed_outcome(chunk, self._stage, error)

@@ -52,9 +52,11 @@ class FarPools(PoolMaker):
     @staticmethod
     def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
         """Try some samples in a child process, and return what they open."""
+        if not FORKS or start_method(recipe) != "fork":
+            return {}
         from .trial import opened_late
 
-        return opened_late(recipe, step) if start_method(recipe) == "fork" else {}
+        return opened_late(recipe, step)
 
     def begin(self) -> None:
         """Start the fork server, and join Ray, as far as they are needed."""

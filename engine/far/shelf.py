@@ -6,8 +6,8 @@ a layout travels as its slab and the layout, and the slab waits here, open, for 
 one. The arrays of any other data are copied into one slab, and the rest of it is
 pickled: it comes from our own process, over our own pipe.
 
-    sender      lend ─▶ memory, send(memory) ─▶ Laid   or   pack(data) ─▶ Packed
-    receiver    Unpacker.lay_out(laid)                  or   Unpacker.unpack(packed)
+    sender      lend ─▶ memory, send(memory) ─▶ Sent   or   pack(data) ─▶ Sent
+    receiver    Unpacker.receive(sent)
                 Unpacker.returned() ─▶ Shelf.take_back
 
 A slab belongs to the receiver while an array over it lives there. One that the receiver
@@ -22,7 +22,7 @@ from typing import Any
 
 from ...system.descriptors import descriptors_left
 from ..batch.layout import ALIGN, Layout, block_bytes
-from .handover import Laid, Packed, Returned, flattened, plain_dumps, spans
+from .handover import Returned, Sent, flattened, plain_dumps, spans
 from .slabs import Slab, allocate_on, whole_pages
 
 __all__ = ["Shelf"]
@@ -75,7 +75,7 @@ class Shelf:
         slab = self._lent.get(id(memory))
         return slab is not None and slab.memory is memory
 
-    def send(self, memory: Any) -> tuple[Laid, tuple[int, ...]]:
+    def send(self, memory: Any) -> tuple[Sent, tuple[int, ...]]:
         """Return a batch made in lent memory as it is sent, with its descriptor.
 
         Raises:
@@ -90,9 +90,9 @@ class Shelf:
             del self._lent[id(memory)]
             self._layout = slab.layout
             place, descriptors = self._hand_over(slab)
-        return Laid(layout, slab.rows, *place), descriptors
+        return Sent(None, (), layout, slab.rows, *place), descriptors
 
-    def pack(self, data: Any) -> tuple[Packed, tuple[int, ...]]:
+    def pack(self, data: Any) -> tuple[Sent, tuple[int, ...]]:
         """Return any data as it is sent, its arrays copied, and a descriptor.
 
         Raises:
@@ -101,7 +101,7 @@ class Shelf:
         """
         body, arrays = flattened(data)
         if not arrays:
-            return Packed(body), ()
+            return Sent(body), ()
         lengths = tuple(array.nbytes for array in arrays)
         with self._lock:
             slab = self._place(lengths)
@@ -109,7 +109,7 @@ class Shelf:
             for array, span in zip(arrays, spans(lengths), strict=True):
                 memory[span] = array  # without the GIL
             place, descriptors = self._hand_over(slab)
-        return Packed(body, lengths, *place), descriptors
+        return Sent(body, lengths, None, 0, *place), descriptors
 
     def put_back(self, memory: Any) -> None:
         """Note that a batch made in this memory, if it was lent, is not sent."""

@@ -1,6 +1,6 @@
 """A worker process from within: an engine that makes the batches it is assigned.
 
-    trainer  ─▶ Assignment | Share | None ─▶ pipe ─▶ AssignedPlan ─▶ Engine
+    trainer  ─▶ Assignment | Share ─▶ pipe ─▶ AssignedPlan ─▶ Engine
     trainer  ◀─ Result ◀─ pipe ◀─ main thread ◀─ Engine.pop()
 
 The engine has the segments that run here. One worker alone is the main thread, as in
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import itertools
 import multiprocessing.process
 import multiprocessing.util
@@ -27,11 +28,11 @@ from ..batch.buffer import on_heap
 from ..batch.layout import Layout
 from ..recipe import Recipe, SegmentRecipe
 from .assigned_engine import AssignedEngine, Made, Result, Share
-from .child import leave, write_crashes_to
-from .handover import Packed, Returned, dumps, loads, plain_dumps
+from .child import leave
+from .handover import Returned, Sent, dumps, loads, plain_dumps
 from .pipe import Pipe
 from .shelf import Shelf
-from .status_page import MAX_LANES, StatusPage
+from .status_page import MAX_LANES, STACK_SIGNAL, StatusPage
 
 KEEP = 40
 """Slabs that the trainer may hold, including those of batches it has not taken yet."""
@@ -83,7 +84,9 @@ class Worker:
         Each worker finishes its current rows first: its function may hold a lock that
         it shares with other processes.
         """
-        write_crashes_to(self._status_page)
+        page = self._status_page.descriptor
+        faulthandler.enable(page)  # its stacks go there on a crash, and on request
+        faulthandler.register(STACK_SIGNAL, page)
         self._pipe.send(os.getpid())
         try:
             with self._engine:
@@ -133,18 +136,17 @@ class Worker:
 
     def _take(self, receive: Callable[[], list[Any]]) -> None:
         """Take some messages, in order; stop the engine after the last one of all."""
+        messages = []
         try:
             messages = receive()
         except EOFError:
-            messages = [None]
+            self._engine.stop()
         self._listened_s = time.monotonic()
         for message in messages:
             self._hear(message)
 
-    def _hear(self, message: Share | tuple[Returned | None, bytes] | None) -> None:
-        if message is None:
-            self._engine.stop()
-        elif isinstance(message, Share):
+    def _hear(self, message: Share | tuple[Returned | None, bytes]) -> None:
+        if isinstance(message, Share):
             self._engine.share(message)
             self._let_receive()
         else:
@@ -161,9 +163,9 @@ class Worker:
         sealed = result.whole and self._bare and made.buffer.sealed
         try:
             if sealed and self._shelf.has(memory):
-                laid, descriptors = self._shelf.send(memory)
-                result.outcome.nbytes = laid.size
-                message = plain_dumps(result._replace(sent=laid)), descriptors
+                sent, descriptors = self._shelf.send(memory)
+                result.outcome.nbytes = sent.nbytes
+                message = plain_dumps(result._replace(sent=sent)), descriptors
             else:
                 self._shelf.put_back(memory)
                 message = self._packed(result)
@@ -186,12 +188,12 @@ class Worker:
             return dumps(result), ()
         short = ""
         try:
-            packed, descriptors = self._shelf.pack(result.sent)
+            sent, descriptors = self._shelf.pack(result.sent)
         except OSError as error:  # there is no shared memory left
             short, descriptors = str(error), ()
-            packed = Packed(dumps(result.sent))
-        result.outcome.nbytes = packed.nbytes
-        return dumps(result._replace(sent=packed, short=short)), descriptors
+            sent = Sent(dumps(result.sent))
+        result.outcome.nbytes = sent.nbytes
+        return dumps(result._replace(sent=sent, short=short)), descriptors
 
     def _lend(self, layout: Layout, rows: int) -> Any:
         """Lend shared memory for a batch that is sent as it is, if there is any."""

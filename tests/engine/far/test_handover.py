@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engine.far.handover import Packed, dumps, flattened, restored
+from penstock.engine.far.handover import Sent, dumps, flattened, restored
 from support.batches import COLLATES, Refusing, same
 from support.datasets import Numbers
 from support.ferry import Ferry, ferries
@@ -64,7 +64,7 @@ def test_loose_arrays_share_one_slab(ferry: Ferry) -> None:
 
 
 def test_a_steady_trainer_receives_no_new_slabs(ferry: Ferry) -> None:
-    def carry(value: float) -> Packed:
+    def carry(value: float) -> Sent:
         packed, found = ferry.pack(torch.full((8, 4), value))
         assert found[0, 0] == value
         return packed
