@@ -38,8 +38,9 @@ def in_children(recipe: Recipe, children: int | None = None) -> Recipe:
     far = replace(as_one(samples), children=1 if lone else many)
     placed = (each for each in behind if each.executor != "process")
     if children is not None or all(each.movable for each in placed):
-        inner = (*(far.inner or (far.within,)), *map(at_rest, behind))
-        far, behind = replace(far, inner=inner), ()
+        there = (replace(each.within, per_batch=True) for each in behind)
+        far = replace(far, inner=(*(far.inner or (far.within,)), *there))
+        behind = ()
     return replace(recipe, segments=(far, *behind))
 
 
@@ -50,11 +51,6 @@ def alike(segments: Sequence[SegmentRecipe]) -> bool:
     """
     limits = {each.timeout_s for each in segments if not _awaits(each)}
     return len(limits) < 2 and (limits <= {None} or not any(map(_awaits, segments)))
-
-
-def at_rest(segment: SegmentRecipe) -> SegmentRecipe:
-    """Return work on whole batches as it is in a worker process."""
-    return replace(segment.within, per_batch=True)
 
 
 def taken_along(segments: Sequence[SegmentRecipe]) -> list[SegmentRecipe]:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import penstock as ps
-from penstock.engine.far import child, pool, status_page
+from penstock.engine.far import child, far_pool, status_page
 from penstock.engine.far.child import Watchdog, WorkerChild
 from support.datasets import Counting, Numbers
 from support.functions import indices
@@ -152,7 +152,7 @@ def test_many_slow_samples_within_the_limit_are_not_disturbed(
         clock = SimpleNamespace(
             monotonic_ns=lambda: now_ns[0], monotonic=time.monotonic
         )
-        for module in (child, pool, status_page):
+        for module in (child, far_pool, status_page):
             monkeypatch.setattr(module, "time", clock)
 
         def takes_its_time(sample: Any) -> Any:

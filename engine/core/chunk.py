@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import NOTE, SampleNote, add_note
-from ..plan import BatchPlan, Context, Rows, objects
+from ..plan import BatchPlan, Context, Rows
 
 
 @dataclass(slots=True, eq=False)
@@ -31,12 +31,6 @@ class Chunk:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        plain = self.indices.dtype == np.int64
-        indices = self.indices.tobytes() if plain else self.indices.tolist()
-        rows = indices, self.rounds.tobytes()
-        return _chunk, (self.step, self.first_row, *rows, tuple(self.context))
-
     def index(self, offset: int) -> Any:
         """Return what the dataset is asked for in this row."""
         return self.indices[offset : offset + 1].tolist()[0]
@@ -52,20 +46,6 @@ class Chunk:
         )
 
 
-def _chunk(
-    step: int,
-    first_row: int,
-    indices: bytes | list[Any],
-    rounds: bytes,
-    context: tuple[int, int, int | None, float | None],
-) -> Chunk:
-    """Rebuild a chunk from the result of `Chunk.__reduce__`."""
-    if isinstance(indices, list):
-        rows: NDArray[Any] = objects(indices)
-    else:
-        rows = np.frombuffer(indices, np.int64)
-    seeds = np.frombuffer(rounds, np.int64)
-    return Chunk(step, first_row, rows, seeds, Context(*context))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,7 @@
 """Ray actors as workers: for work that outgrows one machine.
 
-One thread in the trainer serves all actors of a segment. It never waits for a lease, an
-actor or the cluster: the engine lock wakes it when there may be work, Ray's futures
-when work is done or an actor is gone, and its own timer. An actor is a worker: it works
-on one lease, while a short second one waits at it.
+The engine lock wakes the pool's thread when there may be work, Ray's futures when work
+is done or an actor is gone, and its own timer. An actor is one worker.
 
 A lease is settled once, whatever arrives late. Actors are placed by Ray, and may have
 to wait for room; the pool works with those that have come up. If the cluster's head is
@@ -14,43 +12,45 @@ machine from then on.
 from __future__ import annotations
 
 import logging
+import os
 import select
+import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from math import inf
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import SampleError, WorkerError
-from ..core.chunk import Lease, Outcome
 from ..core.connector import Connector
 from ..core.core import FAR_LEASE_NS
 from ..core.metrics import WorkerMeter
+from ..program.seeding import mixed, seed_global_generators
 from ..recipe import Recipe, SegmentRecipe
 from ..workers.pool import Holding, PoolStatistics, join_all
-from .actor import Actor
-from .assignment import Result
-from .child import Errand
+from .assigned_engine import (
+    AssignedEngine,
+    Assignment,
+    Made,
+    Result,
+    failed_outcome,
+    set_up_libraries,
+)
 from .cluster import RayCluster
-from .far_pool import NEVER_BEGUN, FarPool, with_data
-from .handover import restored
-from .parcel import pack
+from .far_pool import FarChild, FarPool
+from .handover import Flat, flattened, restored
+from .parcel import pack, unpack
 
-__all__ = [
-    "ActorPool",
-]
+__all__ = ["Actor", "ActorPool"]
 
 LOGGER = logging.getLogger("penstock")
 TICK_S = 1.0
 """Longest wait of the pool's thread."""
-AHEAD_NS = 100_000_000
-"""Leases longer than this do not wait behind one another."""
 SILENT_S = 20.0
 """How long the head of the cluster may be silent: after 60 s Ray ends the program."""
 ALONE_S = 60.0
@@ -67,66 +67,113 @@ FEWER = (
     "%s: the Ray cluster has placed %d of %d actors so far. Work goes on with"
     " these; the others join when there is room"
 )
-BEGIN = 0
-"""The number of an actor's first task."""
 
 
-@dataclass(slots=True, eq=False)
-class RemoteActor:
-    """An actor, seen from the trainer. It belongs to the pool's thread."""
+class Actor:
+    """One worker, from within: an engine that makes what it is assigned.
 
-    handle: Any
-    number: int
-    generation: int
-    asked_s: float
-    """When it was created, on the monotonic clock."""
-    meter: WorkerMeter | None = None
-    """Its instrument, once it is at work."""
-    where: str = "(starting)"
-    """Which process it is, in words."""
-    errands: dict[int, Errand] = field(default_factory=dict)
-    """What it was sent, by task; it works on the first."""
-    settled: bool = False
-    """Whether it has returned a task."""
+    What it runs comes once, through the object store. It must be importable there:
+    every node of the cluster has the same packages, and the modules of the user's
+    functions.
+
+    Args:
+        parcel: what it works by, and the segment in the trainer, packed; uint8 [bytes].
+        seeds: the seed of the samples' random streams, what distinguishes the run from
+            others with the same seed, the segment, and the number of workers that had
+            this worker's number before.
+        number: its number among the workers of the segment.
+    """
+
+    def __init__(
+        self, parcel: NDArray[np.uint8], seeds: tuple[int, ...], number: int
+    ) -> None:
+        self._parcel = parcel
+        self._seeds = seeds
+        self._number = number
+
+    def begin(self) -> str:
+        """Get ready to work; return which process this is, in words.
+
+        Its global generators get a seed of their own, like a worker process's.
+
+        Raises:
+            Exception: whatever importing the user's modules raises.
+        """
+        set_up_libraries()
+        recipe: Recipe
+        segment: SegmentRecipe
+        recipe, segment = unpack(self._parcel.data)
+        seed = mixed(self._seeds) + self._number
+        seed_global_generators(seed & 0xFFFFFFFFFFFFFFFF)
+        segment.program.enter(self._number)
+        self._program = segment.program
+        self._engine = AssignedEngine(recipe, segment).__enter__()
+        return f"{os.getpid()} on {socket.gethostname()}"
+
+    def run(self, assignment: Assignment) -> Flat:
+        """Make what is assigned; return the result, packed, with all data in it."""
+        self._engine.assign(assignment)
+        made: Made = self._engine.make()
+        try:
+            return flattened(made.result)
+        except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
+            return flattened(made.unsendable(self._program, error))
 
 
-Arrival = tuple[RemoteActor, int, Any]
-"""An actor, the number of its task, and the future that is done."""
+class RemoteActor(FarChild):
+    """An actor, seen from the trainer; it has no meter of the segment's until placed.
+
+    Args:
+        handle: Ray's.
+        number: as for `FarChild`.
+        generation: as for `FarChild`.
+    """
+
+    def __init__(self, handle: Any, number: int, generation: int) -> None:
+        super().__init__(number, generation, WorkerMeter(0))
+        self.handle = handle
+        self.asked_s = time.monotonic()
+        """When it was created."""
+        self.where = ""
+        """Which process it is, in words; empty until it is at work."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is at work."""
+        return bool(self.where)
 
 
-class ActorPool(FarPool):
+class ActorPool(FarPool[RemoteActor]):
     """A number of workers in Ray actors.
 
     Args:
         connector: where leases come from.
-        work: what the actors work by, and the segment's recipe.
+        recipe: the engine's recipe.
         cluster: where the actors live.
         engine: has joined the cluster, and this is the pool of one of its stages.
         seeds: the seed of the samples' random streams, and what distinguishes this run
             from others with the same seed.
         options: Ray's options for each actor.
-        collate_seed: as `seed` for `FarPool`.
 
     Raises:
         SpecError: something in the program cannot be sent.
     """
 
     executor = "ray"
+    ahead_ns = 100_000_000
 
     def __init__(
         self,
         connector: Connector,
-        work: tuple[Recipe, SegmentRecipe],
+        recipe: Recipe,
         cluster: RayCluster,
         engine: object,
         seeds: tuple[int, ...],
         options: Mapping[str, Any],
-        collate_seed: Callable[[], int],
     ) -> None:
         import ray
 
-        super().__init__(connector, work[1], "Ray actors", collate_seed)
-        self._sent = work
+        super().__init__(connector, recipe, "Ray actors")
         self._ray = ray
         self._cluster = cluster
         self._seeds = *seeds, connector.segment
@@ -136,13 +183,8 @@ class ActorPool(FarPool):
         self._generation = 0
         self._parcel = self._pack()
         self._class = ray.remote(**options)(Actor)
-        self._wanted = 0
-        """How many of the requested actors it may have."""
-        self._actors: list[RemoteActor] = []
-        self._idle: list[RemoteActor] = []
-        """Actors without a lease; the last one has waited the shortest."""
-        self._arrivals: deque[Arrival] = deque()
-        self._tasks = count(BEGIN + 1)
+        self._arrivals: deque[Callable[[], None]] = deque()
+        """Handle what has come, one task each."""
         self._alone_since_s = time.monotonic()
         """Since when no actor has been at work, in seconds; infinity while one is."""
         self._short_told = False
@@ -155,18 +197,14 @@ class ActorPool(FarPool):
 
     def statistics(self) -> PoolStatistics:
         """Return the numbers of workers."""
-        actors, now_s = list(self._actors), time.monotonic()
-        alive = sum(actor.meter is not None for actor in actors)
+        actors, now_s = list(self._children), time.monotonic()
+        alive = sum(actor.ready for actor in actors)
         starting = sum(
-            actor.meter is None and now_s - actor.asked_s < PLACED_S for actor in actors
+            not actor.ready and now_s - actor.asked_s < PLACED_S for actor in actors
         )
         fresh = sum(bool(actor.errands) and not actor.settled for actor in actors)
         most = self._cluster.room(self, self._options)
         return PoolStatistics(alive, starting + fresh, most)
-
-    def threads(self) -> list[str]:
-        """Return none: they are in other processes, perhaps on other machines."""
-        return []
 
     def renew(self) -> None:
         """Replace all actors: the dataset may have changed. For the trainer's thread.
@@ -193,12 +231,13 @@ class ActorPool(FarPool):
 
     def _pack(self) -> Any:
         """Put the program into the object store, from where each node gets it once."""
-        body = pack(self._sent, "work", 'executor="process"')
+        work = self._recipe.elsewhere(self._connector.segment), self._segment
+        body = pack(work, "work", 'executor="process"')
         return self._ray.put(np.frombuffer(body, np.uint8))
 
-    def _arrived(self, actor: RemoteActor, task: int, future: Any) -> None:
+    def _arrived(self, actor: RemoteActor, number: int | None, future: Any) -> None:
         """Note that a task is done. Ray calls this, from a thread of its own."""
-        self._arrivals.append((actor, task, future))
+        self._arrivals.append(partial(self._hear, actor, number, future))
         with self._engine_lock.lock:
             self._wakeup.notify()
 
@@ -213,8 +252,11 @@ class ActorPool(FarPool):
                 self._fall_back(lost)
                 return
             try:
-                self._staff()
-                if self._leaving and not self._actors:
+                with self._engine_lock.lock:
+                    asked = self._asked
+                self._staff(self._cluster.share(self, asked, self._options))
+                self._tell_short()
+                if self._leaving and not self._children:
                     return
                 self._hand_out()
             except Exception:
@@ -224,7 +266,7 @@ class ActorPool(FarPool):
             if waiting.poll(1000 * TICK_S):
                 self._wakeup.clear()
             while self._arrivals and not self._engine_lock.closed:
-                self._hear(*self._arrivals.popleft())
+                self._arrivals.popleft()()
 
     def _lost(self) -> str | None:
         """Return why its actors are out of reach for good, or None."""
@@ -239,143 +281,67 @@ class ActorPool(FarPool):
 
     def _fall_back(self, why: str) -> None:
         LOGGER.warning(LOST, self._stage, why)
-        for actor in list(self._actors):
-            self._remove(actor)
+        for actor in list(self._children):
+            self._forget(actor)
         self._connector.on_lost(why)
-
-    def _staff(self) -> None:
-        """Adjust the number of actors to the request, as far as they are idle."""
-        with self._engine_lock.lock:
-            asked = self._asked
-        self._wanted = self._cluster.share(self, asked, self._options)
-        for actor in list(self._actors):
-            surplus = len(self._actors) > self._wanted
-            if not actor.errands and (surplus or self._outdated(actor)):
-                self._remove(actor)
-        heard = self._cluster.silent_s < SILENT_S / 2
-        while len(self._actors) < self._wanted and heard:
-            self._create()
-        self._tell_short()
 
     def _outdated(self, actor: RemoteActor) -> bool:
         return actor.generation != self._generation
 
+    def _has_room(self) -> bool:
+        """Whether the cluster can be asked for one more: Ray itself finds its place."""
+        return self._cluster.silent_s < SILENT_S / 2
+
     def _tell_short(self) -> None:
         """Say once that some actors wait for room."""
         now_s = time.monotonic()
-        late = [a for a in self._actors if not a.meter and now_s - a.asked_s > PLACED_S]
+        late = [
+            a for a in self._children if not a.ready and now_s - a.asked_s > PLACED_S
+        ]
         if late and not self._short_told:
             self._short_told = True
-            placed = sum(actor.meter is not None for actor in self._actors)
+            placed = sum(actor.ready for actor in self._children)
             LOGGER.warning(FEWER, self._stage, placed, self._wanted)
 
-    def _create(self) -> None:
-        taken = {actor.number for actor in self._actors}
-        number = next(n for n in count() if n not in taken)
+    def _start_child(self, number: int) -> None:
         before, self._made[number] = self._made[number], self._made[number] + 1
         handle = self._class.remote(self._parcel, (*self._seeds, before), number)
-        actor = RemoteActor(handle, number, self._generation, time.monotonic())
-        self._actors.append(actor)
-        self._follow(actor, BEGIN, handle.begin.remote())
+        actor = RemoteActor(handle, number, self._generation)
+        self._children.append(actor)
+        self._follow(actor, None, handle.begin.remote())
 
-    def _follow(self, actor: RemoteActor, task: int, result: Any) -> None:
+    def _post(self, actor: RemoteActor, packed: Assignment, number: int) -> None:
+        self._follow(actor, number, actor.handle.run.remote(packed))
+
+    def _follow(self, actor: RemoteActor, number: int | None, result: Any) -> None:
         """Be woken when a task is done."""
-        result.future().add_done_callback(partial(self._arrived, actor, task))
+        result.future().add_done_callback(partial(self._arrived, actor, number))
 
-    def _remove(self, actor: RemoteActor) -> None:
-        """End an actor, or forget a dead one; its leases return to the front."""
-        self._actors.remove(actor)
-        if actor in self._idle:
-            self._idle.remove(actor)
-        errands = list(actor.errands.values())
-        actor.errands.clear()
-        if actor.meter is not None:
-            for errand in errands:
-                self._connector.settle(errand.lease, Outcome(done=0), actor.meter)
-            self._connector.leave(actor.meter)
-        if not any(each.meter for each in self._actors):
-            self._alone_since_s = min(self._alone_since_s, time.monotonic())
-        self._kill(actor)
-
-    def _kill(self, actor: RemoteActor) -> None:
+    def _end(self, actor: RemoteActor) -> None:
         """Kill an actor, if it can be reached: otherwise its end is Ray's to notice."""
-        if self._cluster.connected and self._cluster.silent_s < SILENT_S / 2:
+        if not any(each.ready for each in self._children):
+            self._alone_since_s = min(self._alone_since_s, time.monotonic())
+        if self._cluster.connected and self._has_room():
             with suppress(Exception):  # Ray may be shut down at this very moment
                 self._ray.kill(actor.handle)
 
-    # Leases
-
-    def _hand_out(self) -> None:
-        """Give leases to idle actors, then ahead to busy ones, while there are any.
-
-        It starts listening before it looks, so that work arriving later wakes it.
-        """
-        self._listening = True
-        for actor in reversed(list(self._idle)):
-            assert actor.meter is not None
-            waited = actor.meter.waiting_for is not None
-            lease = self._take(actor.meter)
-            if lease is not None:
-                self._idle.remove(actor)
-                self._send(actor, lease, actor.meter)
-            elif waited:
-                return  # and so do the actors before it
-        self._listening = bool(self._idle) or self._hand_ahead()
-
-    def _hand_ahead(self) -> bool:
-        """Give leases to wait at actors; return whether they could hold more."""
-        leaving = len(self._actors) > self._wanted or any(
-            map(self._outdated, self._actors)
-        )
-        if self._blame or leaving or self._lease_ns >= AHEAD_NS:
-            return False  # a suspect runs alone, and who is to leave must become idle
-        for actor in self._actors:
-            meter = actor.meter
-            if meter is None or len(actor.errands) != 1:
-                continue
-            lease = self._take(meter)
-            if lease is None:
-                return True
-            self._send(actor, lease, meter)
-        return False
-
-    def _send(self, actor: RemoteActor, lease: Lease, meter: WorkerMeter) -> None:
-        try:
-            chunk, assignment = self._assignment(lease)
-        except Exception as error:  # noqa: BLE001 whatever pickling user data raises
-            self._give_up(lease, meter, self._unsendable(error))
-            self._free(actor)
-            return
-        task = next(self._tasks)
-        actor.errands[task] = Errand(lease, chunk, time.monotonic_ns())
-        self._follow(actor, task, actor.handle.run.remote(assignment))
-
-    def _free(self, actor: RemoteActor) -> None:
-        """Note that a lease of this actor was settled."""
-        if not actor.errands and actor in self._actors:
-            self._idle.append(actor)
-
-    def _hear(self, actor: RemoteActor, task: int, future: Any) -> None:
-        """Handle a task that is done, or has failed."""
-        if actor not in self._actors or future.cancelled():
+    def _hear(self, actor: RemoteActor, number: int | None, future: Any) -> None:
+        """Handle what was sent by this number, or None for the beginning."""
+        if actor not in self._children or future.cancelled():
             return  # it was ended, and its leases given back, or Ray was shut down
         error = future.exception()
-        if error is None and task == BEGIN:
-            self._welcome(actor, future.result())
-        elif error is None:
-            self._take_back(actor, task, future.result())
-        else:
+        if error is not None:
             self._reap(actor, error)
+        elif number is None:
+            self._welcome(actor, future.result())
+        else:
+            self._take_back(actor, number, future.result())
 
     def _welcome(self, actor: RemoteActor, where: str) -> None:
         actor.where, actor.meter = where, self._connector.enter()
         self._alone_since_s = inf
-        self._idle.append(actor)
 
-    def _take_back(self, actor: RemoteActor, task: int, packed: Any) -> None:
-        errand = actor.errands.pop(task)
-        actor.settled, meter = True, actor.meter
-        assert meter is not None
+    def _take_back(self, actor: RemoteActor, number: int, packed: Any) -> None:
         try:
             result: Result = restored(packed)
         except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
@@ -384,11 +350,10 @@ class ActorPool(FarPool):
                 f"({type(error).__name__}: {error}); return arrays, tensors, numbers, "
                 'text or bytes, or use executor="thread"'
             )
-            self._give_up(errand.lease, meter, SampleError(text))
-        else:
-            outcome = with_data(result, result.sent)
-            self._settle(errand.lease, errand.chunk, outcome, meter)
-        self._free(actor)
+            chunk = actor.errands[number].chunk
+            failed = failed_outcome(chunk, self._stage, SampleError(text))
+            result = Result(number, failed)
+        self._settle(actor, result)
 
     def _reap(self, actor: RemoteActor, error: BaseException) -> None:
         """Handle the end of an actor: its work returns to the front.
@@ -400,24 +365,16 @@ class ActorPool(FarPool):
         own = isinstance(error, self._ray.exceptions.RayTaskError)
         if own and actor.errands:
             raise WorkerError(f"a Ray actor of {self._stage} failed: {error}")
-        death = f"Ray actor {actor.where} has ended: {told(error)}"
-        keys: list[Any] = []
-        for errand in list(actor.errands.values())[:1]:
-            rows = range(len(errand.chunk))
-            keys = [self._key(errand.chunk, row) for row in rows]
-            self._blame.add(errand.chunk, rows, death)
         # With its node, an actor at work loses results, too: that is no RayActorError.
-        died = isinstance(error, self._ray.exceptions.RayActorError)
-        died = died or actor.meter is not None
-        self._remove(actor)
-        self._count_death(death, keys, 1 if died else NEVER_BEGUN)
+        begun = actor.ready or isinstance(error, self._ray.exceptions.RayActorError)
+        death = f"Ray actor {actor.where or '(starting)'} has ended: {told(error)}"
+        self._note_death(actor, death, begun=begun)
+        self._forget(actor)
 
     def _end_all(self) -> None:
-        for actor in self._actors:
-            if actor.meter is not None:
-                self._connector.leave(actor.meter)
-            self._kill(actor)
-        self._actors, self._idle = [], []
+        for actor in self._children:
+            self._connector.leave(actor.meter)
+            self._end(actor)
         self._cluster.leave(self)
 
 

@@ -1,7 +1,7 @@
 """An engine in another process than the trainer's: it makes what it is assigned.
 
 The process may be a worker process or a Ray actor. Whoever is connected to the trainer
-there hands assignments over, and sends what is made.
+there hands assignments over, and sends what is made: one small message a batch each.
 """
 
 from __future__ import annotations
@@ -24,18 +24,25 @@ from ..core.byte_budget import ByteBudget
 from ..core.chunk import Chunk, Failure, InFlightBatch, Outcome
 from ..engine import Engine
 from ..observe.trainer_meter import TrainerMeter
-from ..plan import AssignedPlan
-from ..program.program import Program, Watch
+from ..plan import AssignedPlan, PlannedBatch
+from ..program.program import Program, Unread, Watch
 from ..recipe import Recipe, SegmentRecipe
 from ..witness.witness import Witness
 from ..workers.pool import Kind, Watches, no_watch
-from .assignment import Assignment, Result, Share
-from .handover import travel
+from .handover import Sent, loads, travel
 
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
-__all__ = ["AssignedEngine", "Made", "failed_outcome", "set_up_libraries", "unsendable"]
+__all__ = [
+    "AssignedEngine",
+    "Assignment",
+    "Made",
+    "Result",
+    "Share",
+    "failed_outcome",
+    "set_up_libraries",
+]
 
 UNBOUNDED = 1 << 62
 """Bytes of the budget here: the trainer's bounds what is assigned."""
@@ -91,6 +98,38 @@ def set_up_libraries() -> None:
         sys.modules["cv2"].setNumThreads(0)
 
 
+class Assignment(NamedTuple):
+    """Rows to be made, as sent to a child."""
+
+    planned: PlannedBatch
+    """The rows, without inputs. If they do not make the batch, their samples return."""
+    seed: int
+    """Seed of a collate_fn's draws, together with epoch and batch."""
+    inputs: bytes | None = None
+    """A sample for each row, pickled apart: unpickling runs user code."""
+
+
+class Result(NamedTuple):
+    """What became of an assignment."""
+
+    number: int
+    outcome: Outcome
+    sent: Sent | Any = None
+    """The batch, or the samples of the rows in `outcome.offsets`; as they are, before
+    a worker process sends them, and from an actor."""
+    whole: bool = False
+    """Whether it is the batch. Then failures of its rows are those substituted."""
+    short: str = ""
+    """Why it does not lie in shared memory; empty if it does."""
+
+
+class Share(NamedTuple):
+    """How many of all workers of the segment are in this process."""
+
+    workers: int
+    of: int
+
+
 class CollatingMeter(TrainerMeter):
     """Measures collating in the main thread, and posts it on the status page."""
 
@@ -116,9 +155,6 @@ class Made(NamedTuple):
     """What became of an assignment, before it is sent."""
 
     result: Result
-    """Without what was made."""
-    data: Any
-    """The batch, or the samples of the rows in `result.outcome.offsets`."""
     chunk: Chunk
     """The rows that were assigned."""
     buffer: BatchBuffer
@@ -126,8 +162,20 @@ class Made(NamedTuple):
     def as_rows(self, samples: dict[int, Any]) -> Made:
         """Return the samples, by row of the batch, in place of the batch."""
         self.result.outcome.offsets = [row - self.chunk.first_row for row in samples]
-        result = self.result._replace(whole=False)
-        return self._replace(result=result, data=list(samples.values()))
+        sent = list(samples.values())
+        return self._replace(result=self.result._replace(whole=False, sent=sent))
+
+    def unsendable(self, program: Program, error: Exception) -> Result:
+        """Return the failure of all rows, as what was made cannot be pickled."""
+        stage = program.operations[-1].stage
+        text = (
+            f"a sample made by {stage} cannot be sent to the trainer's process "
+            f"({type(error).__name__}: {error}); return arrays, tensors, numbers, text "
+            'or bytes, or use executor="thread"'
+        )
+        failed = failed_outcome(self.chunk, stage, SampleError(text))
+        failed.run_ns = self.result.outcome.run_ns
+        return Result(self.result.number, failed)
 
 
 class AssignedEngine:
@@ -189,10 +237,13 @@ class AssignedEngine:
 
     def assign(self, assignment: Assignment) -> None:
         """Plan to make these rows next."""
-        try:
-            planned = assignment.planned  # unpickles, so no lock is held
-        except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
-            planned = assignment.unread(error)
+        planned, packed = assignment.planned, assignment.inputs
+        if packed is not None:
+            try:
+                inputs = loads(packed)  # so no lock is held
+            except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
+                inputs = [Unread(error)] * len(planned.rows)
+            planned = planned._replace(inputs=inputs)
         engine_lock = self._engine.engine_lock
         with engine_lock.lock:
             self._plan.add(planned, assignment.seed)
@@ -252,9 +303,9 @@ class AssignedEngine:
         if isinstance(finished, FailedBatch):
             failures, outcome.failures = tuple(outcome.failures), []
             outcome.made = FailedBatch(travel(finished.error), failures)
-            return Made(Result(number, outcome), None, chunk, buffer)
-        result = Result(number, outcome, whole=in_flight.whole)
-        made = Made(result, finished.data, chunk, buffer)
+            return Made(Result(number, outcome), chunk, buffer)
+        result = Result(number, outcome, finished.data, in_flight.whole)
+        made = Made(result, chunk, buffer)
         return made if in_flight.whole else made.as_rows(finished.data)
 
     def _add_costs(self, outcome: Outcome) -> None:
@@ -281,24 +332,6 @@ class AssignedEngine:
             cpu_ns += self._meter.collate_cpu_ns
             spent[-1] = run_ns + collate_ns, cpu_ns, nbytes
         return spent[: self._stages]
-
-    def __repr__(self) -> str:
-        return f"<AssignedEngine {self._plan.oldest} of {self._plan.stop} made>"
-
-
-def unsendable(
-    program: Program, chunk: Chunk, outcome: Outcome, error: Exception
-) -> Outcome:
-    """Return the outcome of a chunk whose samples cannot be pickled."""
-    stage = program.operations[-1].stage
-    text = (
-        f"a sample made by {stage} cannot be sent to the trainer's process "
-        f"({type(error).__name__}: {error}); return arrays, tensors, numbers, text or "
-        'bytes, or use executor="thread"'
-    )
-    failed = failed_outcome(chunk, stage, SampleError(text))
-    failed.run_ns = outcome.run_ns
-    return failed
 
 
 def failed_outcome(chunk: Chunk, stage: str, error: Exception) -> Outcome:

@@ -15,31 +15,29 @@ import select
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import NoReturn
 
 import numpy as np
+import psutil
 
 from ...system.forking import flush, fork
 from ...system.resources import oom_kills
-from ..core.chunk import Chunk, Lease
 from ..core.metrics import WorkerMeter
-from .assignment import Assignment, Share
-from .deaths import cause_of, is_stopped
-from .handover import NOTHING_RETURNED, Unpacker, dumps, plain_dumps
+from .assigned_engine import Assignment, Share
+from .far_pool import FarChild
+from .handover import Unpacker, dumps, plain_dumps
 from .pipe import Pipe, kept
-from .status_page import ALL_ROWS, STACK_SIGNAL, Held, StatusPage, post_status
+from .status_page import ALL_ROWS, STACK_SIGNAL, Held, StatusPage
 
 __all__ = [
     "Child",
-    "Errand",
     "Watchdog",
     "WorkerChild",
     "fork_child",
     "leave",
     "run_child",
-    "write_crashes_to",
 ]
 
 MAX_LINES = 40
@@ -66,6 +64,7 @@ def run_child(body: Callable[[], None]) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        faulthandler.disable()  # its stacks go to its page, if it has one
         gc.freeze()  # this process must not collect or finalise inherited objects
         body()
         status = 0
@@ -83,53 +82,32 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def write_crashes_to(status_page: StatusPage) -> None:
-    """Let this process write its stacks to its page, on a crash or on request."""
-    faulthandler.enable(status_page.descriptor)
-    faulthandler.register(STACK_SIGNAL, status_page.descriptor)
-
-
 class Child:
     """A child process, seen from its parent.
 
     Args:
         pipe: the parent's end.
-        status_page: records how it ended.
         pid: 0 until it is known.
     """
 
-    def __init__(self, pipe: Pipe, status_page: StatusPage, pid: int = 0) -> None:
+    def __init__(self, pipe: Pipe, pid: int = 0) -> None:
         self.pipe = pipe
-        self.status_page = status_page
         self.pid = 0
         self._process = -1
-        self._kills = oom_kills()
         if pid:
             self.hello(pid)
 
     @staticmethod
-    def fork(body: Callable[[Pipe], None], *ends: Pipe) -> tuple[Pipe, StatusPage, int]:
+    def fork(body: Callable[[Pipe], None]) -> Child:
         """Fork a child that runs `body` with its end of the pipe.
-
-        The child keeps `ends`, too; they are closed here.
-
-        Returns:
-            the arguments for `Child`.
 
         Raises:
             OSError: a limit of processes or descriptors is reached, or memory is short.
         """
         ours, theirs = Pipe.pair()
-        status_page = StatusPage.make()
-
-        def run() -> None:
-            write_crashes_to(status_page)
-            body(theirs)
-
-        pid = fork_child(run, theirs, *ends)
-        for end in (theirs, *ends):
-            end.close()
-        return ours, status_page, pid
+        pid = fork_child(partial(body, theirs), theirs)
+        theirs.close()
+        return Child(ours, pid)
 
     def hello(self, pid: int) -> None:
         """Note that it is at work, and its pid."""
@@ -149,36 +127,25 @@ class Child:
         """Kill it at once, whatever it is doing."""
         self._signal(signal.SIGKILL)
 
-    def reap(self, wait_s: float) -> None:
-        """Reap a child of this very process, waiting until it is gone. Idempotent.
+    def end(self, wait_s: float) -> None:
+        """End a child of this very process; wait until it is gone. Idempotent.
 
         Args:
-            wait_s: how long it may take to end by itself after its pipe was closed, in
+            wait_s: how long it may take to end by itself once its pipe is closed, in
                 seconds.
         """
         self.pipe.close()
-        if self._process < 0:
-            return
-        if not self.ends_within(wait_s):
-            self.kill()
-        # Somebody who waits for any child may have been faster.
-        with contextlib.suppress(ChildProcessError):
-            post_status(self.status_page.descriptor, os.waitpid(self.pid, 0)[1])
-
-    def cause(self) -> str:
-        """Return why it ended."""
-        return cause_of(self.status_page.status, self._kills, oom_kills())
-
-    def how_it_ended(self) -> str:
-        """Return why it ended, and what it wrote before that."""
-        lines = self.status_page.text().strip().splitlines()[:MAX_LINES]
-        cause = self.cause()
-        return "\n".join([f"{cause}; it wrote:", *lines]) if lines else cause
+        if self._process >= 0:
+            if not self.ends_within(wait_s):
+                self.kill()
+            # Somebody who waits for any child may have been faster.
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+        self.close()
 
     def close(self) -> None:
-        """Close the pipe, which ends the child, and release its page. Idempotent."""
+        """Close the pipe, which ends the child. Idempotent."""
         self.pipe.close()
-        self.status_page.close()
         if self._process >= 0:
             os.close(self._process)
             self._process = -1
@@ -188,23 +155,45 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._process, number)
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.pid or 'starting'}>"
+
+def cause_of(status: int | None, kills_before: int, kills_now: int) -> str:
+    """Return how a child ended: its signal, and who may have sent it.
+
+    Args:
+        status: what waitpid reported; None if the fork server had ended, too.
+        kills_before: `oom_kills()` when the child started.
+        kills_now: the same after it ended.
+    """
+    if status is None:
+        return "its exit status is unknown, because the fork server ended, too"
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"exited with status {code}"
+    text = f"killed by signal {-code} ({NAMES.get(-code, 'real-time')})"
+    if -code != signal.SIGKILL:
+        return text
+    if kills_now > kills_before:
+        return (
+            f"{text} by the system's out-of-memory killer, because this control group"
+            " reached its memory limit"
+        )
+    return f"{text}; not by a memory limit of this control group"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Errand:
-    """A lease, or its first rows, that a worker process works on."""
-
-    lease: Lease
-    chunk: Chunk
-    """The rows that were sent."""
-    sent_ns: int
-    """When it was sent, on the monotonic clock."""
+NAMES = {int(number): number.name for number in signal.Signals}
 
 
-class WorkerChild(Child):
-    """A worker process. It belongs to the selector thread."""
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, by SIGSTOP or a debugger."""
+    try:
+        status = psutil.Process(pid).status()
+    except psutil.Error:
+        return False
+    return status in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}
+
+
+class WorkerChild(Child, FarChild):
+    """A worker process."""
 
     def __init__(
         self,
@@ -214,16 +203,11 @@ class WorkerChild(Child):
         number: int,
         meter: WorkerMeter,
     ) -> None:
-        super().__init__(pipe, status_page)
-        self.generation = generation
-        self.number = number
-        self.meter = meter
-        """The meter of its workers."""
-        self.share: Share | None = None
+        Child.__init__(self, pipe)
+        FarChild.__init__(self, number, generation, meter)
+        self.status_page = status_page
+        self.share = Share(0, 0)
         """Its part of all workers, as sent to it."""
-        self.errands: dict[int, Errand] = {}
-        self.settled = False
-        """Whether it has returned a task."""
         self.unpacker = Unpacker()
         """Unpacks what it makes."""
         self.stuck: tuple[int, int] | None = None
@@ -232,10 +216,8 @@ class WorkerChild(Child):
         """When it was asked for its stacks, and when it was killed for being stuck."""
         self.writing = False
         """Whether the selector watches its pipe for room."""
-        self._tasks = 0
-        self._owed = NOTHING_RETURNED
-        """Slabs that it does not know of yet that they may be reused."""
         self._was_stopped = False
+        self._kills = oom_kills()
 
     @property
     def failed(self) -> bool:
@@ -248,28 +230,17 @@ class WorkerChild(Child):
         """Whether it is starting, or working on its first leases."""
         return not self.pid or bool(self.errands and not self.settled)
 
-    def assign(self, errand: Errand, assignment: Assignment) -> None:
-        """Send it an assignment.
+    @property
+    def ready(self) -> bool:
+        """Whether it is not about to be killed."""
+        return not self.asked_ns
 
-        Raises:
-            EOFError: it is gone; the errand is returned at the end of its pipe.
-            Exception: whatever pickling indices of a sampler's own raises.
-        """
-        number = self._tasks
-        self._tasks += 1
-        self.errands[number] = errand
-        owed = self._owed = self._owed.plus(self.unpacker.returned())
-        try:
-            assignment = assignment._replace(returned=owed if any(owed) else None)
-            plain = assignment.chunk.indices.dtype == np.int64
-            self.pipe.post((plain_dumps if plain else dumps)(assignment))
-        except EOFError:
-            raise
-        except Exception:
-            del self.errands[number]
-            self._tasks = number
-            raise
-        self._owed = NOTHING_RETURNED
+    def packed(self, assignment: Assignment) -> bytes:
+        """Return an assignment as it is sent, with the slabs that were returned."""
+        plain = assignment.planned.rows.indices.dtype == np.int64
+        packed = (plain_dumps if plain else dumps)(assignment)
+        returned = self.unpacker.returned()
+        return plain_dumps((returned if any(returned) else None, packed))
 
     def held(self, number: int) -> list[Held]:
         """Return the samples of a task that it is working on."""
@@ -280,8 +251,8 @@ class WorkerChild(Child):
         self._was_stopped = is_stopped(self.pid)
         self._signal(STACK_SIGNAL)
 
-    def suspects(self, number: int) -> range | tuple[int, ...]:
-        """Return the rows of a task that may have caused its end."""
+    def suspects(self, number: int) -> Sequence[int]:
+        """Return the rows of an errand that may have caused its end."""
         if not self.pid:  # it has not said yet that it is there, so it began none
             return ()
         rows = range(len(self.errands[number].chunk))
@@ -292,15 +263,26 @@ class WorkerChild(Child):
             return rows if row == ALL_ROWS else (row,)
         held = [each.row for each in self.held(number)]
         if not held:  # it was packing the oldest, or coroutines work there
-            return rows if number == min(self.errands) else ()
+            return super().suspects(number)
         return tuple(held) if all(row in rows for row in held) else rows
 
-    def cause(self) -> str:
-        """Return how it ended: by itself, or replaced because it was stuck."""
+    def how_it_ended(self) -> str:
+        """Return why it ended, and what it wrote before that."""
         if self.stuck is None:
-            return super().cause()
-        stopped = ", stopped by a signal (SIGSTOP, or a debugger)"
-        return "replaced as it was stuck" + stopped * self._was_stopped
+            cause = cause_of(self.status_page.status, self._kills, oom_kills())
+        else:
+            stopped = ", stopped by a signal (SIGSTOP, or a debugger)"
+            cause = "replaced as it was stuck" + stopped * self._was_stopped
+        lines = self.status_page.text().strip().splitlines()[:MAX_LINES]
+        return "\n".join([f"{cause}; it wrote:", *lines]) if lines else cause
+
+    def close(self) -> None:
+        """Close the pipe, which ends the child, and release its page. Idempotent."""
+        super().close()
+        self.status_page.close()
+
+    def __repr__(self) -> str:
+        return f"<WorkerChild {self.pid or 'starting'}>"
 
 
 STACKS_NS = 300_000_000
@@ -320,10 +302,9 @@ class Watchdog:
 
     def __init__(self, timeout_s: float | None) -> None:
         self._limit_ns = None if timeout_s is None else int(timeout_s * 1e9)
-        self.timeout_s = timeout_s
 
     def look(
-        self, children: Iterable[WorkerChild]
+        self, children: Collection[WorkerChild]
     ) -> tuple[float | None, list[WorkerChild]]:
         """Do whatever is due now.
 
@@ -334,35 +315,28 @@ class Watchdog:
         if self._limit_ns is None:
             return None, []
         now_ns = time.monotonic_ns()
-        due = [(self._look_at(child, now_ns), child) for child in children]
-        times = [at_ns for at_ns, _ in due if at_ns is not None]
-        lost = [child for _, child in due if gone(child, now_ns)]
-        if not times:
-            return None, lost
-        return max(0.0, (min(times) - now_ns) / 1e9), lost
+        due = [self._look_at(child, now_ns) for child in children]
+        times = [at_ns for at_ns in due if at_ns is not None]
+        wait_s = max(0.0, (min(times) - now_ns) / 1e9) if times else None
+        killed = (child for child in children if child.killed_ns)
+        return wait_s, [c for c in killed if now_ns >= c.killed_ns + GONE_NS]
 
     def _look_at(self, child: WorkerChild, now_ns: int) -> int | None:
         """Return when to check a child again."""
         if child.killed_ns:
             return child.killed_ns + GONE_NS
         if child.asked_ns:
-            return self._after_asking(child, now_ns)
+            if now_ns < child.asked_ns + STACKS_NS:
+                return child.asked_ns + STACKS_NS
+            child.killed_ns = now_ns
+            child.kill()
+            return now_ns + GONE_NS
         first = self._first_due(child)
-        if first is None:
-            return None
-        due_ns, number, row = first
-        if now_ns < due_ns:
-            return due_ns
-        child.stuck, child.asked_ns = (number, row), now_ns
+        if first is None or now_ns < first[0]:
+            return None if first is None else first[0]
+        child.stuck, child.asked_ns = first[1:], now_ns
         child.ask_for_stacks()
         return now_ns + STACKS_NS
-
-    def _after_asking(self, child: WorkerChild, now_ns: int) -> int:
-        if now_ns < child.asked_ns + STACKS_NS:
-            return child.asked_ns + STACKS_NS
-        child.killed_ns = now_ns
-        child.kill()
-        return now_ns + GONE_NS
 
     def _first_due(self, child: WorkerChild) -> tuple[int, int, int] | None:
         """Return the earliest deadline: when, and of which task and row."""
@@ -379,8 +353,3 @@ class Watchdog:
                 for number, errand in child.errands.items()
             ]
         return min(due, default=None)
-
-
-def gone(child: WorkerChild, now_ns: int) -> bool:
-    """Whether a child was killed too long ago to wait for it any longer."""
-    return bool(child.killed_ns) and now_ns >= child.killed_ns + GONE_NS

@@ -221,9 +221,6 @@ class RayCluster:
         self._heard_s = time.monotonic()
         return True
 
-    def __repr__(self) -> str:
-        return f"<RayCluster {self.head}, {len(self._asked)} pools>"
-
 
 def head_of(ray: Any) -> str:
     """Return the address of the head of the cluster that this process is in."""

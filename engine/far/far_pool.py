@@ -1,32 +1,40 @@
-"""A pool whose workers are in other processes, here or elsewhere: what all share.
+"""A pool whose workers are in children: what all kinds of children share.
 
-Samples travel there and back. A worker may die at any time. Its leases then return to
-the front. The samples that it may have died of run alone, and one that has killed too
-many workers is given up.
+A child runs the same engine as the trainer, whether it is a process of the fork server
+or an actor of Ray. It is assigned whole batches where that is possible, otherwise some
+rows of one, and returns what it made. One thread in the trainer serves all children of
+a segment. It never waits for a lease or for a child.
+
+A child may die at any time. Its leases then return to the front. The samples that it
+may have died of run alone, and one that has killed too many children is given up.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import Any
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Generic, TypeVar
 
 from ...errors import SampleError, WorkerError
-from ..batch.buffer import FailedBatch, Finished
-from ..core.chunk import Chunk, Failure, Lease, Outcome
+from ..batch.buffer import Finished
+from ..core.chunk import Chunk, Lease, Outcome
 from ..core.connector import Connector
 from ..core.core import LEARNING
 from ..core.metrics import WorkerMeter
-from ..recipe import SegmentRecipe
+from ..plan import PlannedBatch, Rows
+from ..recipe import Recipe
 from ..workers.pool import ServedPool
-from .assigned_engine import failed_outcome
-from .assignment import Assignment, Result
-from .deaths import LIMIT, Blame
-from .handover import dumps, recall
+from .assigned_engine import Assignment, Result, failed_outcome
+from .handover import dumps
 
 __all__ = [
     "NEVER_BEGUN",
+    "Errand",
+    "FarChild",
     "FarPool",
 ]
 
@@ -39,47 +47,125 @@ NEVER_BEGUN = 20
 would do the same."""
 
 
-def recalled(failures: Iterable[Failure]) -> list[Failure]:
-    """Return failures that were received, with the tracebacks of the other process."""
-    return [replace(each, error=recall(each.error)) for each in failures]
+LIMIT = 5
+"""Workers that a sample may kill before it is given up."""
 
 
-def with_data(result: Result, data: Any) -> Outcome:
-    """Return the outcome in a result, with the data that came with it."""
-    outcome = result.outcome
-    made: FailedBatch | None = outcome.made
-    if made is not None:
-        failures = tuple(recalled(made.failures))
-        outcome.made = FailedBatch(recall(made.error), failures)
-    elif result.whole:
-        substituted, outcome.failures = tuple(recalled(outcome.failures)), []
-        outcome.made = Finished(data, substituted)
-    else:
-        outcome.outputs = data
-    return outcome
+class Blame:
+    """Samples being processed when a worker died, by address: `(step, row)`.
+
+    A suspect runs again, alone in its process. A further death then counts against it,
+    and not against samples that only happened to be beside it. A suspect that succeeds
+    is acquitted.
+    """
+
+    def __init__(self) -> None:
+        self._deaths: dict[tuple[int, int], list[str]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._deaths)
+
+    def add(self, chunk: Chunk, offsets: Iterable[int], death: str) -> None:
+        """Blame these rows of a chunk for a death, described in words."""
+        for offset in offsets:
+            at = chunk.step, chunk.first_row + offset
+            self._deaths.setdefault(at, []).append(death)
+
+    def acquit(self, chunk: Chunk) -> None:
+        """Clear these rows: they are done."""
+        if self._deaths:
+            first, step = chunk.first_row, chunk.step
+            for row in range(first, first + len(chunk)):
+                self._deaths.pop((step, row), None)
+
+    def first(self, chunk: Chunk) -> int | None:
+        """Return the offset of the first suspect in a chunk, or None."""
+        if not self._deaths:
+            return None
+        step, first = chunk.step, chunk.first_row
+        rows = range(len(chunk))
+        return next((at for at in rows if (step, first + at) in self._deaths), None)
+
+    def verdict(self, chunk: Chunk) -> str | None:
+        """Return the last death of a chunk's first row, if that must be given up."""
+        deaths = self._deaths.get((chunk.step, chunk.first_row), [])
+        return deaths[-1] if len(deaths) >= LIMIT else None
 
 
-class FarPool(ServedPool):
-    """Workers in other processes. All its state belongs to the thread that serves them.
+@dataclass(frozen=True, slots=True, eq=False)
+class Errand:
+    """A lease, or its first rows, that a child works on."""
+
+    lease: Lease
+    chunk: Chunk
+    """The rows that were sent."""
+    sent_ns: int
+    """When it was sent, on the monotonic clock."""
+
+
+class FarChild:
+    """A child that runs an engine. It belongs to the thread of its pool.
+
+    Args:
+        number: its number among the children of its segment, free when it starts.
+        generation: children of an earlier one have an outdated copy of the dataset.
+        meter: the meter of its workers.
+    """
+
+    def __init__(self, number: int, generation: int, meter: WorkerMeter) -> None:
+        self.number = number
+        self.generation = generation
+        self.meter = meter
+        self.errands: dict[int, Errand] = {}
+        """What it was sent and has not returned, by number; it works on the first."""
+        self.numbers = count()
+        self.settled = False
+        """Whether it has returned something."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may be sent something."""
+        return True
+
+    def packed(self, assignment: Assignment) -> Any:
+        """Return an assignment as it is sent.
+
+        Raises:
+            Exception: whatever pickling indices of a sampler's own raises.
+        """
+        return assignment
+
+    def suspects(self, number: int) -> Sequence[int]:
+        """Return the rows of an errand that may have caused its end."""
+        rows = range(len(self.errands[number].chunk))
+        return rows if number == min(self.errands) else ()
+
+
+AChild = TypeVar("AChild", bound=FarChild)
+
+
+class FarPool(ServedPool, Generic[AChild]):
+    """Workers in children. All its state belongs to the thread that serves them.
 
     Args:
         connector: where leases come from.
-        recipe: the segment's recipe.
+        recipe: the engine's recipe.
         workers: what error messages call the workers, such as `worker processes`.
-        seed: returns the seed for the draws of a collate_fn now.
     """
 
-    def __init__(
-        self,
-        connector: Connector,
-        recipe: SegmentRecipe,
-        workers: str,
-        seed: Callable[[], int],
-    ) -> None:
-        super().__init__(connector, f"{recipe.name} {workers.rpartition(' ')[2]}")
-        self._program = recipe.program
-        self._per_batch = recipe.per_batch or recipe.unsplit
-        self._workers, self._seed = workers, seed
+    ahead_ns: int
+    """Leases longer than this do not wait behind one another at a child: another one
+    that becomes free would start them sooner."""
+
+    def __init__(self, connector: Connector, recipe: Recipe, workers: str) -> None:
+        self._recipe, self._segment = recipe, recipe.segments[connector.segment]
+        segment, self._workers = self._segment, workers
+        super().__init__(connector, f"{segment.name} {workers.rpartition(' ')[2]}")
+        self._program = segment.program
+        self._per_batch = segment.per_batch or segment.unsplit
+        self._children: list[AChild] = []
+        self._wanted = 0
+        """How many children it may have."""
         self._lease_ns = 0.0
         """Recent duration of a lease, in nanoseconds."""
         self._blame = Blame()
@@ -94,92 +180,71 @@ class FarPool(ServedPool):
         """Whether a worker may take something from the trainer."""
         return False
 
+    def threads(self) -> list[str]:
+        """Return none: they are in other processes, perhaps on other machines."""
+        return []
+
     def _hear_of_work(self) -> None:
         if self._listening or self._engine_lock.closed:
             self._wakeup.notify()
 
-    def _take(self, meter: WorkerMeter) -> Lease | None:
-        """Take a lease; if its first sample must be given up, do that at once."""
-        while (lease := self._connector.try_take(meter)) is not None:
-            death = self._blame.verdict(lease.chunk) if self._blame else None
-            if death is None:
-                return lease
-            what = self._named([self._key(lease.chunk, 0)])
-            text = (
-                f"{self._workers} of {self._stage} died {LIMIT} times on {what}; the"
-                f" last: {death}\nlook for a crash in native code, for too little"
-                " memory, or for a function that never ends"
-            )
-            rows = None if self._per_batch else 1
-            self._give_up(lease, meter, WorkerError(text), rows)
-        return None
+    # Children
 
-    def _assignment(self, lease: Lease) -> tuple[Chunk, Assignment]:
-        """Return the rows of a lease that may be sent, and how they are sent.
+    def _staff(self, wanted: int) -> None:
+        """Adjust the number of children, as far as they are idle."""
+        self._wanted = wanted
+        for child in list(self._children):
+            surplus = len(self._children) > wanted
+            if not child.errands and (surplus or self._outdated(child)):
+                self._forget(child)
+        while len(self._children) < wanted and self._has_room():
+            taken = {child.number for child in self._children}
+            self._start_child(next(n for n in count() if n not in taken))
 
-        Raises:
-            Exception: whatever pickling their inputs raises.
-        """
-        chunk, given = self._to_send(lease), lease.inputs
-        inputs = None if given is None else dumps(given[: len(chunk)])
-        whole = lease.whole and len(chunk) == len(lease.chunk)
-        rows = chunk.part(0, 1) if self._per_batch and inputs else chunk
-        plan, seed = lease.in_flight.plan, self._seed()
-        return chunk, Assignment(rows, plan, whole, seed, inputs=inputs)
+    @abstractmethod
+    def _outdated(self, child: AChild) -> bool:
+        """Whether its generation has ended."""
 
-    def _to_send(self, lease: Lease) -> Chunk:
-        """Return the rows to send: a suspect must run alone, after the rows before."""
-        chunk = lease.chunk
-        suspect = None if self._per_batch else self._blame.first(chunk)
-        return chunk if suspect is None else chunk.part(0, max(1, suspect))
+    @abstractmethod
+    def _has_room(self) -> bool:
+        """Whether one more child may start now."""
 
-    def _settle(
-        self, lease: Lease, chunk: Chunk, outcome: Outcome, meter: WorkerMeter
-    ) -> None:
-        """Settle a lease with an outcome that was received.
+    @abstractmethod
+    def _start_child(self, number: int) -> None:
+        """Start a child."""
 
-        Args:
-            lease: the lease.
-            chunk: its rows that were sent.
-            outcome: what became of them.
-            meter: the worker's instrument.
-        """
-        self._barren = 0
-        self._blame.acquit(chunk)
-        outcome.failures = recalled(outcome.failures)
-        outcome.done = len(chunk)  # more than one row, if what was sent is a batch
-        if outcome.made is not None:
-            lease.in_flight.made, outcome.made = outcome.made, None
-            lease.in_flight.elsewhere = True
-        if self._program.places and outcome.outputs is not None:
-            self._place_here(lease, outcome)
-        if outcome.changed is not None:
-            self._connector.on_look(outcome.changed)
-        self._lease_ns += LEARNING * (outcome.run_ns - self._lease_ns)
-        self._connector.settle(lease, outcome, meter)
+    def _forget(self, child: AChild) -> None:
+        """Forget a child, which ends it if it still runs; its leases return."""
+        self._children.remove(child)
+        for errand in child.errands.values():
+            self._connector.settle(errand.lease, Outcome(done=0), child.meter)
+        child.errands.clear()
+        self._connector.leave(child.meter)
+        self._end(child)
 
-    def _place_here(self, lease: Lease, outcome: Outcome) -> None:
-        """Place rows that were sent back: nobody there could write to their batch."""
-        first, outputs = lease.chunk.first_row, outcome.outputs or []
-        if outputs:
-            rows = [first + offset for offset in outcome.offsets or range(len(outputs))]
-            outcome.nbytes = lease.in_flight.buffer.place(rows, outputs)
-        outcome.outputs = outcome.offsets = None
+    @abstractmethod
+    def _end(self, child: AChild) -> None:
+        """End a child that was forgotten."""
 
-    def _count_death(self, death: str, keys: list[Any], deaths: int) -> None:
-        """Report a death, and count it.
+    def _note_death(self, child: AChild, death: str, *, begun: bool) -> None:
+        """Note the samples that a child was working on when it died.
 
         Args:
-            death: what happened to which worker.
-            keys: identities of the rows that it was working on.
-            deaths: how many deaths it counts as.
+            child: the child.
+            death: what happened to which child.
+            begun: whether it was at work, or ended for a reason outside it.
 
         Raises:
-            WorkerError: too many workers have died with no work done in between.
+            WorkerError: too many children have died with no work done in between.
         """
+        keys: list[Any] = []
+        for number, errand in child.errands.items():
+            suspects = child.suspects(number)
+            keys += [self._key(errand.chunk, row) for row in suspects]
+            self._blame.add(errand.chunk, suspects, death)
         where = f" while working on {self._named(keys)}" if keys else ""
         LOGGER.warning("%s%s: %s; its work will be repeated", self._stage, where, death)
-        self._barren += deaths
+        self._barren += 1 if begun else NEVER_BEGUN
         if self._barren >= BARREN:
             text = (
                 f"{self._workers} of {self._stage} die one after another, without "
@@ -188,27 +253,134 @@ class FarPool(ServedPool):
             )
             raise WorkerError(text)
 
+    # Leases
+
+    def _hand_out(self) -> None:
+        """Give leases to children that have room for them, while there are any.
+
+        It starts listening before it looks, so that work arriving later wakes it.
+        """
+        self._listening = True
+        ahead = self._lease_ns < self.ahead_ns and not self._blame
+        # One that is about to leave must be able to.
+        most = 1 + (ahead and len(self._children) == self._wanted)
+        for having in range(most):
+            for child in self._by_leases():
+                if len(child.errands) != having:
+                    continue
+                waited = child.meter.waiting_for is not None
+                lease = self._take(child.meter)
+                if lease is not None:
+                    self._send(child, lease)
+                elif waited or having:
+                    return  # and so do the others
+        free = any(len(child.errands) < most for child in self._by_leases())
+        self._listening = free or not self._children
+
+    def _by_leases(self) -> list[AChild]:
+        """Return the children that may get leases, those with the fewest first.
+
+        Of those without any, the ones that wait already are the last.
+        """
+        there = [c for c in self._children if c.ready and not self._outdated(c)]
+        return sorted(
+            there, key=lambda c: (len(c.errands), c.meter.waiting_for is not None)
+        )
+
+    def _send(self, child: AChild, lease: Lease) -> None:
+        try:
+            chunk, assignment = self._assignment(lease)
+            packed = child.packed(assignment)
+        except Exception as error:  # noqa: BLE001 whatever pickling user data raises
+            what = "batch" if self._per_batch else "sample"
+            text = (
+                f"a {what} cannot be sent to {self._workers} of {self._stage} "
+                f"({type(error).__name__}: {error}); let the stage before it return "
+                'arrays, tensors, numbers, text or bytes, or use executor="thread"'
+            )
+            self._give_up(lease, lease.chunk, child.meter, SampleError(text))
+            return
+        number = next(child.numbers)
+        child.errands[number] = Errand(lease, chunk, time.monotonic_ns())
+        self._post(child, packed, number)
+
+    @abstractmethod
+    def _post(self, child: AChild, packed: Any, number: int) -> None:
+        """Send a child what it has packed. If it is gone, its end will be noticed."""
+
+    def _take(self, meter: WorkerMeter) -> Lease | None:
+        """Take a lease; if its first sample must be given up, do that at once."""
+        while (lease := self._connector.try_take(meter)) is not None:
+            death = self._blame.verdict(lease.chunk) if self._blame else None
+            if death is None:
+                return lease
+            chunk = lease.chunk if self._per_batch else lease.chunk.part(0, 1)
+            what = self._named([self._key(chunk, 0)])
+            text = (
+                f"{self._workers} of {self._stage} died {LIMIT} times on {what}; the"
+                f" last: {death}\nlook for a crash in native code, for too little"
+                " memory, or for a function that never ends"
+            )
+            self._give_up(lease, chunk, meter, WorkerError(text))
+        return None
+
     def _give_up(
-        self,
-        lease: Lease,
-        meter: WorkerMeter,
-        error: Exception,
-        rows: int | None = None,
+        self, lease: Lease, chunk: Chunk, meter: WorkerMeter, error: Exception
     ) -> None:
-        """Settle the first rows of a lease, or all of them, with this error."""
-        chunk = lease.chunk if rows is None else lease.chunk.part(0, rows)
+        """Settle a lease, or these first rows of it, with this error."""
         self._blame.acquit(chunk)
         outcome = failed_outcome(chunk, self._stage, error)
         self._connector.settle(lease, outcome, meter)
 
-    def _unsendable(self, error: Exception) -> SampleError:
-        """Return the error of rows whose inputs cannot be sent."""
-        what = "batch" if self._per_batch else "sample"
-        return SampleError(
-            f"a {what} cannot be sent to {self._workers} of {self._stage} "
-            f"({type(error).__name__}: {error}); let the stage before it return "
-            'arrays, tensors, numbers, text or bytes, or use executor="thread"'
-        )
+    def _assignment(self, lease: Lease) -> tuple[Chunk, Assignment]:
+        """Return the rows of a lease that may be sent, and how they are sent.
+
+        Raises:
+            Exception: whatever pickling their inputs raises.
+        """
+        chunk, given = lease.chunk, lease.inputs
+        suspect = None if self._per_batch else self._blame.first(chunk)
+        if suspect is not None:  # it must run alone, after the rows before
+            chunk = chunk.part(0, max(1, suspect))
+        inputs = None if given is None else dumps(given[: len(chunk)])
+        whole = lease.whole and len(chunk) == len(lease.chunk)
+        rows = Rows(chunk.indices, chunk.rounds)
+        if self._per_batch and inputs:
+            rows = rows.part(0, 1)  # the batch alone
+        planned = PlannedBatch(lease.in_flight.plan, rows, chunk.first_row, whole)
+        return chunk, Assignment(planned, self._recipe.collate_seed, inputs)
+
+    def _settle(self, child: AChild, result: Result) -> None:
+        """Settle an errand with its result, in which what was made is as it is."""
+        errand = child.errands.pop(result.number)
+        child.settled = True
+        lease, chunk = errand.lease, errand.chunk
+        in_flight, outcome = lease.in_flight, result.outcome
+        made: Any = result.sent
+        self._barren = 0
+        self._blame.acquit(chunk)
+        outcome.done = len(chunk)  # more than one row, if what was sent is a batch
+        if result.whole:
+            outcome.made = Finished(made, tuple(outcome.failures))
+            outcome.failures = []
+        if outcome.made is not None:
+            in_flight.made, in_flight.elsewhere = outcome.made, True
+        elif self._program.places:
+            self._place_here(lease, outcome, made or [])
+        else:
+            outcome.outputs = made
+        if outcome.changed is not None:
+            self._connector.on_look(outcome.changed)
+        self._lease_ns += LEARNING * (outcome.run_ns - self._lease_ns)
+        self._connector.settle(lease, outcome, child.meter)
+
+    def _place_here(self, lease: Lease, outcome: Outcome, samples: list[Any]) -> None:
+        """Place rows that were sent back: nobody there could write to their batch."""
+        buffer = lease.in_flight.buffer
+        first, offsets = lease.chunk.first_row, outcome.offsets or range(len(samples))
+        if samples:
+            outcome.nbytes = buffer.place([first + each for each in offsets], samples)
+        outcome.offsets = None
 
     def _key(self, chunk: Chunk, row: int) -> Any:
         """Return what identifies a row to the user: the step, for a whole batch."""

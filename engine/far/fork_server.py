@@ -36,11 +36,10 @@ from ..program.seeding import mixed, seed_global_generators
 from ..recipe import Recipe, SegmentRecipe, StartMethod
 from .assigned_engine import find_libraries, set_up_libraries
 from .child import Child, fork_child, run_child
-from .daemonic import daemonic
 from .parcel import pack, unpack
 from .pipe import Pipe, shut_down
 from .status_page import StatusPage, post_status
-from .worker import Worker
+from .worker import Worker, daemonic
 
 __all__ = [
     "LEAVE_S",
@@ -80,23 +79,17 @@ class ForkServer:
 
     Args:
         works: what worker processes do, by segment.
-        seed: seed of the samples' random streams.
-        begun: distinguishes this run from others with the same seed, so that workers of
-            different runs draw different values from their global generators.
+        seeds: the seed of the samples' random streams, and what distinguishes this run
+            from others with it, so that their workers draw different values from their
+            global generators.
         method: how to start it.
 
     Raises:
         SpecError: something in the recipe cannot be sent to a fresh interpreter.
     """
 
-    def __init__(
-        self,
-        works: Works,
-        seed: int,
-        begun: tuple[int, ...] = (),
-        method: StartMethod = "fork",
-    ) -> None:
-        self._works, self._seeds = works, (seed, *begun)
+    def __init__(self, works: Works, seeds: Seeds, method: StartMethod) -> None:
+        self._works, self._seeds = works, seeds
         self._method = method
         self._lock = threading.Lock()
         """Guards the following: several worker pools start workers."""
@@ -117,26 +110,23 @@ class ForkServer:
         """
         ours, theirs = Pipe.pair()
         status_page = StatusPage.make()
-        descriptors = theirs.fileno(), status_page.descriptor
         with self._lock:
             generation = self.generation - self.expired
             if not self.expired:
-                message = segment, number, self._made[segment, number]
+                post = Post(segment, number, self._made[segment, number])
                 self._made[segment, number] += 1
-                self._send(message, descriptors)
+                self._send(post, theirs.fileno(), status_page.descriptor)
         theirs.close()
         return ours, status_page, generation
 
-    def _send(
-        self, message: tuple[int, int, int], descriptors: tuple[int, ...]
-    ) -> None:
+    def _send(self, post: Post, *descriptors: int) -> None:
         try:
-            self._server.pipe.send(message, descriptors)
+            self._server.pipe.send(post, descriptors)
         except EOFError:  # killed: fork an equivalent one from the trainer
-            end(self._server)
+            self._server.end(END_S)
             self._server = self._start()
             with contextlib.suppress(EOFError):  # killed, too
-                self._server.pipe.send(message, descriptors)
+                self._server.pipe.send(post, descriptors)
 
     def expire(self) -> None:
         """Let the server and its workers end; none start until `renew`."""
@@ -150,7 +140,7 @@ class ForkServer:
         """Wait until the server is gone, if it has expired."""
         with self._lock:
             if self.expired:
-                end(self._server)
+                self._server.end(END_S)
 
     def renew(self) -> None:
         """Fork a new server from the trainer's present state; old workers end."""
@@ -159,32 +149,30 @@ class ForkServer:
             ending = self._server  # it ends while the new one starts
             self._server = self._start()
             self.expired = False
-            end(ending)
+            ending.end(END_S)
 
     def close(self) -> None:
         """End it and all workers, and wait until they are gone."""
         with self._lock:
-            end(self._server)
+            self._server.end(END_S)
 
     def _start(self) -> Child:
-        if self._method != "fork":
-            return start_fresh(self._works, self._seeds, self._method)
-        find_libraries()
-        make = partial(fork_worker, self._works, self._seeds)
-        return Child(*Child.fork(partial(run_fork_server, make)))
-
-    def __repr__(self) -> str:
-        return f"<ForkServer pid {self._server.pid}, by {self._method}>"
-
-
-def end(server: Child) -> None:
-    """End a fork server, and its workers with it."""
-    server.reap(END_S)
-    server.close()
+        if self._method == "fork":
+            find_libraries()
+            make = partial(fork_worker, self._works, self._seeds)
+            return Child.fork(partial(run_fork_server, make))
+        parcel = _descriptor_of(pack((self._works, self._seeds), "work"))
+        ours, theirs = Pipe.pair()
+        try:
+            pid = _launch(self._method, theirs.fileno(), parcel)
+        finally:
+            theirs.close()
+            os.close(parcel)
+        return Child(ours, pid)
 
 
-# From here on, everything runs in the fork server or in workers, except `start_fresh`
-# and what it calls. The fork server has one thread, the main one, and one signal
+# From here on, everything runs in the fork server or in workers, except what `_start`
+# calls. The fork server has one thread, the main one, and one signal
 # handler, for SIGCHLD.
 
 Make = Callable[[Post, Pipe], int]
@@ -198,7 +186,7 @@ def run_fork_server(make: Make, end: Pipe) -> None:
     signal.signal(signal.SIGCHLD, forked.reap)
     try:
         while True:
-            forked.add(make, Post(*end.receive()), end)
+            forked.add(make, end.receive(), end)
     finally:
         forked.end_all()
 
@@ -285,22 +273,6 @@ def run_worker(
     page = StatusPage(pipe.descriptors.popleft())
     with daemonic():
         Worker(pipe, recipe, segment, page).run()
-
-
-def start_fresh(works: Works, seeds: Seeds, method: StartMethod) -> Child:
-    """Start a fork server in a fresh interpreter.
-
-    Raises:
-        SpecError: something in the recipe cannot be sent to it.
-    """
-    parcel = _descriptor_of(pack((works, seeds), "work"))
-    ours, theirs = Pipe.pair()
-    try:
-        pid = _launch(method, theirs.fileno(), parcel)
-    finally:
-        theirs.close()
-        os.close(parcel)
-    return Child(ours, StatusPage.make(), pid)
 
 
 def main() -> None:

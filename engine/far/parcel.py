@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import mmap
+import os
 import pickle
 import sys
 from collections.abc import Iterable, Iterator
@@ -73,11 +74,6 @@ class Obstacle:
     error: Exception
 
 
-def gpu_of(tensor: torch.Tensor) -> str | None:
-    """Return the name of a tensor's GPU, or None."""
-    return str(tensor.device) if tensor.is_cuda else None
-
-
 class OnGpu(pickle.PicklingError):
     """A tensor is on a GPU, which a copy of it would open in every worker."""
 
@@ -91,9 +87,8 @@ def pickler() -> Any:
         cloudpickle.register_pickle_by_value(sys.modules[SPAWNED_MAIN])
 
     def reducer_override(self: Any, thing: Any) -> Any:
-        gpu = gpu_of(thing) if isinstance(thing, torch.Tensor) else None
-        if gpu is not None:
-            raise OnGpu(f"it is on {gpu}")
+        if isinstance(thing, torch.Tensor) and thing.is_cuda:
+            raise OnGpu(f"it is on {thing.device}")
         return cloudpickle.Pickler.reducer_override(self, thing)
 
     ways = {"reducer_override": reducer_override}
@@ -128,44 +123,27 @@ def _explain(obstacle: Obstacle, elsewhere: str) -> str:
 
 def _innermost(thing: Any, name: str, error: Exception) -> Obstacle:
     """Descend from `thing`, at each step into a part that cannot be sent by itself."""
-    tries = Tries(thing)
-    found = tries.first(_given(thing)) or Obstacle(name, thing, error)
-    while inner := tries.first(_sent(found)):
+    tried = {id(thing): thing}
+    found = _first(_given(thing), tried) or Obstacle(name, thing, error)
+    while inner := _first(_sent(found), tried):
         found = inner
     return found
 
 
-class Tries:
-    """Tries to send things, each only once, and only so many."""
-
-    def __init__(self, failed: Any) -> None:
-        self._tried = {id(failed): failed}
-
-    def first(self, named: Iterable[tuple[str, Any]]) -> Obstacle | None:
-        """Return the first of them that cannot be sent, or None."""
-        for path, thing in named:
-            if len(self._tried) >= MAX_TRIES:
-                return None
-            if id(thing) in self._tried:
-                continue
-            self._tried[id(thing)] = thing
-            try:
-                _dump(thing, Nowhere())
-            except Exception as error:  # noqa: BLE001 whatever user objects raise
-                return Obstacle(path, thing, error)
-        return None
-
-
-class Nowhere(io.RawIOBase):
-    """A file that keeps nothing: the things that are tried may be large."""
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def write(self, data: Any) -> int:
-        """Return the number of bytes."""
-        return memoryview(data).nbytes
+def _first(named: Iterable[tuple[str, Any]], tried: dict[int, Any]) -> Obstacle | None:
+    """Return the first of these that cannot be sent; each is tried only once."""
+    for path, thing in named:
+        if len(tried) >= MAX_TRIES:
+            return None
+        if id(thing) in tried:
+            continue
+        tried[id(thing)] = thing
+        try:
+            with open(os.devnull, "wb") as nowhere:
+                _dump(thing, nowhere)
+        except Exception as error:  # noqa: BLE001 whatever user objects raise
+            return Obstacle(path, thing, error)
+    return None
 
 
 def _given(thing: Any) -> Iterator[tuple[str, Any]]:

@@ -45,8 +45,6 @@ LARGE_BYTES = 1 << 16
 """Larger frames are sent without the GIL: copying them takes a while."""
 ROOM = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL | socket.MSG_CMSG_CLOEXEC
-NOTHING = object()
-"""Stands for an object that has not arrived completely."""
 _ends: weakref.WeakSet[Pipe] = weakref.WeakSet()
 _kept: tuple[Pipe, ...] = ()
 _changing = threading.RLock()
@@ -181,10 +179,11 @@ class Pipe:
             EOFError: the other end is gone, or this one is closed.
             OSError: a descriptor was lost, as this process has too many open.
         """
-        while (message := self._next()) is NOTHING:
+        while True:
+            for message in self._whole():
+                return message
             if not self._read_now():
                 self._wait(select.POLLIN)
-        return message
 
     def receive_all(self, timeout_s: float | None = None) -> list[Any]:
         """Return all objects that have arrived, waiting for at least one.
@@ -216,22 +215,16 @@ class Pipe:
                 close_all(descriptors)
             self._leaving.clear()
 
-    def _next(self) -> Any:
-        """Return the next object if it has arrived completely, or NOTHING."""
-        coming = self._coming
-        if len(coming) < HEADER.size:
-            return NOTHING
-        (size,) = HEADER.unpack_from(coming)
-        stop = HEADER.size + size
-        if len(coming) < stop:
-            return NOTHING
-        body = coming[HEADER.size : stop]
-        del coming[:stop]
-        return loads(body)
-
     def _whole(self) -> Iterator[Any]:
-        while (message := self._next()) is not NOTHING:
-            yield message
+        """Yield the objects that have arrived completely."""
+        coming = self._coming
+        while len(coming) >= HEADER.size:
+            stop = HEADER.size + HEADER.unpack_from(coming)[0]
+            if len(coming) < stop:
+                return
+            body = coming[HEADER.size : stop]
+            del coming[:stop]
+            yield loads(body)
 
     def _wait(self, events: int, timeout_s: float | None = None) -> bool:
         """Wait for one of these events; return whether it came in time."""

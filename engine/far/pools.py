@@ -52,9 +52,11 @@ class FarPools(PoolMaker):
     @staticmethod
     def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
         """Try some samples in a child process, and return what they open."""
+        if not FORKS or start_method(recipe) != "fork":
+            return {}
         from .trial import opened_late
 
-        return opened_late(recipe, step) if start_method(recipe) == "fork" else {}
+        return opened_late(recipe, step)
 
     def begin(self) -> None:
         """Start the fork server, and join Ray, as far as they are needed."""
@@ -73,38 +75,22 @@ class FarPools(PoolMaker):
     ) -> WorkerPool:
         """Create a pool of one kind, without workers yet."""
         if kind == "process":
-            return self._processes(connector, recipe)
+            from .pool import ProcessPool
+
+            assert self._fork_server is not None
+            cores = recipe.children or self._cores
+            return ProcessPool(connector, self._recipe, self._fork_server, cores)
         if kind == "ray":
-            return self._actors(connector, recipe)
+            from .actors import ActorPool
+
+            assert self._cluster is not None
+            options = self._actor_options
+            pool = ActorPool(
+                connector, self._recipe, self._cluster, self, self._seeds, options
+            )
+            self._actor_pools.append(pool)
+            return pool
         return super().make(connector, recipe, kind)
-
-    def _processes(self, connector: Connector, recipe: SegmentRecipe) -> WorkerPool:
-        from .pool import ProcessPool
-
-        assert self._fork_server is not None
-        cores, recipes = recipe.children or self._cores, self._recipe
-        return ProcessPool(
-            connector, recipe, self._fork_server, cores, lambda: recipes.collate_seed
-        )
-
-    def _actors(self, connector: Connector, recipe: SegmentRecipe) -> WorkerPool:
-        from .actors import ActorPool
-
-        assert self._cluster is not None
-        recipes, cluster, options = self._recipe, self._cluster, self._actor_options
-        work = recipes.elsewhere(connector.segment), recipe
-        seeds = recipes.seed, *self._begun
-        pool = ActorPool(
-            connector,
-            work,
-            cluster,
-            self,
-            seeds,
-            options,
-            lambda: recipes.collate_seed,
-        )
-        self._actor_pools.append(pool)
-        return pool
 
     @property
     def _actor_options(self) -> dict[str, Any]:
@@ -133,7 +119,7 @@ class FarPools(PoolMaker):
             if not each.in_order
         }
         with interrupts_deferred():  # until it is known whose child it is
-            self._fork_server = ForkServer(works, recipe.seed, self._begun, method)
+            self._fork_server = ForkServer(works, self._seeds, method)
 
     def expire(self) -> None:
         """Let worker processes end; none start until `renew`."""
@@ -155,11 +141,12 @@ class FarPools(PoolMaker):
             self._cluster.leave(self)
 
     @property
-    def _begun(self) -> tuple[int, ...]:
-        """What distinguishes this run from others with the same seed."""
-        if drawn := self._recipe.drawn:
-            return (drawn.seed,)
-        return self._begun_at, self._recipe.planned.shard.rank
+    def _seeds(self) -> tuple[int, ...]:
+        """The seed of the samples, and what distinguishes this run from others."""
+        recipe = self._recipe
+        if recipe.drawn:
+            return recipe.seed, recipe.drawn.seed
+        return recipe.seed, self._begun_at, recipe.planned.shard.rank
 
 
 def start_method(recipe: Recipe) -> StartMethod:

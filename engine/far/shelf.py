@@ -6,8 +6,8 @@ a layout travels as its slab and the layout, and the slab waits here, open, for 
 one. The arrays of any other data are copied into one slab, and the rest of it is
 pickled: it comes from our own process, over our own pipe.
 
-    sender      lend ─▶ memory, send(memory) ─▶ Laid   or   pack(data) ─▶ Packed
-    receiver    Unpacker.lay_out(laid)                  or   Unpacker.unpack(packed)
+    sender      lend ─▶ memory, send(memory) ─▶ Sent   or   pack(data) ─▶ Sent
+    receiver    Unpacker.receive(sent)
                 Unpacker.returned() ─▶ Shelf.take_back
 
 A slab belongs to the receiver while an array over it lives there. One that the receiver
@@ -17,27 +17,12 @@ keeps for long is given away: both sides let go of it, and its arrays live on.
 from __future__ import annotations
 
 import errno
-import io
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from ...system.descriptors import descriptors_left
 from ..batch.layout import ALIGN, Layout, block_bytes
-from .handover import (
-    Array,
-    Laid,
-    Packed,
-    PartPickler,
-    Returned,
-    address_of,
-    copied,
-    part_of,
-    plain_dumps,
-)
+from .handover import Returned, Sent, flattened, plain_dumps, spans
 from .slabs import Slab, allocate_on, whole_pages
 
 __all__ = ["Shelf"]
@@ -45,19 +30,6 @@ __all__ = ["Shelf"]
 KEPT_FREE = 16
 """Descriptors that batches leave to the user. Without a slab, batches travel through
 the pipe."""
-
-
-@dataclass(slots=True, eq=False)
-class Shelved:
-    """A slab, and the memory of a batch in it."""
-
-    slab: Slab
-    layout: Layout | None = None
-    """None: it is for copies."""
-    rows: int = 0
-    memory: Any = None
-    sent: bool = False
-    """Whether the receiver has its descriptor."""
 
 
 class Shelf:
@@ -70,10 +42,10 @@ class Shelf:
 
     def __init__(self, keep: int) -> None:
         self._keep = keep
-        self._free: list[Shelved] = []
-        self._lent: dict[int, Shelved] = {}
+        self._free: list[Slab] = []
+        self._lent: dict[int, Slab] = {}
         """By the identity of their memory, while batches are made in them."""
-        self._out: dict[int, Shelved] = {}
+        self._out: dict[int, Slab] = {}
         """By key, those that the receiver holds, the oldest first."""
         self._forget: list[int] = []
         self._made = 0
@@ -89,77 +61,62 @@ class Shelf:
         Raises:
             OSError: there is no shared memory for it, or no descriptor.
         """
-
-        def fits(place: Shelved) -> bool:
-            return place.layout == layout and place.rows == rows
-
         with self._lock:
-            place = self._find(fits, copies=False)
-            if place is None:
-                slab = self._slab(block_bytes(layout, rows))
+            slab = self._find(layout, rows)
+            if slab is None:
+                slab = self._slab(block_bytes(layout, rows), layout, rows)
                 allocate, _ = allocate_on(slab.block)
-                place = Shelved(slab, layout, rows, layout.open(rows, allocate))
-            self._lent[id(place.memory)] = place
-        return place.memory
+                slab.memory = layout.open(rows, allocate)
+            self._lent[id(slab.memory)] = slab
+        return slab.memory
 
     def has(self, memory: Any) -> bool:
         """Whether this memory is lent."""
-        place = self._lent.get(id(memory))
-        return place is not None and place.memory is memory
+        slab = self._lent.get(id(memory))
+        return slab is not None and slab.memory is memory
 
-    def send(self, memory: Any) -> tuple[Laid, tuple[int, ...]]:
+    def send(self, memory: Any) -> tuple[Sent, tuple[int, ...]]:
         """Return a batch made in lent memory as it is sent, with its descriptor.
 
         Raises:
-            Exception: whatever pickling a class that the layout names raises.
+            Exception: whatever pickling a class that the layout names raises; the
+                memory is still lent.
         """
         with self._lock:
-            place = self._lent[id(memory)]
-            if place.layout is not self._layout:
-                try:
-                    plain_dumps(place.layout)
-                except Exception:
-                    self._free.append(self._lent.pop(id(memory)))
-                    raise
+            slab = self._lent[id(memory)]
+            layout = None if slab.layout is self._layout else slab.layout
+            if layout is not None:
+                plain_dumps(layout)
             del self._lent[id(memory)]
-            descriptors, forget = self._hand_over(place)
-            told = None if place.layout is self._layout else place.layout
-            self._layout = place.layout
-        slab = place.slab
-        laid = Laid(slab.key, slab.nbytes, bool(descriptors), told, place.rows, forget)
-        return laid, descriptors
+            self._layout = slab.layout
+            place, descriptors = self._hand_over(slab)
+        return Sent(None, (), layout, slab.rows, *place), descriptors
 
-    def pack(self, data: Any) -> tuple[Packed, tuple[int, ...]]:
+    def pack(self, data: Any) -> tuple[Sent, tuple[int, ...]]:
         """Return any data as it is sent, its arrays copied, and a descriptor.
 
         Raises:
             OSError: there is no shared memory for the copies, or no descriptor.
             Exception: whatever pickling the rest of the data raises.
         """
-        file = io.BytesIO()
-        pickler = PartPickler(file)
-        pickler.dump(data)
-        arrays = pickler.arrays
+        body, arrays = flattened(data)
         if not arrays:
-            return Packed(file.getvalue(), (), (), ()), ()
+            return Sent(body), ()
+        lengths = tuple(array.nbytes for array in arrays)
         with self._lock:
-            place = self._place(arrays)
-            slab = place.slab
-            allocate, _ = allocate_on(slab.block)
-            parts = []
-            for array in arrays:
-                copy = copied(array, allocate((array.nbytes,), torch.uint8))
-                parts.append(part_of(copy, slab.key, address_of(copy) - slab.address))
-            descriptors, forget = self._hand_over(place)
-        new = ((slab.key, slab.nbytes),) if descriptors else ()
-        return Packed(file.getvalue(), tuple(parts), new, forget), descriptors
+            slab = self._place(lengths)
+            _, memory = allocate_on(slab.block)
+            for array, span in zip(arrays, spans(lengths), strict=True):
+                memory[span] = array  # without the GIL
+            place, descriptors = self._hand_over(slab)
+        return Sent(body, lengths, None, 0, *place), descriptors
 
     def put_back(self, memory: Any) -> None:
         """Note that a batch made in this memory, if it was lent, is not sent."""
         with self._lock:
-            place = self._lent.pop(id(memory), None)
-            if place is not None:
-                self._free.append(place)
+            slab = self._lent.pop(id(memory), None)
+            if slab is not None:
+                self._free.append(slab)
 
     def take_back(self, returned: Returned) -> None:
         """Reuse the slabs that the receiver has let go, but none shared by a fork."""
@@ -168,59 +125,48 @@ class Shelf:
                 if key in self._out:
                     self._free.append(self._out.pop(key))
             shared = (self._out.pop(key, None) for key in returned.shared)
-            self._drop([place for place in shared if place is not None])
+            self._drop([slab for slab in shared if slab is not None])
 
-    def close(self) -> None:
-        """Give all slabs away; batches in them live on."""
-        with self._lock:
-            self._drop([*self._free, *self._lent.values(), *self._out.values()])
-            self._free.clear()
-            self._lent.clear()
-            self._out.clear()
-
-    def _place(self, arrays: list[Array]) -> Shelved:
-        """Return a slab with room for copies of these arrays."""
-        room = sum(-(-array.nbytes // ALIGN) * ALIGN for array in arrays)
+    def _place(self, lengths: tuple[int, ...]) -> Slab:
+        """Return a slab with room for copies of arrays of so many bytes."""
+        room = sum(-(-length // ALIGN) * ALIGN for length in lengths)
         if not room <= self._room <= 2 * room:
             self._room = room + room // 8
         size = whole_pages(self._room)
-        found = self._find(lambda place: place.slab.nbytes == size, copies=True)
-        return found or Shelved(self._slab(size))
+        return self._find(None, size) or self._slab(size, None, size)
 
-    def _find(self, fits: Callable[[Shelved], bool], *, copies: bool) -> Shelved | None:
-        """Take a free slab that fits; drop all of its kind if none does."""
-        alike = [place for place in self._free if (place.layout is None) == copies]
-        for place in alike:
-            if fits(place):
-                self._free.remove(place)
-                return place
+    def _find(self, layout: Layout | None, rows: int) -> Slab | None:
+        """Take a free slab for this; drop all of its kind if there is none."""
+        alike = [s for s in self._free if (s.layout is None) == (layout is None)]
+        for slab in alike:
+            if slab.layout == layout and slab.rows == rows:
+                self._free.remove(slab)
+                return slab
         self._drop(alike)
-        self._free = [place for place in self._free if place not in alike]
+        self._free = [slab for slab in self._free if slab not in alike]
         return None
 
-    def _slab(self, nbytes: int) -> Slab:
+    def _slab(self, nbytes: int, layout: Layout | None, rows: int) -> Slab:
         if descriptors_left() < KEPT_FREE:
             text = f"the last {KEPT_FREE} file descriptors are reserved for other uses"
             raise OSError(errno.EMFILE, text)
         self._made += 1
-        return Slab(self._made, whole_pages(nbytes))
+        return Slab(self._made, whole_pages(nbytes), layout, rows)
 
-    def _hand_over(self, place: Shelved) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Give a slab to the receiver; return a new descriptor, and what to forget."""
-        slab = place.slab
-        descriptors = () if place.sent else (slab.descriptor,)
-        place.sent = True
-        self._out[slab.key] = place
+    def _hand_over(
+        self, slab: Slab
+    ) -> tuple[tuple[int, int, bool, tuple[int, ...]], tuple[int, ...]]:
+        """Give a slab to the receiver; return how to find it, and a new descriptor."""
+        new, slab.sent = not slab.sent, True
+        self._out[slab.key] = slab
         if len(self._out) > self._keep:
             self._drop([self._out.pop(next(iter(self._out)))])
         forget, self._forget = tuple(self._forget), []
-        return descriptors, forget
+        descriptors = (slab.descriptor,) if new else ()
+        return (slab.key, slab.nbytes, new, forget), descriptors
 
-    def _drop(self, places: list[Shelved]) -> None:
-        for place in places:
-            place.slab.give_away()
-            if place.sent:
-                self._forget.append(place.slab.key)
-
-    def __repr__(self) -> str:
-        return f"<Shelf: {len(self._lent)} lent, {len(self._out)} out>"
+    def _drop(self, slabs: list[Slab]) -> None:
+        for slab in slabs:
+            slab.give_away()
+            if slab.sent:
+                self._forget.append(slab.key)

@@ -11,13 +11,14 @@ import math
 import mmap
 import os
 import weakref
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ...system.shared_memory import shared_file
-from ..batch.layout import ALIGN, Allocate
+from ..batch.layout import ALIGN, Allocate, Layout
 
 __all__ = [
     "Slab",
@@ -27,9 +28,6 @@ __all__ = [
     "whole_pages",
 ]
 
-KEPT_FREE = 16
-"""Descriptors that batches leave to worker processes and to the user. Without a slab,
-rows travel through the pipes."""
 Block = ctypes.Array[ctypes.c_uint8]
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -109,22 +107,31 @@ def whole_pages(nbytes: int) -> int:
 class Slab:
     """One block of shared memory.
 
+    Args:
+        key: its number among those of one sender.
+        nbytes: its size.
+        layout: the layout of the batches in it; None: it is for copies.
+        rows: how many rows they have; of a slab for copies, its size.
+
     Raises:
         OSError: there is no memory for it, or no file descriptor.
     """
 
-    __slots__ = ("address", "block", "descriptor", "key", "nbytes")
-
-    def __init__(self, key: int, nbytes: int) -> None:
-        self.key = key
-        self.nbytes = nbytes
+    def __init__(
+        self, key: int, nbytes: int, layout: Layout | None = None, rows: int = 0
+    ) -> None:
+        self.key, self.nbytes = key, nbytes
+        self.layout, self.rows = layout, rows
+        self.sent = False
+        """Whether the receiver has its descriptor."""
+        self.memory: Any = None
+        """The open memory of a batch in it."""
         self.descriptor = shared_file("penstock", nbytes)
         try:
             self.block = map_shared(self.descriptor, nbytes)
         except BaseException:
             os.close(self.descriptor)
             raise
-        self.address = ctypes.addressof(self.block)
 
     def give_away(self) -> None:
         """Close the descriptor; the memory lives on while arrays use it."""

@@ -18,9 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING
 
-from ...system.forking import FORKS
 from ...system.interrupts import interrupts_deferred
 from ..core.chunk import Chunk
 from ..plan import Plan
@@ -30,10 +28,9 @@ from ..program.randomness import SampleRandom
 from ..recipe import Recipe, SegmentRecipe
 from ..witness.hazards import Finding, leads_away
 from ..witness.witness import Witness
-
-if TYPE_CHECKING:
-    from .child import Child
-    from .pipe import Pipe
+from .assigned_engine import set_up_libraries
+from .child import Child
+from .pipe import Pipe
 
 WAIT_S = 5.0
 """How long the child may take to answer: it may wait for a thread that it lacks."""
@@ -51,13 +48,11 @@ def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
         step: the first batch wanted.
     """
     doubted = [at for at, each in enumerate(recipe.segments) if _is_doubted(each)]
-    if not (doubted and FORKS) or recipe.drawn or recipe.iterable:
+    if not doubted or recipe.drawn or recipe.iterable:
         return {}
     segments = recipe.segments[: doubted[-1] + 1]
     if any(s.executor == "async" or leads_away(s.subjects) for s in segments):
         return {}
-    from .child import Child
-
     attempt = partial(
         _try, segments, doubted, _samples(recipe.planned, step), recipe.seed
     )
@@ -65,12 +60,11 @@ def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
     try:
         # The process or descriptor limit may be reached.
         with suppress(OSError), interrupts_deferred():
-            child = Child(*Child.fork(attempt))
+            child = Child.fork(attempt)
         return {} if child is None else _answer(child)
     finally:
         if child is not None:
-            child.reap(END_S)
-            child.close()
+            child.end(END_S)
 
 
 def _answer(child: Child) -> Mapping[int, Finding]:
@@ -119,8 +113,6 @@ def _try(
     pipe: Pipe,
 ) -> None:
     """Make these samples; report what is held then, or has changed."""
-    from .assigned_engine import set_up_libraries
-
     set_up_libraries()
     works = [Work(chunk, SampleRandom(seed), []) for chunk in chunks]
     held: dict[int, Finding | None] = {}

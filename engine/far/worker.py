@@ -1,6 +1,6 @@
 """A worker process from within: an engine that makes the batches it is assigned.
 
-    trainer  ─▶ Assignment | Share | None ─▶ pipe ─▶ AssignedPlan ─▶ Engine
+    trainer  ─▶ Assignment | Share ─▶ pipe ─▶ AssignedPlan ─▶ Engine
     trainer  ◀─ Result ◀─ pipe ◀─ main thread ◀─ Engine.pop()
 
 The engine has the segments that run here. One worker alone is the main thread, as in
@@ -9,13 +9,17 @@ torch's workers; several are threads. Results leave in the order of the assignme
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import faulthandler
 import itertools
+import multiprocessing.process
+import multiprocessing.util
 import os
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,13 +27,12 @@ from ...errors import PenstockError
 from ..batch.buffer import on_heap
 from ..batch.layout import Layout
 from ..recipe import Recipe, SegmentRecipe
-from .assigned_engine import AssignedEngine, Made, unsendable
-from .assignment import Assignment, Result, Share
-from .child import leave, write_crashes_to
-from .handover import Packed, dumps, plain_dumps
+from .assigned_engine import AssignedEngine, Made, Result, Share
+from .child import leave
+from .handover import Returned, Sent, dumps, loads, plain_dumps
 from .pipe import Pipe
 from .shelf import Shelf
-from .status_page import MAX_LANES, StatusPage
+from .status_page import MAX_LANES, STACK_SIGNAL, StatusPage
 
 KEEP = 40
 """Slabs that the trainer may hold, including those of batches it has not taken yet."""
@@ -81,7 +84,9 @@ class Worker:
         Each worker finishes its current rows first: its function may hold a lock that
         it shares with other processes.
         """
-        write_crashes_to(self._status_page)
+        page = self._status_page.descriptor
+        faulthandler.enable(page)  # its stacks go there on a crash, and on request
+        faulthandler.register(STACK_SIGNAL, page)
         self._pipe.send(os.getpid())
         try:
             with self._engine:
@@ -131,24 +136,24 @@ class Worker:
 
     def _take(self, receive: Callable[[], list[Any]]) -> None:
         """Take some messages, in order; stop the engine after the last one of all."""
+        messages = []
         try:
             messages = receive()
         except EOFError:
-            messages = [None]
+            self._engine.stop()
         self._listened_s = time.monotonic()
         for message in messages:
             self._hear(message)
 
-    def _hear(self, message: Assignment | Share | None) -> None:
-        if message is None:
-            self._engine.stop()
-        elif isinstance(message, Share):
+    def _hear(self, message: Share | tuple[Returned | None, bytes]) -> None:
+        if isinstance(message, Share):
             self._engine.share(message)
             self._let_receive()
         else:
-            if message.returned is not None:
-                self._shelf.take_back(message.returned)
-            self._engine.assign(message)
+            returned, packed = message
+            if returned is not None:
+                self._shelf.take_back(returned)
+            self._engine.assign(loads(packed))
 
     # The main thread
 
@@ -158,13 +163,14 @@ class Worker:
         sealed = result.whole and self._bare and made.buffer.sealed
         try:
             if sealed and self._shelf.has(memory):
-                laid, descriptors = self._shelf.send(memory)
-                result.outcome.nbytes = laid.nbytes
-                message = plain_dumps(result._replace(sent=laid)), descriptors
+                sent, descriptors = self._shelf.send(memory)
+                result.outcome.nbytes = sent.nbytes
+                message = plain_dumps(result._replace(sent=sent)), descriptors
             else:
                 self._shelf.put_back(memory)
-                message = self._packed(result, made.data)
+                message = self._packed(result)
         except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
+            self._shelf.put_back(memory)
             message = self._instead(made, error)
         self._pipe.send_packed(*message)
 
@@ -173,23 +179,21 @@ class Worker:
         kept = made.buffer.kept
         if made.result.whole and len(kept) == made.result.outcome.done:
             with contextlib.suppress(Exception):
-                rows = made.as_rows(kept)
-                return self._packed(rows.result, rows.data)
-        failed = unsendable(self._program, made.chunk, made.result.outcome, error)
-        return dumps(Result(made.result.number, failed)), ()
+                return self._packed(made.as_rows(kept).result)
+        return dumps(made.unsendable(self._program, error)), ()
 
-    def _packed(self, result: Result, data: Any) -> tuple[bytes, tuple[int, ...]]:
+    def _packed(self, result: Result) -> tuple[bytes, tuple[int, ...]]:
         """Return a result as it is sent, and descriptors to send with it."""
-        if data is None and result.outcome.made is not None:  # the batch has failed
+        if result.outcome.made is not None:  # the batch has failed
             return dumps(result), ()
         short = ""
         try:
-            packed, descriptors = self._shelf.pack(data)
+            sent, descriptors = self._shelf.pack(result.sent)
         except OSError as error:  # there is no shared memory left
             short, descriptors = str(error), ()
-            packed = Packed(dumps(data), (), (), ())
-        result.outcome.nbytes = packed.nbytes
-        return dumps(result._replace(sent=packed, short=short)), descriptors
+            sent = Sent(dumps(result.sent))
+        result.outcome.nbytes = sent.nbytes
+        return dumps(result._replace(sent=sent, short=short)), descriptors
 
     def _lend(self, layout: Layout, rows: int) -> Any:
         """Lend shared memory for a batch that is sent as it is, if there is any."""
@@ -197,3 +201,49 @@ class Worker:
             with contextlib.suppress(OSError):
                 return self._shelf.lend(layout, rows)
         return layout.open(rows, on_heap)
+
+
+# Only private names know of processes that multiprocessing has not started.
+# ruff: noqa: SLF001
+process: Any = multiprocessing.process
+util: Any = multiprocessing.util
+
+LEAVE_S = 5.0
+"""How long what the dataset has started may take to end, as with torch's workers. When
+a loop ends, the fork server is less patient."""
+
+
+@contextlib.contextmanager
+def daemonic() -> Iterator[None]:
+    """Make this process look like a worker of torch's to multiprocessing and atexit.
+
+    We fork without multiprocessing, so it would take this process for the trainer. Then
+    a dataset could start processes here that nobody ends, and a queue that the trainer
+    has used would believe that its feeder thread runs here, too. What was started
+    within ends with it.
+
+    Such a child may have no children of its own: multiprocessing refuses to start any.
+    The exit functions that it inherits are the trainer's to call.
+    """
+    atexit._clear()
+    util._finalizer_registry.clear()
+    trainer = process.current_process()
+    process._current_process = multiprocessing.Process(daemon=True)
+    process._children = set()
+    sentinel = os.pidfd_open(os.getppid())
+    process._parent_process = process._ParentProcess(
+        trainer.name, os.getppid(), sentinel
+    )
+    util._run_after_forkers()
+    try:
+        yield
+    finally:
+        limit = threading.Timer(LEAVE_S, os._exit, (1,))
+        limit.daemon = True
+        limit.start()
+        with contextlib.suppress(Exception):
+            util._exit_function()
+        with contextlib.suppress(Exception):
+            threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()  # prints errors, and raises none
+        limit.cancel()

@@ -26,7 +26,7 @@ from .assigned import AssignedPlan
 from .batch_plan import BatchPlan, Context
 from .buckets import Lengths, bucketed
 from .cursor import Cursor, read_state, write_state
-from .drawn import Drawing, DrawnPlan, as_yielded, objects
+from .drawn import Drawing, DrawnPlan, as_yielded
 from .group_shuffle import group_shuffle
 from .order import Order, Permutation, PlannedBatch, Planning, Rows
 from .part_shuffle import shuffled_by_part
@@ -58,7 +58,6 @@ __all__ = [
     "as_yielded",
     "bucketed",
     "group_shuffle",
-    "objects",
     "read_state",
     "shuffled_by_part",
     "write_state",

@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import itertools
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ...errors import SpecError, StateError
 from .batch_plan import BatchPlan
 from .cursor import CURE, Cursor, count
-from .order import GOLDEN, PlannedBatch, Rows
+from .order import GOLDEN, PlannedBatch, Rows, objects
 
 VERSION = 1
 
@@ -487,14 +487,6 @@ def _indices(yielded: Iterable[Any], *, whole: bool) -> NDArray[Any]:
         with contextlib.suppress(OverflowError):
             return np.array(indices, np.int64)
     return objects(indices)
-
-
-def objects(things: Sequence[Any]) -> NDArray[np.object_]:
-    """Return an array of these objects, `[N]`, without looking into them."""
-    array = np.empty(len(things), object)
-    for at, thing in enumerate(things):
-        array[at] = thing
-    return array
 
 
 def seeds(seed: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -33,9 +33,30 @@ class Rows:
     def __len__(self) -> int:
         return self.indices.size
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        plain = self.indices.dtype == np.int64
+        indices = self.indices.tobytes() if plain else self.indices.tolist()
+        return _rows, (indices, self.rounds.tobytes())
+
     def part(self, start: int, stop: int) -> Rows:
         """Return rows `start` to `stop` as views."""
         return Rows(self.indices[start:stop], self.rounds[start:stop])
+
+
+def _rows(indices: bytes | list[Any], rounds: bytes) -> Rows:
+    """Rebuild rows from the result of `Rows.__reduce__`."""
+    seeds = np.frombuffer(rounds, np.int64)
+    if isinstance(indices, bytes):
+        return Rows(np.frombuffer(indices, np.int64), seeds)
+    return Rows(objects(indices), seeds)
+
+
+def objects(things: Sequence[Any]) -> NDArray[np.object_]:
+    """Return an array of these objects, `[N]`, without looking into them."""
+    array = np.empty(len(things), object)
+    for at, thing in enumerate(things):
+        array[at] = thing
+    return array
 
 
 class PlannedBatch(NamedTuple):

@@ -108,7 +108,7 @@ def test_a_child_that_dies_while_it_rests_loses_nothing() -> None:
             time.sleep(0.001)
         engine = pipe._slot.run.run.host.engine  # type: ignore[union-attr]  # noqa: SLF001
         assert engine is not None
-        for child in list(engine.segments[-1].pool._child_set.children.values()):  # type: ignore[attr-defined]  # noqa: SLF001
+        for child in list(engine.segments[-1].pool._children):  # type: ignore[attr-defined]  # noqa: SLF001
             os.kill(child.pid, signal.SIGKILL)
         rest.resume()
         found = [row for _ in range(20) for row in next(loop).tolist()]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.engine.batch.layout import Layout, learn
-from penstock.engine.far.handover import Laid, Packed, Unpacker
+from penstock.engine.far.handover import Sent, Unpacker
 from penstock.engine.far.shelf import Shelf
 
 __all__ = ["Ferry", "ferries", "layout_of"]
@@ -28,7 +28,7 @@ class Ferry:
 
     def __init__(self, keep: int) -> None:
         self.shelf, self.unpacker = Shelf(keep), Unpacker()
-        self.sent: list[Laid] = []
+        self.sent: list[Sent] = []
 
     def carry(self, layout: Layout, value: Any, rows: int = 4) -> Any:
         """Make a batch of this value in lent memory; return what arrives."""
@@ -38,14 +38,14 @@ class Ferry:
             part.fill_(value)
         laid, descriptors = self.shelf.send(memory)
         self.sent.append(laid)
-        return self.unpacker.lay_out(laid, deque(map(os.dup, descriptors)))
+        return self.unpacker.receive(laid, deque(map(os.dup, descriptors)))
 
-    def pack(self, data: Any) -> tuple[Packed, Any]:
+    def pack(self, data: Any) -> tuple[Sent, Any]:
         """Bring any data over; return how it was sent, and what arrives."""
         self.back()
         packed, descriptors = self.shelf.pack(data)
         copies = deque(map(os.dup, descriptors))  # as a pipe does
-        found = self.unpacker.unpack(packed, copies)
+        found = self.unpacker.receive(packed, copies)
         assert not copies
         return packed, found
 
@@ -59,5 +59,7 @@ def ferries(keep: int = 40) -> Iterator[Ferry]:
     """Yield a ferry; what it has mapped ends with the `with`."""
     ferry = Ferry(keep)
     yield ferry
-    ferry.shelf.close()
+    shelf = vars(ferry).pop("shelf")
+    for slab in [*shelf._free, *shelf._lent.values(), *shelf._out.values()]:  # noqa: SLF001 a worker process just ends
+        slab.give_away()
     vars(ferry).clear()

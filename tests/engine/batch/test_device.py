@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import pytest
@@ -102,7 +103,7 @@ def test_a_copy_from_the_ring_or_from_a_slab_blocks_nobody() -> None:
     carrier = Carrier(bus, ToDevice(DeviceStage.of("cuda")), 3)
     slab = Slab(1, 1 << 20)
     allocate, _ = allocate_on(slab.block)
-    address = slab.address
+    address = ctypes.addressof(slab.block)
     shared = allocate((1 << 20,), torch.uint8).fill_(3)
     heap = torch.full((1 << 20,), 5, dtype=torch.uint8)
     carrier.send(Delivery((shared, heap), PLAN))

@@ -14,12 +14,12 @@ import torch
 
 from penstock.engine.batch.buffer import FailedBatch, Finished
 from penstock.engine.core.chunk import Chunk, Outcome
-from penstock.engine.far.actor import Actor
-from penstock.engine.far.assignment import Assignment
-from penstock.engine.far.far_pool import with_data
-from penstock.engine.far.handover import dumps, recall, restored
+from penstock.engine.far.actors import Actor
+from penstock.engine.far.assigned_engine import Assignment, Result
+from penstock.engine.far.handover import dumps, restored
 from penstock.engine.far.parcel import pack
-from penstock.engine.plan import BatchPlan, Context
+from penstock.engine.plan import BatchPlan, Context, PlannedBatch
+from penstock.engine.plan import Rows as PlannedRows
 from penstock.engine.program.randomness import SampleRandom
 from penstock.engine.program.seeding import restore, states
 from penstock.pipeline.stages import BatchStage, MapStage, SourceStage
@@ -103,9 +103,16 @@ def outcome(
     if whole:
         chunk = Chunk(3, 0, chunk.indices, chunk.rounds, chunk.context)
         plan = plan._replace(n_rows=len(chunk))
-    assignment = Assignment(chunk, plan, whole, 0, inputs=given)
-    result = restored(actor.run(assignment))
-    return with_data(result, result.sent)
+    rows = PlannedRows(chunk.indices, chunk.rounds)
+    planned = PlannedBatch(plan, rows, chunk.first_row, whole)
+    assignment = Assignment(planned, 0, given)
+    result: Result = restored(actor.run(assignment))
+    found = result.outcome
+    if result.whole:
+        found.made = Finished(result.sent)
+    else:
+        found.outputs = result.sent
+    return found
 
 
 def test_rows_are_made_as_by_any_other_worker() -> None:
@@ -122,7 +129,7 @@ def test_rows_are_made_as_by_any_other_worker() -> None:
     assert found.done == 6
     (failure,) = found.failures
     assert (failure.index, failure.row) == (13, 7)
-    error = recall(failure.error)
+    error = failure.error
     assert isinstance(error, ValueError)
     assert "in __getitem__" in str(error.__cause__)
 

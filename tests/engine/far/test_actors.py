@@ -97,8 +97,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
         program = Program((Map("Map(ID:1) len", 1, len),))
         recipe = SegmentRecipe("f", "q", program, "ray", 1, (1, 1), 1, tunable=True)
         engine, options = object(), {"num_cpus": 1}
-        work: Any = (None, recipe)
-        pool = ActorPool(connector, work, played, engine, (0,), options, int)  # type: ignore[arg-type]
+        whole: Any = SimpleNamespace(segments=[recipe], elsewhere=lambda _: None)
+        pool = ActorPool(connector, whole, played, engine, (0,), options)  # type: ignore[arg-type]
         pools.append(pool)
         return pool
 
@@ -128,8 +128,8 @@ def test_results_lost_with_a_node_are_no_failure_to_begin(made: Any) -> None:
         pool._engine_lock.wake()  # noqa: SLF001
     pool.close()  # from here on the test is the pool's thread
     for _ in range(10):
-        pool._create()  # noqa: SLF001
-        (actor,) = pool._actors  # noqa: SLF001
+        pool._start_child(0)  # noqa: SLF001
+        (actor,) = pool._children  # noqa: SLF001
         pool._welcome(actor, "7 on a node")  # noqa: SLF001
         pool._reap(actor, ResultLostError("its node is gone"))  # noqa: SLF001
     assert pool._barren == 10  # noqa: SLF001

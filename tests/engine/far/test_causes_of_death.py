@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine.far.deaths import cause_of, is_stopped
+from penstock.engine.far.child import cause_of, is_stopped
 from penstock.system.resources import oom_kills
 
 

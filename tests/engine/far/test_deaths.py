@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.engine.core.chunk import Chunk
-from penstock.engine.far.deaths import LIMIT, Blame
+from penstock.engine.far.far_pool import LIMIT, Blame
 from penstock.engine.plan import Context
 
 

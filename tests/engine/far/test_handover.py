@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engine.far.handover import Packed, dumps
+from penstock.engine.far.handover import Sent, dumps, flattened, restored
 from support.batches import COLLATES, Refusing, same
 from support.datasets import Numbers
 from support.ferry import Ferry, ferries
@@ -60,11 +60,11 @@ def test_a_tensor_that_a_batch_holds_twice_arrives_as_one(ferry: Ferry) -> None:
 
 def test_loose_arrays_share_one_slab(ferry: Ferry) -> None:
     packed, _ = ferry.pack([torch.ones(5), np.ones(5000), torch.ones(7)])
-    assert len({part.key for part in packed.parts}) == 1
+    assert packed.lengths == (20, 40_000, 28)
 
 
 def test_a_steady_trainer_receives_no_new_slabs(ferry: Ferry) -> None:
-    def carry(value: float) -> Packed:
+    def carry(value: float) -> Sent:
         packed, found = ferry.pack(torch.full((8, 4), value))
         assert found[0, 0] == value
         return packed
@@ -72,7 +72,7 @@ def test_a_steady_trainer_receives_no_new_slabs(ferry: Ferry) -> None:
     for value in range(4):
         carry(float(value))
     before = descriptors()
-    assert [carry(float(value)).new for value in range(30)] == [()] * 30
+    assert [carry(float(value)).new for value in range(30)] == [False] * 30
     assert descriptors() == before
 
 
@@ -90,10 +90,10 @@ def test_batches_that_the_trainer_keeps_cost_no_descriptor(ferry: Ferry) -> None
 def test_memory_that_a_fork_shares_is_not_reused(ferry: Ferry) -> None:
     packed, batch = ferry.pack(torch.ones(4))
     ferry.unpacker.share()  # as before a fork there; the sender is another process
-    shared = packed.parts[0].key
+    shared = packed.key
     del batch
     later = [ferry.pack(torch.full((4,), 2.0))[0] for _ in range(5)]
-    assert shared not in {part.key for packed in later for part in packed.parts}
+    assert shared not in {packed.key for packed in later}
     assert shared in {key for packed in later for key in packed.forget}
 
 
@@ -125,6 +125,39 @@ def test_a_message_carries_tensors_of_any_memory_layout(tensor: torch.Tensor) ->
     assert torch.equal(found, tensor)
     assert (type(found), found.requires_grad) == (type(tensor), tensor.requires_grad)
     assert found.stride() == torch.empty_like(tensor, device="meta").stride()
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(3000),
+        np.arange(3000).reshape(30, 100).T,
+        np.arange(3000)[::2],
+        np.broadcast_to(np.arange(3), (1000, 3)),
+        np.frombuffer(bytes(9000), np.uint8),
+        np.frombuffer(bytes(9), np.uint8),
+        np.zeros((0, 3)),
+        np.array([{1}, None]),
+    ],
+)
+def test_an_array_of_any_kind_crosses_and_may_be_written_to(
+    array: np.ndarray[Any, Any], ferry: Ferry
+) -> None:
+    for found in (
+        pickle.loads(dumps(array)),  # noqa: S301 our own
+        ferry.pack(array)[1],
+        restored(flattened(array)),
+    ):
+        assert np.array_equal(found, array)
+        assert (found.dtype, found.shape) == (array.dtype, array.shape)
+        assert found.flags.writeable
+
+
+def test_a_tensor_that_fills_its_memory_keeps_its_layout(ferry: Ferry) -> None:
+    sent = torch.arange(240).reshape(4, 3, 4, 5).to(memory_format=torch.channels_last)
+    for found in (ferry.pack(sent[1:])[1], restored(flattened(sent[1:]))):
+        assert torch.equal(found, sent[1:])
+        assert found.stride() == sent.stride()
 
 
 def test_batches_of_unequal_size_cross_whole(ferry: Ferry) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from penstock.engine.core.chunk import Chunk
-from penstock.engine.far.child import Errand, Watchdog, WorkerChild
+from penstock.engine.far.child import Watchdog, WorkerChild
+from penstock.engine.far.far_pool import Errand
 from penstock.engine.far.status_page import StatusPage
 from penstock.engine.plan import Context
 

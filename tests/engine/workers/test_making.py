@@ -55,8 +55,6 @@ def recipe(*executors: str, ray_options: Any = None, context: Any = None) -> Any
         plan=plan,
         planned=plan,
         drawn=None,
-        collate_seed=9,
-        elsewhere=lambda at: ("elsewhere", at),
         segments=segments,
         seed=7,
         options=options,
@@ -94,11 +92,8 @@ def test_pools_of_actors_are_handed_out_seeded_and_renewed_together(
     connector: Any = SimpleNamespace(segment=0)
     pools: list[Any] = [maker.make(connector, each, "ray") for each in made.segments]
     seeds = (7, 5, 2)  # the seed, the first batch and the rank
-    for pool, segment in zip(pools, made.segments, strict=True):
-        *given, seed = pool.given
-        work = (("elsewhere", 0), segment)
-        assert given == [connector, work, played, maker, seeds, ACTOR]
-        assert seed() == 9
+    for pool in pools:
+        assert pool.given == (connector, made, played, maker, seeds, ACTOR)
     maker.renew()
     assert played.calls[-2:] == [("renew", pool) for pool in pools]
 
