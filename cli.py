@@ -24,7 +24,8 @@ from typing import Annotated, Any
 import typer
 
 from . import __version__, config
-from .autotune.report.terminal import read_report
+from .autotune.report.recording import read_recording
+from .autotune.report.terminal import report_on
 from .errors import PenstockError, check
 from .system.forking import FORKS
 from .system.resources import effective_cpus, parse_bytes
@@ -280,7 +281,7 @@ def _told(log: Path, *, own: bool) -> str:
         " penstock can tune."
     )
     if log.exists():
-        found = str(read_report(log))
+        found = report_on(read_recording(log))
     where = f"the script writes its log to {str(log)!r}.\n" if own else ""
     return f"\n--- penstock: results ---\n{where}{found}\n"
 
@@ -298,8 +299,8 @@ def report(
 ) -> None:
     """Report what a tuned run found, what was changed, and what it gained."""
     with busy("reading the log"):
-        found = read_report(log, name)
-    print(found)
+        found = read_recording(log, name)
+    print(report_on(found))
     if html is not None:
         from .autotune.report.page import write_page
 

@@ -143,9 +143,9 @@ def measured_workload(
         SpecError: the log does not exist, is of another version, shows no training, or
             shows several pipelines and `name` does not choose one.
     """
-    shown, recording = os.fspath(path), read_recording(path)
+    shown = os.fspath(path)
     seen: dict[str, Observation] = {}
-    for each in recording.named(name):
+    for each in read_recording(path, name).pipelines:
         if each.latest is not None:
             seen.setdefault(each.name, _observed(each.latest))
     check(

@@ -73,10 +73,10 @@ class Saved:
 
 
 UNREADABLE = (
-    *(ValueError, KeyError, TypeError, AttributeError, OverflowError),
+    *(ValueError, LookupError, TypeError, AttributeError, OverflowError),
     RecursionError,
 )
-"""The errors from reading JSON that is not an autotune result."""
+"""The errors from reading JSON that autotune did not write."""
 
 
 def load_saved(

@@ -96,17 +96,12 @@ def timeline(seen: Recorded) -> RankTimeline | None:
 
 
 def _marks(seen: Recorded, x_of: Callable[[float], float]) -> Marks:
-    decided: dict[tuple[str, str], int] = {}
-    kept: set[int] = set()
-    others: set[int] = set()
-    for row in seen.changes:
-        key = row["op"], row.get("knob", "executor")
-        if row["event"] == "decision":
-            decided[key] = round(x_of(row["time_s"]))
-        elif row["event"] == "outcome" and key in decided:
-            (kept if row["kept"] else others).add(decided.pop(key))
-    others.update(decided.values())
-    return Marks(_upright(kept), _upright(others - kept))
+    trials = [
+        (round(x_of(decision["time_s"])), outcome is not None and outcome["kept"])
+        for decision, outcome in seen.trials()
+    ]
+    kept = {x for x, stays in trials if stays}
+    return Marks(_upright(kept), _upright({x for x, _ in trials} - kept))
 
 
 def _upright(places: Iterable[int]) -> str:

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from math import ceil
-from typing import Any
 
 from ...engine.observe.observation import ratio
 from ...system.printing import figures
 from ..phrases import per_s
-from .recording import (
-    Group,
-    Recorded,
-    Row,
-    Stage,
-    Values,
-    groups,
-    read_recording,
-)
+from .recording import Group, Recorded, Recording, Row, groups
 
 STAGE = re.compile(r"(?P<kind>\w+)\(ID:\d+\)(?: (?P<label>.+))?")
 """A stage's name in the log."""
@@ -49,33 +38,12 @@ KEEPS_UP = "nothing here: loading keeps up with the trainer."
 NOTHING_KNOWN = "nothing is known that would help; the cause above says what binds."
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What happened to some pipelines. `print` it."""
-
-    pipelines: tuple[Recorded, ...]
-    damaged: int = 0
-    """Lines of the log that cannot be read."""
-
-    def __str__(self) -> str:
-        lines = [line for group in groups(self.pipelines) for line in told(group)]
-        if self.damaged:
-            lines.append(f"left out: {self.damaged} damaged lines of the log.")
-        return "\n".join(lines or [UNMEASURED])
-
-
-def read_report(path: str | os.PathLike[str], name: str | None = None) -> Report:
-    """Read the log of a tuned run.
-
-    Args:
-        path: of one rank's `<prefix>_<rank>.jsonl`, or the prefix, for all ranks.
-        name: of the pipeline to report on; None means all.
-
-    Raises:
-        SpecError: there is no such log, or no such pipeline in it.
-    """
-    recording = read_recording(path)
-    return Report(recording.named(name), recording.damaged)
+def report_on(recording: Recording) -> str:
+    """Return what happened to some pipelines, as text."""
+    lines = [line for group in groups(recording.pipelines) for line in told(group)]
+    if recording.damaged:
+        lines.append(f"left out: {recording.damaged} damaged lines of the log.")
+    return "\n".join(lines or [UNMEASURED])
 
 
 def told(group: Group) -> Iterator[str]:
@@ -132,11 +100,10 @@ def _tuned(seen: Recorded) -> Iterator[str]:
         yield f"       {last['cause']}"
     if seen.end is None:
         yield "       the log breaks off here: the run goes on, or was killed"
-    stages = seen.windows[-1].stages if seen.windows else ()
-    yield from picture(last, stages, seen.values())
+    yield from picture(seen)
     yield from last["caching"]
     yield from changed(seen)
-    for line in settings(seen.values(), last):
+    for line in settings(seen):
         yield f"set by hand: {line}"
 
 
@@ -173,35 +140,37 @@ def bar(share: float) -> str:
     return "#" * filled + "." * (BAR - filled)
 
 
-def picture(verdict: Row, stages: Sequence[Stage], values: Values) -> Iterator[str]:
-    """Draw the pipeline: one line for each stage, and the connectors after them.
+def stages_of(seen: Recorded) -> list[Row]:
+    """Return the stages of the last verdict, with what is known of them since then.
 
-    Args:
-        verdict: names the stages, and which one holds training up.
-        stages: of the window that the verdict is based on.
-        values: the values in force.
+    They have the workers that are there now. `now` is the stage in the last window, or
+    None; `blamed` says whether the stage is the bottleneck.
     """
-    names = {stage["name"]: stage for stage in verdict["stages"]}
-    width = max((len(name) for name in names), default=0)
-    filled = {stage.name: stage.output for stage in stages}
-    for name, stage in names.items():
-        blamed = verdict["bottleneck"] in (name, *(part for part, _ in stage["parts"]))
-        mark = ">" if blamed else " "
-        workers, executor = staff(values, stage)
+    verdict, values = seen.told[-1], seen.values()
+    latest = seen.windows[-1].stages if seen.windows else ()
+    now = {stage.name: stage for stage in latest}
+    found: list[Row] = []
+    for stage in verdict["stages"]:
+        name, parts = stage["name"], [part for part, _ in stage["parts"]]
+        blamed = verdict["bottleneck"] in (name, *parts)
+        present = {knob: value for (op, knob), value in values.items() if op == name}
+        found.append({**stage, **present, "now": now.get(name), "blamed": blamed})
+    return found
+
+
+def picture(seen: Recorded) -> Iterator[str]:
+    """Draw the pipeline: one line for each stage, and the connectors after them."""
+    stages = stages_of(seen)
+    width = max((len(stage["name"]) for stage in stages), default=0)
+    for stage in stages:
         yield (
-            f"{mark} {name:<{width}}  {workers:>3} {executor:<7}"
+            f"{'>' if stage['blamed'] else ' '} {stage['name']:<{width}}"
+            f"  {stage['num_parallel_workers']:>3} {stage['executor']:<7}"
             f"  on a CPU [{bar(stage['cpu'])}]  blocked [{bar(stage['blocked'])}]"
         )
-        if name in filled:
-            yield f"  {'':<{width}}  v connector [{bar(filled[name])}]"
-    yield f"  trainer waits [{bar(verdict['wait_share'])}]"
-
-
-def staff(values: Values, stage: Row) -> tuple[int | str, str]:
-    """Return the present number of a verdict stage's workers, and their kind."""
-    name = stage["name"]
-    workers = values.get((name, "num_parallel_workers"), stage["num_parallel_workers"])
-    return workers, str(values.get((name, "executor"), stage["executor"]))
+        if stage["now"]:
+            yield f"  {'':<{width}}  v connector [{bar(stage['now'].output)}]"
+    yield f"  trainer waits [{bar(seen.told[-1]['wait_share'])}]"
 
 
 def changed(seen: Recorded) -> Iterator[str]:
@@ -231,47 +200,34 @@ def _change(row: Row) -> str:
     return f"{row['op']}: {row['knob']} {row['old']} -> {row['new']}"
 
 
-def settings(values: Values, verdict: Row) -> Iterator[str]:
-    """Yield the lines of code that set the present values by hand.
-
-    Args:
-        values: the values in force.
-        verdict: the latest, which names the stages and the API.
-    """
-    stages = verdict["stages"]
-    if verdict.get("face") == "DataLoader":
-        yield _of_loader(values, stages[0])
+def settings(seen: Recorded) -> Iterator[str]:
+    """Yield the lines of code that set the present values by hand."""
+    values, stages = seen.values(), stages_of(seen)
+    sizes = [int(size) for (_, knob), size in values.items() if knob == "prefetch_size"]
+    if seen.told[-1].get("face") == "DataLoader":
+        yield _of_loader(stages[0], sizes)
         return
     for stage in stages:
-        given = _given(values, stage)
-        if line := _call(stage["name"], given):
-            yield line
-    sizes = [size for (_, knob), size in values.items() if knob == "prefetch_size"]
+        yield _call(stage, tuned=(stage["name"], "num_parallel_workers") in values)
     if sizes:
-        yield f"ps.set_prefetch_size({max(map(int, sizes))})"
+        yield f"ps.set_prefetch_size({max(sizes)})"
 
 
-def _given(values: Values, stage: Mapping[str, Any]) -> str:
-    name = stage["name"]
-    workers = values.get((name, "num_parallel_workers"))
-    executor = values.get((name, "executor"), stage["executor"])
-    given = [] if workers is None else [f"num_parallel_workers={workers}"]
-    return ", ".join([*given, f'executor="{executor}"'])
-
-
-def _call(name: str, given: str) -> str:
-    """Return the call that creates a stage, with these arguments."""
-    found = STAGE.fullmatch(name)
+def _call(stage: Row, *, tuned: bool) -> str:
+    """Return the call that creates a stage, with its workers as they are now."""
+    given = f'executor="{stage["executor"]}"'
+    if tuned:
+        given = f"num_parallel_workers={stage['num_parallel_workers']}, {given}"
+    found = STAGE.fullmatch(stage["name"])
     method = METHODS.get(found["kind"]) if found else None
     if found is None or method is None:
-        return f"{name}: {given}"
+        return f"{stage['name']}: {given}"
     return method.format(found["label"] or "...") + given + ")"
 
 
-def _of_loader(values: Values, stage: Mapping[str, Any]) -> str:
-    workers, executor = staff(values, stage)
-    if executor == "inline":
+def _of_loader(stage: Row, sizes: Sequence[int]) -> str:
+    workers = stage["num_parallel_workers"]
+    if stage["executor"] == "inline":
         return "DataLoader(..., num_workers=0)"
-    sizes = [int(size) for (_, knob), size in values.items() if knob == "prefetch_size"]
-    factor = ceil(max(sizes, default=stage["prefetch_size"]) / int(workers))
+    factor = ceil(max(sizes, default=stage["prefetch_size"]) / workers)
     return f"DataLoader(..., num_workers={workers}, prefetch_factor={factor})"

@@ -11,8 +11,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from .recording import Recorded, RecordedWindow
-from .terminal import Report
+from .recording import Recorded, RecordedWindow, Recording
 
 Event = dict[str, Any]
 
@@ -21,14 +20,14 @@ BASE_S = 7_889_238
 (kineto, `output_json.cpp`), which they name `baseTimeNanoseconds`."""
 
 
-def write_trace(report: Report, path: str | os.PathLike[str]) -> None:
+def write_trace(recording: Recording, path: str | os.PathLike[str]) -> None:
     """Write the trace, in microseconds since its base, completely or not at all."""
     shown = os.fspath(path)
-    first_s = min((seen.wall_s for seen in report.pipelines), default=0.0)
+    first_s = min((seen.wall_s for seen in recording.pipelines), default=0.0)
     base_s = int(first_s) // BASE_S * BASE_S
     events = [
         event
-        for number, seen in enumerate(report.pipelines)
+        for number, seen in enumerate(recording.pipelines)
         for event in events_of(seen, number + 1, base_s)
     ]
     whole = {
