@@ -160,18 +160,18 @@ def plan(  # noqa: PLR0913, PLR0917 typer makes an option of each
         workload = planner.measured_workload(log, name)
     if step_ms is not None:
         workload = replace(workload, gap_s=step_ms / 1000)
-    around = planner.Surroundings(
-        _bytes_of(store_bandwidth, inf),
-        _bytes_of(data_size, inf),
-        _bytes_of(ram, 0.0),
-        _bytes_of(disk, 0.0),
-        spread=spread,
-    )
+    around = {
+        "store_bytes_per_s": _bytes_of(store_bandwidth, inf),
+        "data_bytes": _bytes_of(data_size, inf),
+        "ram_bytes": _bytes_of(ram, 0.0),
+        "disk_bytes": _bytes_of(disk, 0.0),
+        "spread": spread,
+    }
     for count in cores or [effective_cpus()]:
         print(planner.Projection(workload, count))
         if nodes:
             with busy(f"simulating {max(nodes):,} nodes"):
-                many = planner.plan_nodes(workload, count, nodes, around)
+                many = planner.plan_nodes(workload, count, nodes, **around)
             print(many)
 
 
