@@ -25,7 +25,7 @@ from typing import Self
 
 import psutil
 
-from ..system.resources import Budget
+from ..system.resources import Budget, usable_cores
 
 # Distinguishes the tuners of one process.
 _numbers = itertools.count()
@@ -71,12 +71,7 @@ class HostPeers:
 
     def __init__(self, place: Path | None, cores: frozenset[int] | None = None) -> None:
         began_s = psutil.Process().create_time()
-        if cores is None:
-            there = hasattr(os, "sched_getaffinity")
-            cores = frozenset(
-                os.sched_getaffinity(0) if there else range(os.cpu_count() or 1)
-            )
-        self._me = Peer(os.getpid(), began_s, cores, 0.0)
+        self._me = Peer(os.getpid(), began_s, cores or usable_cores(), 0.0)
         self._file = place and place / f"{os.getpid()}-{next(_numbers)}.json"
 
     def __enter__(self) -> Self:
