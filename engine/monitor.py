@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 
 from .core.connector import EngineLock
-from .core.metrics import PartReading, SegmentCounters
+from .core.metrics import SegmentCounters
 from .observe.gil import GilProbe
 from .observe.observation import (
     ConnectorObservation,
@@ -120,28 +120,19 @@ def _segment(
     counters: SegmentCounters,
 ) -> SegmentObservation:
     """Return what one segment has done since the run began, but for its input."""
-    recipe, work = segment.recipe, counters.work
-    costs = counters.parts
-    if len(recipe.stages) == 1:
-        costs = (PartReading(work.rows, work.run_s, work.cpu_s, work.nbytes),)
+    recipe = segment.recipe
     return SegmentObservation(
         name=recipe.name,
         queue_name=recipe.queue_name,
         executor=segment.executor,
         num_parallel_workers=segment.num_parallel_workers,
         prefetch_size=segment.prefetch_size,
-        rows=work.rows,
-        worker_s=work.alive_s,
-        run_s=work.run_s,
-        cpu_s=work.cpu_s,
-        wait_input_s=work.wait_input_s,
-        wait_credit_s=work.wait_credit_s,
+        **asdict(counters.work),
         output=ConnectorObservation.of(counters.gauge, window_s, counters.row_bytes),
         moves=tuple(segment.moves),
         moving=segment.moving,
         run_queue_s=queued_s,
-        parts=parts_of(recipe.stages, costs, recipe.storable),
-        wait_memory_s=work.wait_memory_s,
+        parts=parts_of(recipe.stages, counters.parts, recipe.storable),
         max_workers=min(recipe.bounds[1], pool.most),
         iterable=recipe.iterable,
         alive=pool.alive,

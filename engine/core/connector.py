@@ -331,7 +331,7 @@ class Connector:
         with engine_lock.lock:
             now_ns = engine_lock.clock()
             spent_ns = outcome.run_ns, outcome.cpu_ns
-            meter.stop(outcome.done, *spent_ns, now_ns, outcome.nbytes)
+            meter.stop(outcome.done, *spent_ns, now_ns)
             self._add_parts(outcome)
             in_flight = self._core.settle(lease, outcome, now_ns)
             self._finishing += in_flight is not None

@@ -72,20 +72,26 @@ class Wait(Enum):
     """Credit, because the byte budget has no room for another batch."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReading(Totals):
-    """Totals, in worker-seconds. `+` adds the readings of several workers."""
+    """Totals of one worker. `+` adds the readings of several workers."""
 
     rows: int = field(default=0, metadata=TOTAL)
-    alive_s: float = field(default=0.0, metadata=TOTAL)
+    """Rows finished."""
+    worker_s: float = field(default=0.0, metadata=TOTAL)
+    """Worker-seconds: the lifetimes of the workers, summed."""
     run_s: float = field(default=0.0, metadata=TOTAL)
+    """Worker-seconds inside the stages' functions: CPU time and everything that blocks
+    in them."""
     cpu_s: float = field(default=0.0, metadata=TOTAL)
+    """CPU-seconds of these; `run_s - cpu_s` is I/O, the GIL, locks and the run
+    queue."""
     wait_input_s: float = field(default=0.0, metadata=TOTAL)
+    """Worker-seconds waiting for rows to work on."""
     wait_credit_s: float = field(default=0.0, metadata=TOTAL)
-    nbytes: int = field(default=0, metadata=TOTAL)
-    """Bytes of the samples it produced."""
+    """Worker-seconds held back by the consumer's bound, or by the memory budget."""
     wait_memory_s: float = field(default=0.0, metadata=TOTAL)
-    """The part of `wait_credit_s` that was due to a lack of bytes."""
+    """The part of `wait_credit_s` due to a lack of bytes in the memory budget."""
 
 
 class PartReading(NamedTuple):
@@ -108,7 +114,7 @@ class SegmentCounters(NamedTuple):
     row_bytes: float
     """Mean bytes of one of these rows now."""
     parts: tuple[PartReading, ...]
-    """The cost of each operation; only measured if there are several."""
+    """The cost of each operation."""
 
 
 class PartsMeter:
@@ -211,7 +217,6 @@ class WorkerMeter:
     __slots__ = (
         "_alive",
         "_cpu",
-        "_nbytes",
         "_rows",
         "_run",
         "_running_since",
@@ -229,7 +234,7 @@ class WorkerMeter:
         self._workers = workers
         self.clock = CpuClock()
         """The CPU clock of a worker thread."""
-        self._rows = self._alive = self._run = self._cpu = self._nbytes = 0
+        self._rows = self._alive = self._run = self._cpu = 0
         self._wait = dict.fromkeys(Wait, 0)
         self.waiting_for: Wait | None = None
         self._waiting_since = 0
@@ -267,9 +272,7 @@ class WorkerMeter:
             self._running_since = now_ns
         self.leases += 1
 
-    def stop(
-        self, rows: int, run_ns: int, cpu_ns: int, now_ns: int, nbytes: int = 0
-    ) -> None:
+    def stop(self, rows: int, run_ns: int, cpu_ns: int, now_ns: int) -> None:
         """Note that a lease was settled; the next one, if any, starts now.
 
         `run_ns` and `cpu_ns` are worker-time.
@@ -277,7 +280,6 @@ class WorkerMeter:
         self._rows += rows
         self._run += run_ns
         self._cpu += cpu_ns
-        self._nbytes += nbytes
         self._running_since = now_ns
         self.leases -= 1
 
@@ -290,14 +292,13 @@ class WorkerMeter:
         if self.leases:
             run += (now_ns - self._running_since) * self._workers
         return WorkerReading(
-            self._rows,
-            (self._alive + (now_ns - self._since) * self._workers) / 1e9,
-            run / 1e9,
-            self._cpu / 1e9,
-            waits[Wait.INPUT] / 1e9,
-            (waits[Wait.CREDIT] + waits[Wait.MEMORY]) / 1e9,
-            self._nbytes,
-            waits[Wait.MEMORY] / 1e9,
+            rows=self._rows,
+            worker_s=(self._alive + (now_ns - self._since) * self._workers) / 1e9,
+            run_s=run / 1e9,
+            cpu_s=self._cpu / 1e9,
+            wait_input_s=waits[Wait.INPUT] / 1e9,
+            wait_credit_s=(waits[Wait.CREDIT] + waits[Wait.MEMORY]) / 1e9,
+            wait_memory_s=waits[Wait.MEMORY] / 1e9,
         )
 
     def _stop_waiting(self, now_ns: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 from ...errors import CLOSED, PenstockError
 from ..auto_executor import SOON_NS, WORTH_START_NS, resolve
@@ -192,18 +193,14 @@ class DirectHost:
         work, costs = self._meter.read()
         seen, now_ns = trainer.read(), time.perf_counter_ns()
         window_s = trainer.window_s(now_ns, seen)
-        gauge = GaugeReading(0.0, work.alive_s, 0.0, self._batch_rows)
+        gauge = GaugeReading(0.0, work.worker_s, 0.0, self._batch_rows)
         told = SegmentObservation(
             name=segment.name,
             queue_name=segment.queue_name,
             executor="inline",
             num_parallel_workers=1,
             prefetch_size=1,
-            rows=work.rows,
-            worker_s=work.alive_s,
-            run_s=work.run_s,
-            cpu_s=work.cpu_s,
-            wait_credit_s=work.wait_credit_s,
+            **asdict(work),
             output=ConnectorObservation.of(gauge, window_s),
             moves=tuple(self.moves),
             run_queue_s=self._meter.queued_s,

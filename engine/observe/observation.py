@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 
 from ...cache.statistics import CacheStatistics
 from ...system.printing import Printed
-from ..core.metrics import GaugeReading, PartReading
+from ..core.metrics import GaugeReading, PartReading, WorkerReading
 from ..core.totals import MEAN, PARTS, SHARE, TOTAL, Totals
 
 MIB = 1 << 20
@@ -155,31 +155,31 @@ class PartObservation(Totals):
 
     weight: ClassVar[str] = "rows"
 
-    @classmethod
-    def of(cls, name: str, cost: PartReading, storable: int | None) -> PartObservation:
-        """Return what one operation has cost since the run began."""
-        rows = cost.rows
-        return cls(
-            name,
-            ratio(cost.run_s, rows),
-            ratio(cost.nbytes, rows),
-            storable,
-            ratio(cost.cpu_s, rows),
-            rows,
-        )
-
 
 def parts_of(
     names: Iterable[str], costs: Iterable[PartReading], storable: Iterable[int | None]
 ) -> tuple[PartObservation, ...]:
     """Return what the operations of a segment have cost since the run began."""
     known = zip(names, costs, chain(storable, repeat(None)), strict=False)
-    return tuple(PartObservation.of(*each) for each in known)
+    return tuple(
+        PartObservation(
+            name,
+            ratio(cost.run_s, cost.rows),
+            ratio(cost.nbytes, cost.rows),
+            samples,
+            ratio(cost.cpu_s, cost.rows),
+            cost.rows,
+        )
+        for name, cost, samples in known
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentObservation(Totals):
-    """One segment: adjacent stages that run together under one set of workers."""
+class SegmentObservation(WorkerReading):
+    """One segment: adjacent stages that run together under one set of workers.
+
+    Its totals are those of all its workers.
+    """
 
     name: str
     """The operator under which the log shows the worker count: `Map(ID:2) decode`."""
@@ -190,20 +190,6 @@ class SegmentObservation(Totals):
     num_parallel_workers: int
     prefetch_size: int
     """Batches it may work ahead of its consumer."""
-    rows: int = field(default=0, metadata=TOTAL)
-    """Rows finished in the window."""
-    worker_s: float = field(default=0.0, metadata=TOTAL)
-    """Worker-seconds: the lifetimes of its workers within the window, summed."""
-    run_s: float = field(default=0.0, metadata=TOTAL)
-    """Worker-seconds inside the stages' functions: CPU time and everything that blocks
-    in them."""
-    cpu_s: float = field(default=0.0, metadata=TOTAL)
-    """CPU-seconds of these; `run_s - cpu_s` is I/O, the GIL, locks and the run
-    queue."""
-    wait_input_s: float = field(default=0.0, metadata=TOTAL)
-    """Worker-seconds waiting for rows to work on."""
-    wait_credit_s: float = field(default=0.0, metadata=TOTAL)
-    """Worker-seconds held back by the consumer's bound, or by the memory budget."""
     input: ConnectorObservation | None = field(default=None, metadata=PARTS)
     """None for a source: it always has input, and counts as utilisation 1.0."""
     output: ConnectorObservation = field(default=ConnectorObservation(), metadata=PARTS)
@@ -217,8 +203,6 @@ class SegmentObservation(Totals):
     leases."""
     parts: tuple[PartObservation, ...] = field(default=(), metadata=PARTS)
     """Its operations, in order."""
-    wait_memory_s: float = field(default=0.0, metadata=TOTAL)
-    """The part of `wait_credit_s` due to a lack of bytes in the memory budget."""
     max_workers: int = 0
     """Largest possible number of workers; 0 if unknown."""
     iterable: bool = False

@@ -336,7 +336,7 @@ def test_the_time_of_workers_that_have_left_counts_too() -> None:
     with site.engine_lock.lock:
         assert not connector.meters
         total = connector.read(site.clock()).work
-    assert (total.rows, total.alive_s, total.run_s, total.cpu_s) == (2, 5.0, 1.0, 0.5)
+    assert (total.rows, total.worker_s, total.run_s, total.cpu_s) == (2, 5.0, 1.0, 0.5)
     assert (total.wait_input_s, total.wait_credit_s) == (3.0, 0.0)
 
 

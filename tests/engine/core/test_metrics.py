@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,7 +73,7 @@ def test_a_worker_waits_for_one_thing_at_a_time() -> None:
     assert meter.waiting_for is None
     read = meter.read(10 * S)
     assert (read.wait_input_s, read.wait_credit_s) == (3, 5)
-    assert read.alive_s == 10
+    assert read.worker_s == 10
 
 
 def test_a_wait_or_a_lease_still_open_is_counted() -> None:
@@ -85,7 +87,8 @@ def test_a_wait_or_a_lease_still_open_is_counted() -> None:
     assert (read.rows, read.run_s, read.cpu_s, read.wait_credit_s) == (3, 6, 2, 60)
 
 
-NUMBERS = st.builds(WorkerReading, *[st.integers(0, 9)] * 6)
+NAMES = [each.name for each in fields(WorkerReading)]
+NUMBERS = st.builds(WorkerReading, **dict.fromkeys(NAMES, st.integers(0, 9)))
 
 
 @given(NUMBERS, NUMBERS)
@@ -95,8 +98,9 @@ def test_readings_add_up_and_subtract(one: WorkerReading, two: WorkerReading) ->
 
 
 def test_readings_of_several_workers_are_summed() -> None:
-    readings = [WorkerReading(1, 2, 3, 4, 5, 6)] * 3
-    assert sum(readings, WorkerReading()) == WorkerReading(3, 6, 9, 12, 15, 18)
+    one = WorkerReading(rows=1, worker_s=2, cpu_s=4, wait_memory_s=6)
+    three = WorkerReading(rows=3, worker_s=6, cpu_s=12, wait_memory_s=18)
+    assert sum([one] * 3, WorkerReading()) == three
 
 
 def test_a_reading_cannot_be_changed() -> None:
