@@ -13,6 +13,7 @@ from ..errors import BudgetError, SampleNote, SpecError, WorkerError
 from ..system.forking import FORKS
 from .batch.device import DeviceStage, ToDevice
 from .batch.tensors import in_parts
+from .contention import ContentionMeter
 from .core.byte_budget import ByteBudget
 from .far.handover import RemoteTraceback, dumps
 from .far.pools import start_method
@@ -20,7 +21,6 @@ from .feed import Delivery
 from .host.direct import DirectHost
 from .host.local import Host, TrainerHost
 from .in_children import in_children
-from .observe.contention import ContentionMeter
 from .observe.knob import Knob
 from .observe.observation import (
     Move,
