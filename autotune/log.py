@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from . import phrases
 from .explain import Explanation, verdict_of
 from .listeners import tell_verdict
 from .policies.per_regime import Values
-from .saved import VERSION, Saved
+from .saved import VERSION, Saved, write_whole
 from .situation import Decision, DecisionOutcome, Row, Situation
 from .window import lost_share
 
@@ -211,15 +210,17 @@ class AutotuneLog:
     def verdict(self, explanation: Explanation, time_s: float) -> None:
         """Log who waits for whom, from time to time."""
         self.say(explanation.line)
-        row = {"time_s": time_s, "event": "verdict", "line": explanation.line}
-        self._write({**row, **explanation.to_dict()})
+        self._explained("verdict", explanation, time_s)
         if not self._quiet:
             tell_verdict(self.name, explanation)
 
     def torchs(self, explanation: Explanation) -> None:
         """Write the verdict on a loop that torch's own workers loaded."""
-        row = {"time_s": time.perf_counter(), "event": "torch"}
-        self._write({**row, "line": explanation.line, **explanation.to_dict()})
+        self._explained("torch", explanation, time.perf_counter())
+
+    def _explained(self, event: str, explanation: Explanation, time_s: float) -> None:
+        row = {"time_s": time_s, "event": event, "line": explanation.line}
+        self._write({**row, **explanation.to_dict()})
 
     def failed(self, error: Exception) -> None:
         """Log a failure of the tuner: tuning ends, training does not."""
@@ -247,7 +248,7 @@ class AutotuneLog:
         before, kept = found.get(self.name, (saved, 0))
         found[self.name] = saved.beside(before), kept + self._kept
         try:
-            _replace(self._result, _text(found))
+            write_whole(self._result, _text(found))
         except OSError as error:
             self._give_up(error)
 
@@ -354,13 +355,3 @@ def _summary(knobs: Values) -> list[str]:
     for (operator, name), value in knobs.items():
         by_operator.setdefault(operator, []).append(f"{name}: {value}")
     return [f"{op} ({', '.join(values)})" for op, values in by_operator.items()]
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file completely or not at all, so that readers never see half of it."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

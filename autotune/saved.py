@@ -145,6 +145,16 @@ def read_saved(path: str | os.PathLike[str]) -> dict[str, Saved]:
         ) from error
 
 
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Write a file completely or not at all, so that readers never see half of it."""
+    partial = f"{os.fspath(path)}.partial"
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
 def check_version(row: Mapping[str, Any], path: str) -> None:
     """Check that this penstock can read the file that `row` is from.
 

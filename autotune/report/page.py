@@ -17,6 +17,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from ..saved import write_whole
 from .charts import HEIGHT, WIDTH, timeline
 from .recording import Group, Recorded, Recording, groups
 from .terminal import changed, next_steps, settings, stages_of, waited, why_none
@@ -52,11 +53,7 @@ def page(recording: Recording, title: str) -> str:
 
 def write_page(recording: Recording, path: str | os.PathLike[str]) -> None:
     """Write the page, completely or not at all."""
-    shown = os.fspath(path)
-    partial = f"{shown}.partial"
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(page(recording, os.path.basename(shown)))
-    os.replace(partial, shown)
+    write_whole(path, page(recording, os.path.basename(path)))
 
 
 def _section(group: Group) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from ..saved import write_whole
 from .recording import Recorded, RecordedWindow, Recording
 
 Event = dict[str, Any]
@@ -22,7 +23,6 @@ BASE_S = 7_889_238
 
 def write_trace(recording: Recording, path: str | os.PathLike[str]) -> None:
     """Write the trace, in microseconds since its base, completely or not at all."""
-    shown = os.fspath(path)
     first_s = min((seen.wall_s for seen in recording.pipelines), default=0.0)
     base_s = int(first_s) // BASE_S * BASE_S
     events = [
@@ -35,9 +35,7 @@ def write_trace(recording: Recording, path: str | os.PathLike[str]) -> None:
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": base_s * 1_000_000_000,
     }
-    with open(f"{shown}.partial", "w", encoding="utf-8") as file:
-        json.dump(whole, file)
-    os.replace(f"{shown}.partial", shown)
+    write_whole(path, json.dumps(whole))
 
 
 def events_of(seen: Recorded, process: int, base_s: int) -> Iterator[Event]:
