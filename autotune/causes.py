@@ -34,10 +34,9 @@ BUSY = 0.8
 ENOUGH = 1.2
 """This many times the present workers may be needed, given the uncertainty."""
 MOSTLY = 0.5
+"""Share of a time above which something takes most of it."""
 READY = 0.95
 """Share of the time with a batch ready above which loading is not the cause."""
-HELD_BACK = 0.5
-"""Share of the window with nothing to hand over above which the trainer is starved."""
 GIL_HELD = 0.6
 """Share of moments with the GIL held above which it is named as the cause. The tuner
 acts on it later, when it is certain."""
@@ -48,12 +47,10 @@ SHORT_READ_S = 0.000_05
 COLLATE = "Batch("
 """Prefix of the names of parts and segments that collate."""
 DEVICE = "to_device"
-FUSED_DECODE = "decode_random_resized_crop"
 MANY_WORKERS = 64
 """Most workers advised at once, whatever a trainer that takes no time could use."""
 COUNTLESS = 1000
 """Workers above which a need only says that the trainer does next to nothing."""
-MAX_ADVICE = 3
 TUNE = "ps.set_enable_autotune(True)"
 
 
@@ -169,11 +166,9 @@ def busiest(observation: Observation) -> SegmentObservation:
     return max(observation.segments, key=busy)
 
 
-def of_trainer(observation: Observation) -> Cause:
-    """Return the cause if loading keeps up."""
-    return Cause(
-        f"the trainer: loading keeps up with it (wait {_percent(observation)}%)."
-    )
+def of_trainer(share: float) -> Cause:
+    """Return the cause if loading keeps up, and the trainer waits this share."""
+    return Cause(f"the trainer: loading keeps up with it (wait {100 * share:.1f}%).")
 
 
 def of_slowdown(window: Window) -> Cause:
@@ -211,10 +206,6 @@ def of_wait(window: Window) -> Cause:
     return next((each for each in causes if each), None) or _of_work(window)
 
 
-def _percent(observation: Observation) -> str:
-    return f"{100 * wait_share(observation):.1f}"
-
-
 # Rules, in order
 
 
@@ -248,7 +239,7 @@ def _of_collate(window: Window) -> Cause | None:
 def _of_memory(window: Window) -> Cause | None:
     seen, budget, source = window.seen, window.budget, window.seen.segments[0]
     short = ratio(source.wait_memory_s, source.worker_s) >= SHORT
-    if not short or outbox(seen).empty <= HELD_BACK:
+    if not short or outbox(seen).empty <= MOSTLY:
         return None
     text = "the memory budget: workers are held back although no batch is ready"
     held = f"{phrases.size(seen.held_bytes)} held"
@@ -304,19 +295,13 @@ def _of_gil(window: Window) -> Cause | None:
     # while they read and compute.
     holders = [part for part in segment.parts if not part.name.startswith(COLLATE)]
     holder = max(holders, key=attrgetter("cpu_s_per_row"), default=window.part).name
-    return Cause(
+    text = (
         f"the GIL: held {held:.0f}% of the time, so the {segment.num_parallel_workers}"
-        f" threads of {phrases.short_name(holder)} take turns{_tried(window)}.",
-        _of_processes(window),
-        holder,
+        f" threads of {phrases.short_name(holder)} take turns"
     )
-
-
-def _tried(window: Window) -> str:
-    return TRIED if window.tried_processes else ""
-
-
-TRIED = "; worker processes were tried lately, and were no faster"
+    if window.tried_processes:
+        text += "; worker processes were tried lately, and were no faster"
+    return Cause(f"{text}.", _of_processes(window), holder)
 
 
 def _gil_is_held(window: Window) -> bool:
@@ -338,15 +323,13 @@ def _of_processes(window: Window) -> tuple[str, ...]:
 def _of_cores(window: Window) -> Cause | None:
     if window.budget is None or not window.cores_used:
         return None
-    limit = "" if window.budget.whole_machine else LIMITED
-    return Cause(
+    text = (
         f"CPU: {window.busy_cores:.1f} of {figures(window.budget.cpu_cores)} cores are"
-        f" busy loading, most of it {window.name}{limit}.",
-        _of_fused(window),
+        f" busy loading, most of it {window.name}"
     )
-
-
-LIMITED = "; other pipelines have the rest, or ps.set_cpu_budget leaves it out"
+    if not window.budget.whole_machine:
+        text += "; other pipelines have the rest, or ps.set_cpu_budget leaves it out"
+    return Cause(f"{text}.", _of_fused(window))
 
 
 def _of_others(window: Window) -> Cause | None:
@@ -433,7 +416,7 @@ def _of_work(window: Window) -> Cause:
     if window.part.run_s_per_row == 0.0:
         return Cause(f"{window.name} has not finished a sample yet.")
     text = f"{_spent(window)}{_on_whom(window)}{_starved(window)}."
-    return Cause(text, (*_of_workers(window), *_of_fused(window))[:MAX_ADVICE])
+    return Cause(text, (*_of_workers(window), *_of_fused(window)))
 
 
 def _spent(window: Window) -> str:
@@ -472,7 +455,10 @@ def _on_whom(window: Window) -> str:
     segment, needed = window.segment, window.needed
     workers = segment.num_parallel_workers
     if segment.iterable:
-        return IN_ORDER
+        return (
+            "; one worker reads an iterable, in order (keep it cheap, and do the rest"
+            " of the work in .map())"
+        )
     if segment.executor == "inline":
         return ", in the trainer's own time"
     if needed >= COUNTLESS:
@@ -486,12 +472,6 @@ def _on_whom(window: Window) -> str:
         limit = held or f"it is limited to {them}"
         return f"; {limit}, and this trainer needs {wanted}"
     return f"; too few workers: {workers}, this trainer needs {wanted}"
-
-
-IN_ORDER = (
-    "; one worker reads an iterable, in order (keep it cheap, and do the rest of the"
-    " work in .map())"
-)
 
 
 def _starved(window: Window) -> str:
@@ -531,4 +511,5 @@ def _of_fused(window: Window) -> tuple[str, ...]:
     folder = window.seen.segments[0].name.startswith("Folder(")
     if not folder or window.torchs or window.name != "decode" or not window.computes:
         return ()
-    return (f".map(ps.image.{FUSED_DECODE}(224))  # one pass over each image",)
+    fused = ".map(ps.image.decode_random_resized_crop(224))  # one pass over each image"
+    return (fused,)

@@ -20,7 +20,7 @@ from . import phrases
 from .causes import (
     COUNTLESS,
     DEVICE,
-    HELD_BACK,
+    MOSTLY,
     TUNE,
     Cause,
     Window,
@@ -204,13 +204,13 @@ def explain(
     share, lost = wait_share(observation), lost_share(observation)
     trainer = observation.trainer
     copy_share = share * min(1.0, ratio(trainer.copy_s, trainer.wait_s))
-    silent = observation.trainer.steps == 0 and outbox(observation).empty < HELD_BACK
+    silent = observation.trainer.steps == 0 and outbox(observation).empty < MOSTLY
     verdict: Verdict = "balanced" if silent else verdict_of(lost)
     bottleneck = None
     if silent:
-        cause = Cause(SILENT)
+        cause = Cause("nothing is known yet: no batch was delivered in this window.")
     elif verdict == "not input-bound":
-        cause = of_trainer(observation)
+        cause = of_trainer(share)
     else:
         window = Window(observation, busiest(observation), budget, tuned)
         cause = of_slowdown(window) if lost > 2 * share else of_wait(window)
@@ -230,9 +230,6 @@ def explain(
         copy_share=copy_share,
         face=observation.face,
     )
-
-
-SILENT = "nothing is known yet: no batch was delivered in this window."
 
 
 def of_torchs(
@@ -264,7 +261,7 @@ def of_torchs(
     who = "torch's own workers load" if workers else "the trainer itself loads"
     cause = f"{who}, as in torch, and penstock cannot measure what it does: {why}."
     if trainer.steps and not waits:
-        cause = f"the trainer: loading keeps up with it (wait {100 * share:.1f}%)."
+        cause = of_trainer(share).text
     return Explanation(
         verdict=verdict,
         bottleneck=name if waits else None,

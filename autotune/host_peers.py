@@ -136,9 +136,6 @@ class HostPeers:
         except OSError:  # a full disk, or the folder is gone: it is alone from now on
             self.close()
 
-    def __repr__(self) -> str:
-        return f"<HostPeers {self._file or 'alone'}>"
-
 
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):

@@ -13,6 +13,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
@@ -156,9 +157,6 @@ class AutotuneLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"<AutotuneLog {self._result or 'without files'}>"
-
     def say(self, sentence: str) -> None:
         """Log one line for people."""
         self._catch_up()
@@ -283,10 +281,8 @@ class AutotuneLog:
             error,
         )
         self._result = None
-        try:
+        with suppress(OSError):
             self.close()
-        except OSError:
-            self._rows = None
 
 
 def announce(text: str, pipeline: str, level: int = logging.INFO) -> None:

@@ -232,7 +232,7 @@ class Segment:
             return
         kind, name = self.executor, self.recipe.name
         why = self._changes_there = CHANGES.format(path)
-        self.moves.append(Move.now(name, kind, kind, "stays", ALONE.format(why)))
+        self.moves.append(Move(name, kind, kind, "stays", ALONE.format(why)))
         if self._asked > 1:
             self._set_workers(1)
 
@@ -240,7 +240,7 @@ class Segment:
         """Request workers of this machine, as those elsewhere are out of reach."""
         kind: Kind = "process" if FORKS else "thread"
         name = self.recipe.name
-        self.moves.append(Move.now(name, self.executor, kind, "moved", why))
+        self.moves.append(Move(name, self.executor, kind, "moved", why))
         self._want(kind)
         with self.connector.engine_lock.lock:
             self.connector.engine_lock.wake_trainer()

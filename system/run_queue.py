@@ -53,9 +53,6 @@ class RunQueue:
                 self._seen = waited
             return self._total_ns / 1e9
 
-    def __repr__(self) -> str:
-        return f"<RunQueue of {len(self._seen)} threads: {self._total_ns / 1e9:.3f} s>"
-
 
 LONG_NS = 5_000_000
 """Work of this length or more is measured every time: the two measurements (some 15 us
@@ -102,9 +99,6 @@ class OwnQueue:
     def seconds(self) -> float:
         """Estimated seconds waited so far, as if all work were like the measured."""
         return self.run_ns / 1e9 * self.share
-
-    def __repr__(self) -> str:
-        return f"<OwnQueue: waited {self.share:.0%}>"
 
 
 def threads_of(pid: int) -> list[str]:

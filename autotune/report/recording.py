@@ -40,7 +40,6 @@ class Stage(NamedTuple):
     """A segment in one window: shares are of its workers' time, 0 to 1."""
 
     name: str
-    executor: str
     cpu: float
     blocked: float
     """Inside the functions, but not on a CPU."""
@@ -95,7 +94,6 @@ def _stage(row: Row) -> Stage:
     spent_s, output = row["worker_s"], row["output"]
     return Stage(
         sys.intern(row["name"]),
-        sys.intern(row["executor"]),
         ratio(row["cpu_s"], spent_s),
         max(0.0, ratio(row["run_s"] - row["cpu_s"], spent_s)),
         min(1.0, ratio(output["occupancy"], output["capacity"])),
@@ -330,7 +328,7 @@ class Follower:
 
     def __init__(self, path: str, number: int = 0) -> None:
         self._path, self._number = path, number
-        self._offset = self._rows = 0
+        self._offset = 0
         self._rest = b""
         self._windows = 0
         # The latest window of each pipeline, if it was skipped.
@@ -392,7 +390,7 @@ class Follower:
                 raise
             except UNREADABLE as error:
                 self.damaged += 1
-                if not self._rows:
+                if not self._found:
                     told = f"{type(error).__name__}: {error}"
                     raise SpecError(STRANGE.format(self._path, told)) from error
 
@@ -403,4 +401,3 @@ class Follower:
         if name not in self._found:
             self._found[name] = Recorded(name, self._number)
         self._found[name].add(row)
-        self._rows += 1

@@ -186,7 +186,7 @@ class DirectHost:
     def _note(self, new: str, outcome: MoveOutcome, reason: str) -> None:
         """Record where the work goes, or why it stays."""
         name = self.segment.name
-        self.moves.append(Move.now(name, "inline", new, outcome, reason))
+        self.moves.append(Move(name, "inline", new, outcome, reason))
 
     def read(self) -> Observation:
         trainer, segment = self._trainer, self.segment

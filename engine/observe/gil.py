@@ -109,10 +109,6 @@ class GilProbe:
                 late_ns -= waited_ns() - queued
                 self._seen.append(late_ns > LATE_NS)
 
-    def __repr__(self) -> str:
-        share = self.held_share
-        return f"<GilProbe: {'unknown' if share is None else f'held {share:.0%}'}>"
-
 
 @contextlib.contextmanager
 def run_queue_clock() -> Iterator[Callable[[], int]]:

@@ -83,7 +83,6 @@ MoveOutcome = Literal["moved", "stays", "failed"]
 class Move:
     """A change of kind (executor or host), or the reason why there was none."""
 
-    time_s: float
     op: str
     """The segment, such as `Map(ID:1) decode`, or `Pipeline` for the host."""
     old: str
@@ -91,22 +90,9 @@ class Move:
     """`inline`, `thread` or `process`; equal to `old` if it stays."""
     outcome: MoveOutcome
     reason: str
-
     knob: Literal["executor", "host"] = "executor"
-
-    @classmethod
-    def now(
-        cls,
-        op: str,
-        old: str,
-        new: str,
-        outcome: MoveOutcome,
-        reason: str,
-        knob: Literal["executor", "host"] = "executor",
-    ) -> Move:
-        """Return a move made at this moment."""
-        now_s = time.perf_counter_ns() / 1e9
-        return cls(now_s, op, old, new, outcome, reason, knob)
+    time_s: float = field(default_factory=time.perf_counter)
+    """When it was made: by default, now."""
 
     @property
     def line(self) -> str:

@@ -290,7 +290,7 @@ def test_advice_never_breaks_a_bound_and_always_suits_the_data() -> None:
 def test_processes_are_not_advised_where_they_were_tried_or_no_core_is_free() -> None:
     turns = with_last(replace(computing(), gil_held=0.9), num_parallel_workers=4)
     assert explain(turns, tuned=True).advice
-    back = Move(0.5, DECODE, "process", "thread", "moved", "slower")
+    back = Move(DECODE, "process", "thread", "moved", "slower", time_s=0.5)
     assert explain(with_last(turns, moves=(back,)), tuned=True).advice == ()
     assert explain(turns, Budget(1.0, 10**9)).advice == ()
 
