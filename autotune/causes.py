@@ -72,7 +72,7 @@ class Window:
 
     seen: Observation
     segment: SegmentObservation
-    budget: Budget | None
+    budget: Budget
     tuned: bool
     """Whether the autotuner is running: what it does by itself is not advised."""
 
@@ -120,8 +120,7 @@ class Window:
     @property
     def cores_used(self) -> bool:
         """Whether loading keeps all cores busy."""
-        budget = self.budget
-        return budget is not None and self.busy_cores >= CPU_USED * budget.cpu_cores
+        return self.busy_cores >= CPU_USED * self.budget.cpu_cores
 
     @property
     def tried_processes(self) -> bool:
@@ -173,16 +172,15 @@ def of_trainer(share: float) -> Cause:
 
 def of_slowdown(window: Window) -> Cause:
     """Return the cause if loading costs more of the trainer's own part than a wait."""
-    seen, found, budget = window.seen, window.seen.contention, window.budget
+    seen, found, cores = window.seen, window.seen.contention, window.budget.cpu_cores
     assert found is not None
     text = (
         "loading slows the trainer: its own part of a step takes"
         f" {figures(1000 * found.beside_s)} ms while batches are loaded beside it,"
         f" {figures(1000 * found.alone_s)} ms while none are"
     )
-    cores = 0.0 if budget is None else budget.cpu_cores
     workers = sum(s.num_parallel_workers for s in seen.segments if s.is_here)
-    if cores and seen.used_cores >= CPU_USED * cores:
+    if seen.used_cores >= CPU_USED * cores:
         return Cause(
             f"{text}. They share the cores: {seen.used_cores:.1f} of {figures(cores)}"
             f" are busy, with {workers} workers beside {seen.torch_threads} threads of"
@@ -241,19 +239,17 @@ def _of_memory(window: Window) -> Cause | None:
     short = ratio(source.wait_memory_s, source.worker_s) >= SHORT
     if not short or outbox(seen).empty <= MOSTLY:
         return None
-    text = "the memory budget: workers are held back although no batch is ready"
-    held = f"{phrases.size(seen.held_bytes)} held"
-    if budget is None:
-        return Cause(f"{text} ({held}).", _of_more(seen.held_bytes, 0))
     limit = phrases.size(budget.memory_bytes)
+    text = (
+        "the memory budget: workers are held back although no batch is ready"
+        f" ({phrases.size(seen.held_bytes)} held of {limit})."
+    )
     if 2 * seen.batch_bytes > budget.memory_bytes:
         text = (
             "the memory budget: it has room for only one batch"
             f" ({phrases.size(seen.batch_bytes)} of {limit}), so the next one is not"
             " made before the trainer has taken it."
         )
-    else:
-        text = f"{text} ({held} of {limit})."
     return Cause(text, _of_more(budget.memory_bytes, budget.free_bytes))
 
 
@@ -321,7 +317,7 @@ def _of_processes(window: Window) -> tuple[str, ...]:
 
 
 def _of_cores(window: Window) -> Cause | None:
-    if window.budget is None or not window.cores_used:
+    if not window.cores_used:
         return None
     text = (
         f"CPU: {window.busy_cores:.1f} of {figures(window.budget.cpu_cores)} cores are"
@@ -388,7 +384,7 @@ def _of_prefetch(window: Window, wanted: int) -> tuple[str, ...]:
     """Advise more batches ahead, if the budget has room for them."""
     seen, segment, budget = window.seen, window.segment, window.budget
     more = (wanted - segment.prefetch_size) * seen.batch_bytes
-    if budget is not None and seen.held_bytes + more > budget.memory_bytes:
+    if seen.held_bytes + more > budget.memory_bytes:
         return ()
     if not window.torchs:
         return (TUNE, f"ps.set_prefetch_size({wanted})")
@@ -487,7 +483,7 @@ def _starved(window: Window) -> str:
 
 def _of_workers(window: Window) -> tuple[str, ...]:
     """Advise the tuner, or as many workers as cores and bounds allow."""
-    segment, budget = window.segment, window.budget
+    segment = window.segment
     if window.tuned and segment.fixed:
         return (f"DataLoader(...)  # without {segment.fixed}, to let workers load",)
     if window.tuned or segment.iterable:
@@ -496,8 +492,8 @@ def _of_workers(window: Window) -> tuple[str, ...]:
     if segment.executor == "inline" or (unsure and not window.computes):
         return (TUNE,)  # how many would help must be tried
     most = segment.max_workers or MANY_WORKERS
-    if budget is not None and window.computes:
-        most = min(most, ceil(budget.cpu_cores))
+    if window.computes:
+        most = min(most, ceil(window.budget.cpu_cores))
     needed = min(ceil(window.needed), MANY_WORKERS, most)
     if needed <= segment.num_parallel_workers:
         return ()

@@ -187,7 +187,7 @@ def headspace_of(share: float) -> float:
 
 
 def explain(
-    observation: Observation, budget: Budget | None = None, *, tuned: bool = False
+    observation: Observation, budget: Budget, *, tuned: bool = False
 ) -> Explanation:
     """Explain what holds training up in this window.
 
@@ -198,7 +198,7 @@ def explain(
 
     Args:
         observation: the window.
-        budget: what the pipeline may use; if given, used-up cores are named.
+        budget: what the pipeline may use.
         tuned: whether the autotuner is already running.
     """
     share, lost = wait_share(observation), lost_share(observation)
@@ -276,13 +276,13 @@ def of_torchs(
     )
 
 
-def bottleneck_phrase(observation: Observation) -> str | None:
+def bottleneck_phrase(observation: Observation, budget: Budget) -> str | None:
     """Return the log's sentence on the bottleneck, if it has too few workers.
 
     None also if the trainer does so little itself that no number would be enough.
     """
     worst = busiest(observation)
-    window = Window(observation, worst, None, tuned=True)
+    window = Window(observation, worst, budget, tuned=True)
     needed = window.needed
     if not worst.num_parallel_workers < needed < COUNTLESS:
         return None

@@ -108,12 +108,7 @@ class AutotuneLog:
     """
 
     def __init__(
-        self,
-        prefix: str | None = None,
-        rank: int = 0,
-        name: str = "",
-        *,
-        quiet: bool = False,
+        self, prefix: str | None = None, rank: int = 0, name: str = ""
     ) -> None:
         """Open the files, if a prefix is given.
 
@@ -122,9 +117,7 @@ class AutotuneLog:
             rank: the rank they belong to.
             name: name of the tuned pipeline; if another one is being tuned under the
                 same name, it gets a number.
-            quiet: log nothing for people, as in a simulation.
         """
-        self._quiet = quiet
         self.name = _free(name)
         place = Path(f"{prefix}_{rank}.json").absolute()
         self._result = None if prefix is None else place
@@ -160,8 +153,7 @@ class AutotuneLog:
     def say(self, sentence: str) -> None:
         """Log one line for people."""
         self._catch_up()
-        if not self._quiet:
-            LOGGER.info("%s", _named(self.name, sentence))
+        announce(sentence, self.name)
         self._write({"event": "said", "time_s": self._time_s, "text": sentence})
 
     def situation(self, situation: Situation) -> None:
@@ -209,8 +201,7 @@ class AutotuneLog:
         """Log who waits for whom, from time to time."""
         self.say(explanation.line)
         self._explained("verdict", explanation, time_s)
-        if not self._quiet:
-            tell_verdict(self.name, explanation)
+        tell_verdict(self.name, explanation)
 
     def torchs(self, explanation: Explanation) -> None:
         """Write the verdict on a loop that torch's own workers loaded."""
@@ -286,12 +277,8 @@ class AutotuneLog:
 
 
 def announce(text: str, pipeline: str, level: int = logging.INFO) -> None:
-    """Log a line about a pipeline before it has a tuner."""
-    LOGGER.log(level, _named(pipeline, text))
-
-
-def _named(pipeline: str, sentence: str) -> str:
-    return f"{pipeline}: {sentence}" if pipeline else sentence
+    """Log a line about a pipeline, for people."""
+    LOGGER.log(level, "%s", f"{pipeline}: {text}" if pipeline else text)
 
 
 class Shown(logging.Handler):

@@ -11,7 +11,6 @@ import glob
 import json
 import os
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,22 +61,16 @@ class RecordedWindow(NamedTuple):
     stages: tuple[Stage, ...]
 
 
-def window_of(row: Row, before: RecordedWindow | None) -> RecordedWindow:
-    """Return the content of a window's row; equal values are shared."""
-    seen = row["observation"]
-    trainer, stages = seen["trainer"], tuple(map(_stage, seen["segments"]))
+def window_of(row: Row) -> RecordedWindow:
+    """Return the content of a window's row."""
+    seen, trainer = row["observation"], row["observation"]["trainer"]
     spent_s = trainer["wait_s"] + trainer["gap_s"]
     share = (
         trainer["wait_s"] / spent_s
         if spent_s
         else seen["segments"][-1]["output"]["empty"]
     )
-    values: Values = {
-        (knob["op"], knob["knob"]): knob["kind"] or knob["value"]
-        for knob in row["knobs"]
-    }
-    if before is not None and before.values == values:
-        values = before.values
+    knobs = row["knobs"]
     return RecordedWindow(
         row["time_s"],
         seen["window_s"],
@@ -85,15 +78,15 @@ def window_of(row: Row, before: RecordedWindow | None) -> RecordedWindow:
         share,
         seen["regime"],
         seen["held_bytes"],
-        values,
-        stages,
+        {(each["op"], each["knob"]): each["kind"] or each["value"] for each in knobs},
+        tuple(map(_stage, seen["segments"])),
     )
 
 
 def _stage(row: Row) -> Stage:
     spent_s, output = row["worker_s"], row["output"]
     return Stage(
-        sys.intern(row["name"]),
+        row["name"],
         ratio(row["cpu_s"], spent_s),
         max(0.0, ratio(row["run_s"] - row["cpu_s"], spent_s)),
         min(1.0, ratio(output["occupancy"], output["capacity"])),
@@ -139,8 +132,7 @@ class Recorded:
                 if row["decides"] and self.undecided is None:
                     self.undecided = row
             case "observation":
-                before = self.windows[-1] if self.windows else None
-                self.windows.append(window_of(row, before))
+                self.windows.append(window_of(row))
                 self._since = len(self.changes)
                 seen = row["observation"]
                 worked = all(segment["rows"] > 0 for segment in seen["segments"])

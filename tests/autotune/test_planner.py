@@ -51,7 +51,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     work = SimulatedWorkload(tuple(stages), Trainer(READS.gap_s), READS.batch_rows)
     plant = Simulated(machine, work, [1, 1], [2, 2])
-    with AutotuneLog(str(folder / "run"), quiet=True) as rows:
+    with AutotuneLog(str(folder / "run")) as rows:
         tuner = Tuner(plant, BottleneckLaw(), Budget(1.0, 1 << 30), rows)
         while machine.now_s < 30:
             machine.advance(tuner.step())

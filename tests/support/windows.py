@@ -15,6 +15,8 @@ from penstock.system.resources import Budget
 
 READ, DECODE = "Folder(ID:0)", "Map(ID:1) decode"
 BATCH = 64
+ROOMY = Budget(100.0, 1 << 40)
+"""A budget that binds nothing."""
 
 
 def connector(share: float, *, prefetch: int = 2) -> ConnectorObservation:
