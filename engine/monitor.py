@@ -85,31 +85,25 @@ class Monitor:
             held_bytes=reservations.held_bytes,
             peak_bytes=reservations.peak_bytes,
             regime=self._plan.regime(begun_next),
-            gil_held=self._probe.last_share,
+            gil_held=self._probe.held_share,
             process_cpu_s=time.process_time(),
             torch_threads=torch.get_num_threads(),
             batch_bytes=reservations.batch_bytes,
         )
 
     def _look_at_gil(self, now_s: float, trainer: TrainerObservation) -> None:
-        """Start the probe from time to time, if threads may be short of the GIL.
-
-        Results from other workers are forgotten.
-        """
+        """Start the probe from time to time, if threads may be short of the GIL."""
         workers = tuple((s.executor, s.num_parallel_workers) for s in self._segments)
         if workers != self._workers:
             self._workers, self._probed_s = workers, -PROBE_AGAIN_S
-            self._probe.clear()
-        known = self._probe.held_share is not None
-        if (known and now_s - self._probed_s < PROBE_AGAIN_S) or all(
-            executor != "thread" for executor, _ in workers
-        ):
+        threads = any(executor == "thread" for executor, _ in workers)
+        if now_s - self._probed_s < PROBE_AGAIN_S or not threads:
             return
         (wait_s, gap_s), self._waited = self._waited, (trainer.wait_s, trainer.gap_s)
         waited_s, spent_s = trainer.wait_s - wait_s, trainer.gap_s - gap_s
-        if waited_s >= MIN_WAIT * (waited_s + spent_s):
+        waits = waited_s >= MIN_WAIT * (waited_s + spent_s)
+        if waits and self._probe.burst():
             self._probed_s = now_s
-            self._probe.burst()
 
 
 def _segment(
