@@ -148,16 +148,14 @@ class ContentionMeter:
         """What is known of loading as it is now; None if too little, or none loads."""
         if not self._loads:
             return None
-        beside, free = list(self._beside), list(self._free)
-        if len(beside) < MIN_BESIDE:
-            return None
-        now_s, setting = median(beside), self._setting
+        beside, setting = list(self._beside), self._setting
+        now_s = median(beside or [0.0])
         alone = [
             look.step_s
             for look in list(self._looks)
             if look.setting != setting or 1 / OTHER < now_s / look.beside_s < OTHER
         ]
-        return compare(beside, alone or free)
+        return compare(beside, alone or list(self._free))
 
     def asked(self, gap_s: float) -> None:
         """Note that the trainer asks for a batch, `gap_s` after it got the last."""

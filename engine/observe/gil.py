@@ -15,7 +15,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Self
 
 SLEEP_S = 0.0035
 """Shorter than the interpreter's switch interval of 5 ms, which the waits of other
@@ -33,7 +32,7 @@ BURST = 50
 class GilProbe:
     """Samples the GIL in bursts, each in a short-lived thread of its own.
 
-        with GilProbe() as probe:
+        with closing(GilProbe()) as probe:
             probe.burst()      # returns at once
             probe.held_share   # of the last burst, once it is over
 
@@ -51,12 +50,6 @@ class GilProbe:
         self._thread: threading.Thread | None = None
         # Held to start it, and to close: a thread that has not started has no end.
         self._starting = threading.Lock()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def burst(self) -> bool:
         """Start a burst, unless one is in progress; return whether it was started."""
