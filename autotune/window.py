@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import reduce
 
-from ..engine.observe.observation import (
-    ConnectorObservation,
-    Observation,
-    ratio,
-)
+from ..engine.core.metrics import ConnectorObservation
+from ..engine.observe.observation import Observation, ratio
 from .situation import Decision, Measure
 
 ENOUGH_STEPS = 2

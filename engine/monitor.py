@@ -12,7 +12,6 @@ from .core.connector import EngineLock
 from .core.metrics import SegmentCounters
 from .observe.gil import GilProbe
 from .observe.observation import (
-    ConnectorObservation,
     Observation,
     SegmentObservation,
     TrainerObservation,
@@ -59,21 +58,20 @@ class Monitor:
             for segment in self._segments
         ]
         pools = [segment.pool.statistics() for segment in self._segments]
+        trainer, seen = self._trainer, self._trainer.read()
         with self._engine_lock.lock:
             now_ns = self._engine_lock.clock()
-            read = [segment.connector.read(now_ns) for segment in self._segments]
+            window_s = trainer.window_s(now_ns, seen)
+            read = [each.connector.read(now_ns, window_s) for each in self._segments]
             reservations = self._engine_lock.reservations.statistics()
             begun_next = self._engine_lock.next_step
-        trainer = self._trainer
-        seen = trainer.read()
         self._look_at_gil(now_ns / 1e9, seen)
-        window_s = trainer.window_s(now_ns, seen)
         segments: list[SegmentObservation] = []
         for segment, queued_s, pool, counters in zip(
             self._segments, queued, pools, read, strict=True
         ):
             feeding = segments[-1].output if segments else None
-            told = _segment(segment, queued_s, pool, window_s, counters)
+            told = _segment(segment, queued_s, pool, counters)
             segments.append(replace(told, input=feeding))
         return Observation(
             time_s=now_ns / 1e9,
@@ -110,7 +108,6 @@ def _segment(
     segment: Segment,
     queued_s: float,
     pool: PoolStatistics,
-    window_s: float,
     counters: SegmentCounters,
 ) -> SegmentObservation:
     """Return what one segment has done since the run began, but for its input."""
@@ -122,7 +119,7 @@ def _segment(
         num_parallel_workers=segment.num_parallel_workers,
         prefetch_size=segment.prefetch_size,
         **asdict(counters.work),
-        output=ConnectorObservation.of(counters.gauge, window_s, counters.row_bytes),
+        output=counters.output,
         moves=tuple(segment.moves),
         moving=segment.moving,
         run_queue_s=queued_s,

@@ -424,15 +424,17 @@ class Connector:
         self._core.set_prefetch(self.segment, prefetch)
         self.engine_lock.wake()
 
-    def read(self, now_ns: int) -> SegmentCounters:
-        """Return all totals up to now."""
+    def read(self, now_ns: int, window_s: float) -> SegmentCounters:
+        """Return all totals up to now, since the run began `window_s` ago."""
         core, reader = self._core, self.segment + 1
-        return SegmentCounters(
-            sum((meter.read(now_ns) for meter in self.meters), self._gone),
-            core.segments[self.segment].gauge.read(now_ns),
+        row_bytes = (
             core.segments[reader].row_bytes
             if reader < len(core.segments)
-            else core.reservations.batch_bytes / core.batch_rows,
+            else core.reservations.batch_bytes / core.batch_rows
+        )
+        return SegmentCounters(
+            sum((meter.read(now_ns) for meter in self.meters), self._gone),
+            core.segments[self.segment].gauge.read(now_ns, window_s, row_bytes),
             self.parts.read(),
         )
 

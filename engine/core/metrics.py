@@ -9,25 +9,42 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
-from .totals import TOTAL, Totals
+from .totals import MEAN, SHARE, TOTAL, Totals
 
 
 @dataclass(frozen=True, slots=True)
-class GaugeReading:
-    """Totals since the start of the run."""
+class ConnectorObservation(Totals):
+    """The rows that waited between two segments, or for the trainer."""
 
-    area: float
-    """Integral of the waiting rows over time, in row-seconds."""
-    empty_s: float
-    """Seconds without a waiting row."""
-    full_s: float
-    """Seconds at capacity."""
-    capacity: int
-    """Rows that may wait now."""
+    occupancy: float = field(default=0.0, metadata=MEAN)
+    """Rows waiting, mean over time."""
+    capacity: float = 0.0
+    """Maximum number of waiting rows, at the end of the window."""
+    empty: float = field(default=0.0, metadata=SHARE)
+    """Share of the window, 0 to 1, with no row waiting: near 1, its reader starves."""
+    full: float = field(default=0.0, metadata=SHARE)
+    """Share of the window, 0 to 1, at capacity: near 1, the producer is held back."""
+    row_bytes: float = 0.0
+    """Mean bytes of a waiting row, at the end of the window."""
+
+    @property
+    def bounded(self) -> ConnectorObservation:
+        """The same for people: a reading's shares exceed 1 if the trainer was away."""
+        return replace(
+            self,
+            occupancy=min(self.occupancy, self.capacity),
+            empty=min(1.0, self.empty),
+            full=min(1.0, self.full),
+        )
+
+    @property
+    def utilization(self) -> float:
+        """Mean occupancy as a share of capacity, 0 to 1 (MindSpore's measure)."""
+        return min(1.0, self.occupancy / self.capacity) if self.capacity else 0.0
 
 
 class Gauge:
@@ -53,11 +70,18 @@ class Gauge:
         self._last = now_ns
         self.level = level
 
-    def read(self, now_ns: int) -> GaugeReading:
-        """Return the totals up to now."""
+    def read(
+        self, now_ns: int, window_s: float, row_bytes: float = 0.0
+    ) -> ConnectorObservation:
+        """Return what was seen up to now, since the run began `window_s` ago."""
         self.move(self.level, now_ns)
-        return GaugeReading(
-            self._area / 1e9, self._empty / 1e9, self._full / 1e9, self.capacity
+        share = 1e-9 / window_s if window_s > 0 else 0.0  # of a nanosecond
+        return ConnectorObservation(
+            self._area * share,
+            self.capacity,
+            self._empty * share,
+            self._full * share,
+            row_bytes,
         )
 
 
@@ -109,10 +133,8 @@ class SegmentCounters(NamedTuple):
 
     work: WorkerReading
     """The sum over its workers, past ones included."""
-    gauge: GaugeReading
-    """How many rows wait after it."""
-    row_bytes: float
-    """Mean bytes of one of these rows now."""
+    output: ConnectorObservation
+    """The rows that wait after it."""
     parts: tuple[PartReading, ...]
     """The cost of each operation."""
 

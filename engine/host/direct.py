@@ -14,17 +14,17 @@ from dataclasses import asdict
 from ...errors import CLOSED, PenstockError
 from ..auto_executor import SOON_NS, WORTH_START_NS, resolve
 from ..core.byte_budget import ByteBudget
-from ..core.metrics import GaugeReading
+from ..core.metrics import ConnectorObservation
 from ..engine import Engine
 from ..feed import Delivery
 from ..observe.knob import Knob
 from ..observe.observation import (
-    ConnectorObservation,
     Move,
     MoveOutcome,
     Observation,
     SegmentObservation,
     parts_of,
+    ratio,
 )
 from ..observe.trainer_meter import TrainerMeter
 from ..plan import Cursor
@@ -193,7 +193,7 @@ class DirectHost:
         work, costs = self._meter.read()
         seen, now_ns = trainer.read(), time.perf_counter_ns()
         window_s = trainer.window_s(now_ns, seen)
-        gauge = GaugeReading(0.0, work.worker_s, 0.0, self._batch_rows)
+        empty = ratio(work.worker_s, window_s)
         told = SegmentObservation(
             name=segment.name,
             queue_name=segment.queue_name,
@@ -201,7 +201,7 @@ class DirectHost:
             num_parallel_workers=1,
             prefetch_size=1,
             **asdict(work),
-            output=ConnectorObservation.of(gauge, window_s),
+            output=ConnectorObservation(0.0, self._batch_rows, empty),
             moves=tuple(self.moves),
             run_queue_s=self._meter.queued_s,
             parts=parts_of(segment.program.stages, costs, (*segment.storable, None)),

@@ -16,8 +16,8 @@ from typing import ClassVar, Literal
 
 from ...cache.statistics import CacheStatistics
 from ...system.printing import Printed
-from ..core.metrics import GaugeReading, PartReading, WorkerReading
-from ..core.totals import MEAN, PARTS, SHARE, TOTAL, Totals
+from ..core.metrics import ConnectorObservation, PartReading, WorkerReading
+from ..core.totals import MEAN, PARTS, TOTAL, Totals
 
 MIB = 1 << 20
 MIN_GROWTH = 0.05
@@ -27,50 +27,6 @@ MIN_GROWTH = 0.05
 def ratio(part: float, whole: float) -> float:
     """Return `part / whole`, or 0 if `whole` is 0."""
     return part / whole if whole > 0 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectorObservation(Totals):
-    """The rows that waited between two segments, or for the trainer."""
-
-    occupancy: float = field(default=0.0, metadata=MEAN)
-    """Rows waiting, mean over time."""
-    capacity: float = 0.0
-    """Maximum number of waiting rows, at the end of the window."""
-    empty: float = field(default=0.0, metadata=SHARE)
-    """Share of the window, 0 to 1, with no row waiting: near 1, its reader starves."""
-    full: float = field(default=0.0, metadata=SHARE)
-    """Share of the window, 0 to 1, at capacity: near 1, the producer is held back."""
-    row_bytes: float = 0.0
-    """Mean bytes of a waiting row, at the end of the window."""
-
-    @classmethod
-    def of(
-        cls, gauge: GaugeReading, window_s: float, row_bytes: float = 0.0
-    ) -> ConnectorObservation:
-        """Return what a gauge has seen since the run began, `window_s` ago."""
-        return cls(
-            ratio(gauge.area, window_s),
-            gauge.capacity,
-            ratio(gauge.empty_s, window_s),
-            ratio(gauge.full_s, window_s),
-            row_bytes,
-        )
-
-    @property
-    def bounded(self) -> ConnectorObservation:
-        """The same for people: a reading's shares exceed 1 if the trainer was away."""
-        return replace(
-            self,
-            occupancy=min(self.occupancy, self.capacity),
-            empty=min(1.0, self.empty),
-            full=min(1.0, self.full),
-        )
-
-    @property
-    def utilization(self) -> float:
-        """Mean occupancy as a share of capacity, 0 to 1 (MindSpore's measure)."""
-        return min(1.0, ratio(self.occupancy, self.capacity))
 
 
 Face = Literal["Pipeline", "DataLoader"]

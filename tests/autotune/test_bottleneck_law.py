@@ -8,8 +8,8 @@ import pytest
 
 from penstock.autotune.policies.bottleneck_law import BottleneckLaw, LawMemory
 from penstock.autotune.situation import Decision, DecisionOutcome, Measure, Situation
+from penstock.engine.core.metrics import ConnectorObservation
 from penstock.engine.observe.observation import (
-    ConnectorObservation,
     ContentionObservation,
     Observation,
     TrainerObservation,
