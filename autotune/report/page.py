@@ -20,7 +20,7 @@ from jinja2 import Environment, StrictUndefined
 from ..saved import write_whole
 from .charts import HEIGHT, WIDTH, timeline
 from .recording import Group, Recorded, Recording, groups
-from .terminal import changed, next_steps, settings, stages_of, waited, why_none
+from .terminal import changed, settings, stages_of, waited, why_none
 
 SHOWN = 200
 """Lines of the log that are visible even without scripts."""
@@ -69,7 +69,6 @@ def _section(group: Group) -> dict[str, Any]:
         "began": None if first is last else first,
         "waited": waited(seen),
         "stages": stages_of(seen),
-        "steps": next_steps(seen),
         "no_steps": why_none(seen),
         "settings": list(settings(seen)),
         "timelines": [each for each in drawn if each is not None],

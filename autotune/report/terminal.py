@@ -20,8 +20,6 @@ METHODS = {
     "Filter": ".filter({}, ",
     "Map": ".map({}, ",
 }
-MAX_STEPS = 3
-"""Most suggestions for what to do next."""
 MAX_CHANGES = 20
 """Latest changes of knobs that are listed one by one."""
 UNMEASURED = "nothing was measured: no step of a tuned loop was finished."
@@ -59,7 +57,7 @@ def told(group: Group) -> Iterator[str]:
     if not seen.told:
         yield f"  {UNMEASURED if seen.end else BROKEN_OFF}"
         return
-    yield from (f"  try: {step}" for step in next_steps(seen))
+    yield from (f"  try: {step}" for step in seen.told[-1]["advice"])
     if none := why_none(seen):
         yield f"  next: {none}"
     for other in group.ranks:
@@ -70,11 +68,9 @@ def told(group: Group) -> Iterator[str]:
 def waited(seen: Recorded) -> str:
     """Return how long the trainer waited in the whole run; empty if that is unknown."""
     spent, before = seen.spent, seen.undecided
-    if spent is None or not seen.told:
+    if spent is None or not spent["wait_s"] + spent["own_s"]:
         return ""
     wait_s, whole_s = spent["wait_s"], spent["wait_s"] + spent["own_s"]
-    if not whole_s:
-        return ""
     parts = ""
     if before is not None:
         parts = (
@@ -107,14 +103,9 @@ def _tuned(seen: Recorded) -> Iterator[str]:
         yield f"set by hand: {line}"
 
 
-def next_steps(seen: Recorded) -> list[str]:
-    """Return the next things to do, `MAX_STEPS` at most, as code to paste."""
-    return list(seen.told[-1]["advice"])[:MAX_STEPS]
-
-
 def why_none(seen: Recorded) -> str:
     """Return why nothing is to be done next, or nothing yet; empty if something is."""
-    if not seen.told or next_steps(seen):
+    if seen.told[-1]["advice"]:
         return ""
     if count := len(seen.unjudged()):
         changes = "one change was" if count == 1 else f"{count} changes were"
