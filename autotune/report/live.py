@@ -120,9 +120,9 @@ def _parts(seen: Recorded) -> Iterator[RenderableType]:
             Text(mark + stage["name"], style),
             str(stage["num_parallel_workers"]),
             stage["executor"],
-            bar(now.cpu if now else stage["cpu"]),
-            bar(now.blocked if now else stage["blocked"]),
-            bar(now.output) if now else "",
+            bar((now or stage)["cpu"]),
+            bar((now or stage)["blocked"]),
+            bar(now["output"]) if now else "",
         )
     yield table
     yield Text(f"cause: {verdict['cause']}")

@@ -35,17 +35,6 @@ STRANGE = (
 )
 
 
-class Stage(NamedTuple):
-    """A segment in one window: shares are of its workers' time, 0 to 1."""
-
-    name: str
-    cpu: float
-    blocked: float
-    """Inside the functions, but not on a CPU."""
-    output: float
-    """Utilisation of its output."""
-
-
 class RecordedWindow(NamedTuple):
     """The content of a window's row."""
 
@@ -57,7 +46,6 @@ class RecordedWindow(NamedTuple):
     held_bytes: int
     values: Values
     """The values in force."""
-    stages: tuple[Stage, ...]
 
 
 def window_of(row: Row) -> RecordedWindow:
@@ -77,17 +65,6 @@ def window_of(row: Row) -> RecordedWindow:
         share,
         seen["held_bytes"],
         {(each["op"], each["knob"]): each["kind"] or each["value"] for each in knobs},
-        tuple(map(_stage, seen["segments"])),
-    )
-
-
-def _stage(row: Row) -> Stage:
-    spent_s, output = row["worker_s"], row["output"]
-    return Stage(
-        row["name"],
-        ratio(row["cpu_s"], spent_s),
-        max(0.0, ratio(row["run_s"] - row["cpu_s"], spent_s)),
-        min(1.0, ratio(output["occupancy"], output["capacity"])),
     )
 
 
@@ -99,6 +76,8 @@ class Recorded:
     rank: int
     begun: Row | None = None
     windows: list[RecordedWindow] = field(default_factory=list)
+    segments: Sequence[Row] = ()
+    """Those of the last window, as they were written."""
     latest: Row | None = None
     """The last window in which training went on, as it was written."""
     changes: list[Row] = field(default_factory=list)
@@ -132,9 +111,9 @@ class Recorded:
             case "observation":
                 self.windows.append(window_of(row))
                 self._since = len(self.changes)
-                seen = row["observation"]
-                worked = all(segment["rows"] > 0 for segment in seen["segments"])
-                if worked and seen["trainer"]["steps"] > 0:
+                self.segments = row["observation"]["segments"]
+                worked = all(segment["rows"] > 0 for segment in self.segments)
+                if worked and row["observation"]["trainer"]["steps"] > 0:
                     self.latest = row
             case "verdict":
                 if row["stages"] is not None:
@@ -188,15 +167,6 @@ class Recorded:
             elif row["event"] == "decision" or row["outcome"] in MOVED:
                 values[row["op"], row["knob"]] = row["new"]
         return values
-
-    def outcomes(self) -> list[Row]:
-        """Return the results of decisions."""
-        return [row for row in self.changes if row["event"] == "outcome"]
-
-    def moves(self) -> list[Row]:
-        """Return what was moved without the tuner's request."""
-        moved = (row for row in self.changes if row["event"] == "executor")
-        return [row for row in moved if row["outcome"] in MOVED]
 
     def trials(self) -> list[tuple[Row, Row | None]]:
         """Return each decision with its outcome; None if that is not known yet."""

@@ -9,7 +9,7 @@ from math import ceil
 from ...engine.observe.observation import ratio
 from ...system.printing import figures
 from ..phrases import per_s
-from .recording import Group, Recorded, Recording, Row, groups
+from .recording import MOVED, Group, Recorded, Recording, Row, groups
 
 STAGE = re.compile(r"(?P<kind>\w+)\(ID:\d+\)(?: (?P<label>.+))?")
 """A stage's name in the log."""
@@ -134,12 +134,11 @@ def bar(share: float) -> str:
 def stages_of(seen: Recorded) -> list[Row]:
     """Return the stages of the last verdict, with what is known of them since then.
 
-    They have the workers that are there now. `now` is the stage in the last window, or
-    None; `blamed` says whether the stage is the bottleneck.
+    They have the workers that are there now. `now` has the stage's shares in the last
+    window, or is None; `blamed` says whether the stage is the bottleneck.
     """
     verdict, values = seen.told[-1], seen.values()
-    latest = seen.windows[-1].stages if seen.windows else ()
-    now = {stage.name: stage for stage in latest}
+    now = {row["name"]: _shares(row) for row in seen.segments}
     found: list[Row] = []
     for stage in verdict["stages"]:
         name, parts = stage["name"], [part for part, _ in stage["parts"]]
@@ -147,6 +146,16 @@ def stages_of(seen: Recorded) -> list[Row]:
         present = {knob: value for (op, knob), value in values.items() if op == name}
         found.append({**stage, **present, "now": now.get(name), "blamed": blamed})
     return found
+
+
+def _shares(row: Row) -> Row:
+    """Return how a segment's workers spent their time, and how full its output was."""
+    spent_s, output = row["worker_s"], row["output"]
+    return {
+        "cpu": ratio(row["cpu_s"], spent_s),
+        "blocked": max(0.0, ratio(row["run_s"] - row["cpu_s"], spent_s)),
+        "output": min(1.0, ratio(output["occupancy"], output["capacity"])),
+    }
 
 
 def picture(seen: Recorded) -> Iterator[str]:
@@ -160,14 +169,16 @@ def picture(seen: Recorded) -> Iterator[str]:
             f"  on a CPU [{bar(stage['cpu'])}]  blocked [{bar(stage['blocked'])}]"
         )
         if stage["now"]:
-            yield f"  {'':<{width}}  v connector [{bar(stage['now'].output)}]"
+            yield f"  {'':<{width}}  v connector [{bar(stage['now']['output'])}]"
     yield f"  trainer waits [{bar(seen.told[-1]['wait_share'])}]"
 
 
 def changed(seen: Recorded) -> Iterator[str]:
     """Yield what was changed, and with which effect, a line each."""
-    outcomes, moves, unjudged = seen.outcomes(), seen.moves(), seen.unjudged()
-    kept = [row for row in outcomes if row["kept"]]
+    judged = [row for row in seen.changes if row["event"] == "outcome"]
+    kept, unjudged = [row for row in judged if row["kept"]], seen.unjudged()
+    own = (row for row in seen.changes if row["event"] == "executor")
+    moves = [row for row in own if row["outcome"] in MOVED]
     if not kept and not moves and not unjudged:
         yield "changed: nothing; it was as good as could be found, or had no time"
     for row in moves:
@@ -183,7 +194,7 @@ def changed(seen: Recorded) -> Iterator[str]:
         )
     for row in unjudged:
         yield f"changed: {_change(row)}, not judged yet"
-    if tried := len(outcomes) - len(kept):
+    if tried := len(judged) - len(kept):
         yield f"tried and taken back: {tried}"
 
 
