@@ -90,7 +90,6 @@ def worthwhile(observation: Observation, room_bytes: float) -> Sequence[CachePoi
     """
     if wait_share(observation) < WAITING:
         return ()
-    found = sorted(cache_points(observation), key=lambda each: -each.gain_s(room_bytes))
-    return [
-        each for each in found if each.gain_s(room_bytes) >= CACHE_WORTH * each.whole_s
-    ]
+    points = cache_points(observation)
+    found = [p for p in points if p.gain_s(room_bytes) >= CACHE_WORTH * p.whole_s]
+    return sorted(found, key=lambda each: -each.gain_s(room_bytes))

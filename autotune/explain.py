@@ -55,17 +55,17 @@ class StageReport:
     prefetch_size: int
     executor: str
     items_per_s: float
-    cpu: float
-    blocked: float
+    cpu: float = 0.0
+    blocked: float = 0.0
     """Inside the functions, but not on a CPU: I/O, the GIL, locks, the run queue."""
-    queued: float
+    queued: float = 0.0
     """The part of that in the run queue: no core was free."""
-    waiting_for_input: float
-    held_back: float
+    waiting_for_input: float = 0.0
+    held_back: float = 0.0
     """By the bound of its reader, or by the memory budget."""
-    input_utilization: float
-    output_utilization: float
-    wait_share: float
+    input_utilization: float = 0.0
+    output_utilization: float = 0.0
+    wait_share: float = 0.0
     """The part of the exposed wait that it accounts for, as a share of the step."""
     parts: tuple[tuple[str, float], ...] = ()
     """Its operations, if there are several, and how each contributes to that part."""
@@ -254,10 +254,8 @@ def of_torchs(
     share = trainer.wait_share
     verdict = verdict_of(share) if trainer.steps else "balanced"
     waits = trainer.steps > 0 and verdict != "not input-bound"
-    spent_s = trainer.wait_s + trainer.gap_s
-    rate = ratio(trainer.rows, spent_s)
-    unknown = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-    stage = StageReport(name, max(1, workers), 0, executor, rate, *unknown, share)
+    rate = ratio(trainer.rows, trainer.wait_s + trainer.gap_s)
+    stage = StageReport(name, max(1, workers), 0, executor, rate, wait_share=share)
     who = "torch's own workers load" if workers else "the trainer itself loads"
     cause = f"{who}, as in torch, and penstock cannot measure what it does: {why}."
     if trainer.steps and not waits:

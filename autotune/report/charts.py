@@ -53,10 +53,8 @@ class RankTimeline:
     """The other decisions."""
 
 
-def timeline(seen: Recorded) -> RankTimeline | None:
-    """Return the charts of a pipeline, or None if no window was written."""
-    if not seen.windows:
-        return None
+def timeline(seen: Recorded) -> RankTimeline:
+    """Return the charts of a pipeline of which at least one window was written."""
     first, last = seen.windows[0], seen.windows[-1]
     begun = first._replace(time_s=first.time_s - first.window_s)
     windows = [begun, *seen.windows]  # a window's values hold from its beginning

@@ -62,7 +62,6 @@ def _section(group: Group) -> dict[str, Any]:
     if not seen.told:
         return {"group": group, "verdict": None}
     first, last = seen.told[0], seen.told[-1]
-    drawn = map(timeline, group.ranks[:MAX_RANKS])
     return {
         "group": group,
         "verdict": last,
@@ -71,7 +70,7 @@ def _section(group: Group) -> dict[str, Any]:
         "stages": stages_of(seen),
         "no_steps": why_none(seen),
         "settings": list(settings(seen)),
-        "timelines": [each for each in drawn if each is not None],
+        "timelines": [timeline(r) for r in group.ranks[:MAX_RANKS] if r.windows],
         "changes": list(changed(seen)),
     }
 

@@ -84,7 +84,6 @@ def test_a_change_that_is_not_judged_yet_is_reported_as_such(tmp_path: Path) -> 
     assert "not judged; let it train on." in report_on(read_recording(log))
     assert "not judged; let it train on." in page(read_recording(log), "run")
     drawn = timeline(found)
-    assert drawn is not None
     ends = {
         (line.label, each.title): line.latest
         for each in drawn.charts[2:]
