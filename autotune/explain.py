@@ -312,9 +312,9 @@ def evidence(observation: Observation, decision: Decision) -> Iterator[str]:
             if feeding - output > DIFFERENCE:
                 yield phrases.slow(name, feeding, output, DIFFERENCE)
             if cpu > CPU_HIGH:
-                yield phrases.cpu_high(name, cpu, CPU_HIGH)
+                yield phrases.cpu(name, cpu, CPU_HIGH)
         elif decision.key == (segment.queue_name, "prefetch_size") and cpu < CPU_LOW:
-            yield phrases.cpu_low(name, cpu, CPU_LOW)
+            yield phrases.cpu(name, cpu, CPU_LOW)
 
 
 def _stages(observation: Observation, share: float) -> tuple[StageReport, ...]:

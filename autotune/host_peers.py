@@ -14,7 +14,6 @@ idle, anybody may use.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import time
@@ -26,9 +25,6 @@ from typing import Self
 import psutil
 
 from ..system.resources import Budget, usable_cores
-
-# Distinguishes the tuners of one process.
-_numbers = itertools.count()
 
 SUSPENDED_S = 30.0
 """A tuner that has not looked for this long is not training now."""
@@ -70,9 +66,9 @@ class HostPeers:
     """
 
     def __init__(self, place: Path | None, cores: frozenset[int] | None = None) -> None:
-        began_s = psutil.Process().create_time()
-        self._me = Peer(os.getpid(), began_s, cores or usable_cores(), 0.0)
-        self._file = place and place / f"{os.getpid()}-{next(_numbers)}.json"
+        pid, began_s = os.getpid(), psutil.Process().create_time()
+        self._me = Peer(pid, began_s, cores or usable_cores(), 0.0)
+        self._file = place and place / f"{pid}-{id(self)}.json"
 
     def __enter__(self) -> Self:
         self._write()
@@ -89,8 +85,9 @@ class HostPeers:
             wait_share: share of its step that the trainer waits, 0 to 1.
             used_cores: cores that loading keeps busy here.
         """
-        load = used_cores / budget.cpu_cores
-        self._me = replace(self._me, wait_share=wait_share, load=load)
+        self._me = replace(
+            self._me, wait_share=wait_share, load=used_cores / budget.cpu_cores
+        )
         self._write()
         others = list(self._others())
         if not others:

@@ -94,7 +94,10 @@ class Projection:
 
     def workers(self, stage: SegmentObservation) -> int:
         """Return the workers of a stage that reach this speed, at least one."""
-        return max(1, ceil(self.rows_per_s * stage.run_s_per_row - ROUNDING))
+        busy = round(
+            self.rows_per_s * stage.run_s_per_row, 9
+        )  # 2, not 2.0000000000000004
+        return max(1, ceil(busy))
 
     def __str__(self) -> str:
         rate, share = self.rows_per_s, self.wait_share
@@ -110,10 +113,6 @@ class Projection:
             for stage in stages
         ]
         return "\n".join([head, *rows, f"  what binds: {self.binds}"])
-
-
-ROUNDING = 1e-9
-"""A product that should be whole may be larger by this."""
 
 
 def measured_workload(

@@ -16,7 +16,7 @@ from .situation import CHEAPER, KnobKey, Row
 VERSION = 1
 """Format version of `<prefix>_<rank>.json` and of the rows in its `.jsonl`."""
 EXECUTORS = {*CHEAPER, "async", "ray"}
-NAMES = {"num_parallel_workers", "prefetch_size"}
+NAMES = ("num_parallel_workers", "prefetch_size")
 SAME_CORES = 0.1
 """CPU budgets within this relative difference count as the same machine."""
 
@@ -113,8 +113,7 @@ def load_saved(
         f" with {', '.join(sorted(operators))}; choose one with"
         " load_autotune(path, name=...)",
     )
-    (saved,) = fitting.values()
-    return saved
+    return next(iter(fitting.values()))
 
 
 def read_saved(path: str | os.PathLike[str]) -> dict[str, Saved]:

@@ -48,7 +48,7 @@ class Monitor:
         self._probed_s = -PROBE_AGAIN_S
         # The workers when the GIL was last probed.
         self._workers: tuple[tuple[str, int], ...] = ()
-        self._waited = (0.0, 0.0)
+        self._trained = TrainerObservation()
 
     def read(self) -> Observation:
         """Return the window since the run began."""
@@ -97,9 +97,8 @@ class Monitor:
         threads = any(executor == "thread" for executor, _ in workers)
         if now_s - self._probed_s < PROBE_AGAIN_S or not threads:
             return
-        (wait_s, gap_s), self._waited = self._waited, (trainer.wait_s, trainer.gap_s)
-        waited_s, spent_s = trainer.wait_s - wait_s, trainer.gap_s - gap_s
-        waits = waited_s >= MIN_WAIT * (waited_s + spent_s)
+        since, self._trained = trainer - self._trained, trainer
+        waits = since.wait_s >= MIN_WAIT * (since.wait_s + since.gap_s)
         if waits and self._probe.burst():
             self._probed_s = now_s
 

@@ -44,11 +44,10 @@ class RunQueue:
             if now_ns >= self._due_ns:
                 self._due_ns = now_ns + APART_NS
                 waited = {thread: waited_ns(thread) for thread in self._threads()}
-                before = self._seen
                 self._total_ns += sum(
-                    max(0, ns - before[thread])
+                    max(0, ns - self._seen[thread])
                     for thread, ns in waited.items()
-                    if thread in before
+                    if thread in self._seen
                 )
                 self._seen = waited
             return self._total_ns / 1e9

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..saved import NAMES
 from .recording import Recorded
 
 WIDTH, HEIGHT = 960.0, 120.0
 """Size of a chart in its own units: it is drawn as wide as the page."""
 HEADROOM = 1.1
 """Height of a chart relative to its highest value, to keep the line visible."""
-KNOBS = ("num_parallel_workers", "prefetch_size")
 
 
 class Line(NamedTuple):
@@ -71,7 +71,7 @@ def timeline(seen: Recorded) -> RankTimeline:
         _chart("rate", " samples/s", xs, {"": [w.rows_per_s for w in windows]}),
     ]
     values = [*(window.values for window in windows), seen.values()]
-    for knob in KNOBS:
+    for knob in NAMES:
         names = dict.fromkeys(op for each in values for op, k in each if k == knob)
         columns = {op: [float(v.get((op, knob), 0)) for v in values] for op in names}
         charts.append(_chart(knob, "", [*xs, WIDTH], columns, steps=True))

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from ..saved import write_whole
+from ..saved import NAMES, write_whole
 from .recording import Recorded, RecordedWindow, Recording
 
 Event = dict[str, Any]
@@ -70,7 +70,7 @@ def _counters(window: RecordedWindow) -> Iterator[tuple[str, dict[str, float]]]:
     yield "trainer waits (%)", {"wait": 100 * window.wait_share}
     yield "samples/s", {"rate": window.rows_per_s}
     yield "held (MiB)", {"held": window.held_bytes / (1 << 20)}
-    for knob in ("num_parallel_workers", "prefetch_size"):
+    for knob in NAMES:
         values = {
             op: float(value)
             for (op, name), value in window.values.items()
