@@ -142,11 +142,13 @@ def seconds_of(
     An operation that gets the GIL back from computing threads waits for milliseconds,
     however little it does. In that case its time on a CPU is used.
     """
-    held = observation.gil_held
-    threads = segment.executor == "thread" and segment.num_parallel_workers > 1
-    if threads and held is not None and held >= GIL_HELD:
-        return attrgetter("cpu_s_per_row")
-    return attrgetter("run_s_per_row")
+    turns = segment.num_parallel_workers > 1 and _gil_is_held(observation, segment)
+    return attrgetter("cpu_s_per_row" if turns else "run_s_per_row")
+
+
+def _gil_is_held(observation: Observation, segment: SegmentObservation) -> bool:
+    held = observation.gil_held or 0.0
+    return segment.executor == "thread" and held >= GIL_HELD
 
 
 def busiest(observation: Observation) -> SegmentObservation:
@@ -271,20 +273,23 @@ def _of_contention(window: Window) -> Cause | None:
         return None
     wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
     what = "for the hand-over"
-    if _gil_is_held(window):
+    if _gil_is_held(window.seen, window.segment):
         what = "for the GIL, which the loading threads hold"
     elif seen.contention is not None and seen.contention.certain:
         what = "because loading takes the GIL and cores"
     return Cause(
         f"contention: a batch is ready {100 * (1.0 - outbox(seen).empty):.0f}% of the"
         f" time, and the trainer waits {figures(wait_ms)} ms all the same, {what}.",
-        _of_processes(window) if _gil_is_held(window) else (),
+        _of_processes(window) if _gil_is_held(window.seen, window.segment) else (),
     )
 
 
 def _of_gil(window: Window) -> Cause | None:
     segment = window.segment
-    if not _gil_is_held(window) or segment.num_parallel_workers == 1:
+    if (
+        not _gil_is_held(window.seen, window.segment)
+        or segment.num_parallel_workers == 1
+    ):
         return None
     held = 100 * (window.seen.gil_held or 0.0)
     # In the batch, threads only copy rows. They wait for the GIL there, but hold it
@@ -298,12 +303,6 @@ def _of_gil(window: Window) -> Cause | None:
     if window.tried_processes:
         text += "; worker processes were tried lately, and were no faster"
     return Cause(f"{text}.", _of_processes(window), holder)
-
-
-def _gil_is_held(window: Window) -> bool:
-    held = window.seen.gil_held
-    threads = window.segment.executor == "thread"
-    return threads and held is not None and held >= GIL_HELD
 
 
 def _of_processes(window: Window) -> tuple[str, ...]:

@@ -120,10 +120,8 @@ class HostPeers:
             entry = None if path == self._file else _read(path)
             if entry is not None and not entry.lives:
                 _remove(path)
-            elif entry is not None:
-                with contextlib.suppress(OSError):
-                    if time.time() - path.stat().st_mtime < SUSPENDED_S:
-                        yield entry
+            elif entry is not None and _age_s(path) < SUSPENDED_S:
+                yield entry
 
     def _write(self) -> None:
         if self._file is None:
@@ -134,6 +132,13 @@ class HostPeers:
             partial.replace(self._file)
         except OSError:  # a full disk, or the folder is gone: it is alone from now on
             self.close()
+
+
+def _age_s(path: Path) -> float:
+    """Return the seconds since a file was written."""
+    with contextlib.suppress(OSError):
+        return time.time() - path.stat().st_mtime
+    return float("inf")
 
 
 def _remove(path: Path) -> None:

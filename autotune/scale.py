@@ -76,11 +76,6 @@ class Cluster:
     """Most batches that reading is ahead of processing, and processing of the
     trainer."""
 
-    @property
-    def mean_s(self) -> float:
-        """The trainer's own part of a step, on average."""
-        return fmean(self.steps_s)
-
     def shares(self, nodes: int, *, warm: bool) -> tuple[float, ...]:
         """Return the share of a batch read from each tier, and last, from the store.
 
@@ -180,7 +175,7 @@ def simulate(
     return ScalePoint(
         nodes,
         nodes * cluster.batch_rows / step_s,
-        min(1.0, cluster.mean_s / step_s),
+        min(1.0, fmean(cluster.steps_s) / step_s),
         max(bounds, key=bounds.__getitem__),
     )
 

@@ -151,8 +151,9 @@ def _quotas(proc: Path, cgroup: Path) -> Iterator[float]:
     for group in _groups(proc, cgroup, "cpu"):
         quota, _, period = _text(group / "cpu.max").partition(" ")
         yield from _cores(quota, period)
-        quota = _text(group / "cpu.cfs_quota_us")
-        yield from _cores(quota, _text(group / "cpu.cfs_period_us"))
+        yield from _cores(
+            _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
+        )
 
 
 def _cores(quota_us: str, period_us: str) -> Iterator[float]:
