@@ -90,6 +90,9 @@ def worthwhile(observation: Observation, room_bytes: float) -> Sequence[CachePoi
     """
     if wait_share(observation) < WAITING:
         return ()
-    points = cache_points(observation)
-    found = [p for p in points if p.gain_s(room_bytes) >= CACHE_WORTH * p.whole_s]
-    return sorted(found, key=lambda each: -each.gain_s(room_bytes))
+    worth = (
+        point
+        for point in cache_points(observation)
+        if point.gain_s(room_bytes) >= CACHE_WORTH * point.whole_s
+    )
+    return sorted(worth, key=lambda point: -point.gain_s(room_bytes))

@@ -286,10 +286,7 @@ def _of_contention(window: Window) -> Cause | None:
 
 def _of_gil(window: Window) -> Cause | None:
     segment = window.segment
-    if (
-        not _gil_is_held(window.seen, window.segment)
-        or segment.num_parallel_workers == 1
-    ):
+    if segment.num_parallel_workers == 1 or not _gil_is_held(window.seen, segment):
         return None
     held = 100 * (window.seen.gil_held or 0.0)
     # In the batch, threads only copy rows. They wait for the GIL there, but hold it

@@ -57,7 +57,7 @@ class Workload:
         bounds: list[tuple[float, SegmentObservation | None]] = [
             ((1 if stage.iterable else MAX_WORKERS) / stage.run_s_per_row, stage)
             for stage in self.stages
-            if stage.run_s
+            if stage.run_s_per_row
         ]
         if self.cpu_s:
             bounds.append((cores / self.cpu_s, None))
@@ -94,9 +94,8 @@ class Projection:
 
     def workers(self, stage: SegmentObservation) -> int:
         """Return the workers of a stage that reach this speed, at least one."""
-        busy = round(
-            self.rows_per_s * stage.run_s_per_row, 9
-        )  # 2, not 2.0000000000000004
+        # A product that should be whole may be a little larger.
+        busy = round(self.rows_per_s * stage.run_s_per_row, 9)
         return max(1, ceil(busy))
 
     def __str__(self) -> str:

@@ -358,6 +358,6 @@ class Follower:
         if row["event"] == "begin":
             check_version(row, self._path)
         name = row["pipeline"]
-        if name not in self._found:
-            self._found[name] = Recorded(name, self._number)
-        self._found[name].add(row)
+        recorded = self._found.get(name) or Recorded(name, self._number)
+        recorded.add(row)
+        self._found[name] = recorded
