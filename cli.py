@@ -24,7 +24,8 @@ from typing import Annotated, Any
 import typer
 
 from . import __version__, config
-from .autotune.report.terminal import read_report
+from .autotune.report.recording import read_recording
+from .autotune.report.terminal import report_on
 from .errors import PenstockError, check
 from .system.forking import FORKS
 from .system.resources import effective_cpus, parse_bytes
@@ -159,18 +160,18 @@ def plan(  # noqa: PLR0913, PLR0917 typer makes an option of each
         workload = planner.measured_workload(log, name)
     if step_ms is not None:
         workload = replace(workload, gap_s=step_ms / 1000)
-    around = planner.Surroundings(
-        _bytes_of(store_bandwidth, inf),
-        _bytes_of(data_size, inf),
-        _bytes_of(ram, 0.0),
-        _bytes_of(disk, 0.0),
-        spread=spread,
-    )
+    around = {
+        "store_bytes_per_s": _bytes_of(store_bandwidth, inf),
+        "data_bytes": _bytes_of(data_size, inf),
+        "ram_bytes": _bytes_of(ram, 0.0),
+        "disk_bytes": _bytes_of(disk, 0.0),
+        "spread": spread,
+    }
     for count in cores or [effective_cpus()]:
         print(planner.Projection(workload, count))
         if nodes:
             with busy(f"simulating {max(nodes):,} nodes"):
-                many = planner.plan_nodes(workload, count, nodes, around)
+                many = planner.plan_nodes(workload, count, nodes, **around)
             print(many)
 
 
@@ -280,7 +281,7 @@ def _told(log: Path, *, own: bool) -> str:
         " penstock can tune."
     )
     if log.exists():
-        found = str(read_report(log))
+        found = report_on(read_recording(log))
     where = f"the script writes its log to {str(log)!r}.\n" if own else ""
     return f"\n--- penstock: results ---\n{where}{found}\n"
 
@@ -298,8 +299,8 @@ def report(
 ) -> None:
     """Report what a tuned run found, what was changed, and what it gained."""
     with busy("reading the log"):
-        found = read_report(log, name)
-    print(found)
+        found = read_recording(log, name)
+    print(report_on(found))
     if html is not None:
         from .autotune.report.page import write_page
 

@@ -90,7 +90,9 @@ def worthwhile(observation: Observation, room_bytes: float) -> Sequence[CachePoi
     """
     if wait_share(observation) < WAITING:
         return ()
-    found = sorted(cache_points(observation), key=lambda each: -each.gain_s(room_bytes))
-    return [
-        each for each in found if each.gain_s(room_bytes) >= CACHE_WORTH * each.whole_s
-    ]
+    worth = (
+        point
+        for point in cache_points(observation)
+        if point.gain_s(room_bytes) >= CACHE_WORTH * point.whole_s
+    )
+    return sorted(worth, key=lambda point: -point.gain_s(room_bytes))

@@ -34,10 +34,9 @@ BUSY = 0.8
 ENOUGH = 1.2
 """This many times the present workers may be needed, given the uncertainty."""
 MOSTLY = 0.5
+"""Share of a time above which something takes most of it."""
 READY = 0.95
 """Share of the time with a batch ready above which loading is not the cause."""
-HELD_BACK = 0.5
-"""Share of the window with nothing to hand over above which the trainer is starved."""
 GIL_HELD = 0.6
 """Share of moments with the GIL held above which it is named as the cause. The tuner
 acts on it later, when it is certain."""
@@ -48,12 +47,10 @@ SHORT_READ_S = 0.000_05
 COLLATE = "Batch("
 """Prefix of the names of parts and segments that collate."""
 DEVICE = "to_device"
-FUSED_DECODE = "decode_random_resized_crop"
 MANY_WORKERS = 64
 """Most workers advised at once, whatever a trainer that takes no time could use."""
 COUNTLESS = 1000
 """Workers above which a need only says that the trainer does next to nothing."""
-MAX_ADVICE = 3
 TUNE = "ps.set_enable_autotune(True)"
 
 
@@ -75,7 +72,7 @@ class Window:
 
     seen: Observation
     segment: SegmentObservation
-    budget: Budget | None
+    budget: Budget
     tuned: bool
     """Whether the autotuner is running: what it does by itself is not advised."""
 
@@ -123,8 +120,7 @@ class Window:
     @property
     def cores_used(self) -> bool:
         """Whether loading keeps all cores busy."""
-        budget = self.budget
-        return budget is not None and self.busy_cores >= CPU_USED * budget.cpu_cores
+        return self.busy_cores >= CPU_USED * self.budget.cpu_cores
 
     @property
     def tried_processes(self) -> bool:
@@ -146,11 +142,13 @@ def seconds_of(
     An operation that gets the GIL back from computing threads waits for milliseconds,
     however little it does. In that case its time on a CPU is used.
     """
-    held = observation.gil_held
-    threads = segment.executor == "thread" and segment.num_parallel_workers > 1
-    if threads and held is not None and held >= GIL_HELD:
-        return attrgetter("cpu_s_per_row")
-    return attrgetter("run_s_per_row")
+    turns = segment.num_parallel_workers > 1 and _gil_is_held(observation, segment)
+    return attrgetter("cpu_s_per_row" if turns else "run_s_per_row")
+
+
+def _gil_is_held(observation: Observation, segment: SegmentObservation) -> bool:
+    held = observation.gil_held or 0.0
+    return segment.executor == "thread" and held >= GIL_HELD
 
 
 def busiest(observation: Observation) -> SegmentObservation:
@@ -169,25 +167,22 @@ def busiest(observation: Observation) -> SegmentObservation:
     return max(observation.segments, key=busy)
 
 
-def of_trainer(observation: Observation) -> Cause:
-    """Return the cause if loading keeps up."""
-    return Cause(
-        f"the trainer: loading keeps up with it (wait {_percent(observation)}%)."
-    )
+def of_trainer(share: float) -> Cause:
+    """Return the cause if loading keeps up, and the trainer waits this share."""
+    return Cause(f"the trainer: loading keeps up with it (wait {100 * share:.1f}%).")
 
 
 def of_slowdown(window: Window) -> Cause:
     """Return the cause if loading costs more of the trainer's own part than a wait."""
-    seen, found, budget = window.seen, window.seen.contention, window.budget
+    seen, found, cores = window.seen, window.seen.contention, window.budget.cpu_cores
     assert found is not None
     text = (
         "loading slows the trainer: its own part of a step takes"
         f" {figures(1000 * found.beside_s)} ms while batches are loaded beside it,"
         f" {figures(1000 * found.alone_s)} ms while none are"
     )
-    cores = 0.0 if budget is None else budget.cpu_cores
     workers = sum(s.num_parallel_workers for s in seen.segments if s.is_here)
-    if cores and seen.used_cores >= CPU_USED * cores:
+    if seen.used_cores >= CPU_USED * cores:
         return Cause(
             f"{text}. They share the cores: {seen.used_cores:.1f} of {figures(cores)}"
             f" are busy, with {workers} workers beside {seen.torch_threads} threads of"
@@ -209,10 +204,6 @@ def of_wait(window: Window) -> Cause:
     """Return the cause of a trainer's wait."""
     causes = (rule(window) for rule in RULES)
     return next((each for each in causes if each), None) or _of_work(window)
-
-
-def _percent(observation: Observation) -> str:
-    return f"{100 * wait_share(observation):.1f}"
 
 
 # Rules, in order
@@ -248,21 +239,19 @@ def _of_collate(window: Window) -> Cause | None:
 def _of_memory(window: Window) -> Cause | None:
     seen, budget, source = window.seen, window.budget, window.seen.segments[0]
     short = ratio(source.wait_memory_s, source.worker_s) >= SHORT
-    if not short or outbox(seen).empty <= HELD_BACK:
+    if not short or outbox(seen).empty <= MOSTLY:
         return None
-    text = "the memory budget: workers are held back although no batch is ready"
-    held = f"{phrases.size(seen.held_bytes)} held"
-    if budget is None:
-        return Cause(f"{text} ({held}).", _of_more(seen.held_bytes, 0))
     limit = phrases.size(budget.memory_bytes)
+    text = (
+        "the memory budget: workers are held back although no batch is ready"
+        f" ({phrases.size(seen.held_bytes)} held of {limit})."
+    )
     if 2 * seen.batch_bytes > budget.memory_bytes:
         text = (
             "the memory budget: it has room for only one batch"
             f" ({phrases.size(seen.batch_bytes)} of {limit}), so the next one is not"
             " made before the trainer has taken it."
         )
-    else:
-        text = f"{text} ({held} of {limit})."
     return Cause(text, _of_more(budget.memory_bytes, budget.free_bytes))
 
 
@@ -284,45 +273,33 @@ def _of_contention(window: Window) -> Cause | None:
         return None
     wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
     what = "for the hand-over"
-    if _gil_is_held(window):
+    if _gil_is_held(window.seen, window.segment):
         what = "for the GIL, which the loading threads hold"
     elif seen.contention is not None and seen.contention.certain:
         what = "because loading takes the GIL and cores"
     return Cause(
         f"contention: a batch is ready {100 * (1.0 - outbox(seen).empty):.0f}% of the"
         f" time, and the trainer waits {figures(wait_ms)} ms all the same, {what}.",
-        _of_processes(window) if _gil_is_held(window) else (),
+        _of_processes(window) if _gil_is_held(window.seen, window.segment) else (),
     )
 
 
 def _of_gil(window: Window) -> Cause | None:
     segment = window.segment
-    if not _gil_is_held(window) or segment.num_parallel_workers == 1:
+    if segment.num_parallel_workers == 1 or not _gil_is_held(window.seen, segment):
         return None
     held = 100 * (window.seen.gil_held or 0.0)
     # In the batch, threads only copy rows. They wait for the GIL there, but hold it
     # while they read and compute.
     holders = [part for part in segment.parts if not part.name.startswith(COLLATE)]
     holder = max(holders, key=attrgetter("cpu_s_per_row"), default=window.part).name
-    return Cause(
+    text = (
         f"the GIL: held {held:.0f}% of the time, so the {segment.num_parallel_workers}"
-        f" threads of {phrases.short_name(holder)} take turns{_tried(window)}.",
-        _of_processes(window),
-        holder,
+        f" threads of {phrases.short_name(holder)} take turns"
     )
-
-
-def _tried(window: Window) -> str:
-    return TRIED if window.tried_processes else ""
-
-
-TRIED = "; worker processes were tried lately, and were no faster"
-
-
-def _gil_is_held(window: Window) -> bool:
-    held = window.seen.gil_held
-    threads = window.segment.executor == "thread"
-    return threads and held is not None and held >= GIL_HELD
+    if window.tried_processes:
+        text += "; worker processes were tried lately, and were no faster"
+    return Cause(f"{text}.", _of_processes(window), holder)
 
 
 def _of_processes(window: Window) -> tuple[str, ...]:
@@ -336,17 +313,15 @@ def _of_processes(window: Window) -> tuple[str, ...]:
 
 
 def _of_cores(window: Window) -> Cause | None:
-    if window.budget is None or not window.cores_used:
+    if not window.cores_used:
         return None
-    limit = "" if window.budget.whole_machine else LIMITED
-    return Cause(
+    text = (
         f"CPU: {window.busy_cores:.1f} of {figures(window.budget.cpu_cores)} cores are"
-        f" busy loading, most of it {window.name}{limit}.",
-        _of_fused(window),
+        f" busy loading, most of it {window.name}"
     )
-
-
-LIMITED = "; other pipelines have the rest, or ps.set_cpu_budget leaves it out"
+    if not window.budget.whole_machine:
+        text += "; other pipelines have the rest, or ps.set_cpu_budget leaves it out"
+    return Cause(f"{text}.", _of_fused(window))
 
 
 def _of_others(window: Window) -> Cause | None:
@@ -405,7 +380,7 @@ def _of_prefetch(window: Window, wanted: int) -> tuple[str, ...]:
     """Advise more batches ahead, if the budget has room for them."""
     seen, segment, budget = window.seen, window.segment, window.budget
     more = (wanted - segment.prefetch_size) * seen.batch_bytes
-    if budget is not None and seen.held_bytes + more > budget.memory_bytes:
+    if seen.held_bytes + more > budget.memory_bytes:
         return ()
     if not window.torchs:
         return (TUNE, f"ps.set_prefetch_size({wanted})")
@@ -433,7 +408,7 @@ def _of_work(window: Window) -> Cause:
     if window.part.run_s_per_row == 0.0:
         return Cause(f"{window.name} has not finished a sample yet.")
     text = f"{_spent(window)}{_on_whom(window)}{_starved(window)}."
-    return Cause(text, (*_of_workers(window), *_of_fused(window))[:MAX_ADVICE])
+    return Cause(text, (*_of_workers(window), *_of_fused(window)))
 
 
 def _spent(window: Window) -> str:
@@ -472,7 +447,10 @@ def _on_whom(window: Window) -> str:
     segment, needed = window.segment, window.needed
     workers = segment.num_parallel_workers
     if segment.iterable:
-        return IN_ORDER
+        return (
+            "; one worker reads an iterable, in order (keep it cheap, and do the rest"
+            " of the work in .map())"
+        )
     if segment.executor == "inline":
         return ", in the trainer's own time"
     if needed >= COUNTLESS:
@@ -488,12 +466,6 @@ def _on_whom(window: Window) -> str:
     return f"; too few workers: {workers}, this trainer needs {wanted}"
 
 
-IN_ORDER = (
-    "; one worker reads an iterable, in order (keep it cheap, and do the rest of the"
-    " work in .map())"
-)
-
-
 def _starved(window: Window) -> str:
     """Name the segment that this one leaves without input."""
     segments = window.seen.segments
@@ -507,7 +479,7 @@ def _starved(window: Window) -> str:
 
 def _of_workers(window: Window) -> tuple[str, ...]:
     """Advise the tuner, or as many workers as cores and bounds allow."""
-    segment, budget = window.segment, window.budget
+    segment = window.segment
     if window.tuned and segment.fixed:
         return (f"DataLoader(...)  # without {segment.fixed}, to let workers load",)
     if window.tuned or segment.iterable:
@@ -516,8 +488,8 @@ def _of_workers(window: Window) -> tuple[str, ...]:
     if segment.executor == "inline" or (unsure and not window.computes):
         return (TUNE,)  # how many would help must be tried
     most = segment.max_workers or MANY_WORKERS
-    if budget is not None and window.computes:
-        most = min(most, ceil(budget.cpu_cores))
+    if window.computes:
+        most = min(most, ceil(window.budget.cpu_cores))
     needed = min(ceil(window.needed), MANY_WORKERS, most)
     if needed <= segment.num_parallel_workers:
         return ()
@@ -531,4 +503,5 @@ def _of_fused(window: Window) -> tuple[str, ...]:
     folder = window.seen.segments[0].name.startswith("Folder(")
     if not folder or window.torchs or window.name != "decode" or not window.computes:
         return ()
-    return (f".map(ps.image.{FUSED_DECODE}(224))  # one pass over each image",)
+    fused = ".map(ps.image.decode_random_resized_crop(224))  # one pass over each image"
+    return (fused,)

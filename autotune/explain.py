@@ -20,7 +20,7 @@ from . import phrases
 from .causes import (
     COUNTLESS,
     DEVICE,
-    HELD_BACK,
+    MOSTLY,
     TUNE,
     Cause,
     Window,
@@ -55,17 +55,17 @@ class StageReport:
     prefetch_size: int
     executor: str
     items_per_s: float
-    cpu: float
-    blocked: float
+    cpu: float = 0.0
+    blocked: float = 0.0
     """Inside the functions, but not on a CPU: I/O, the GIL, locks, the run queue."""
-    queued: float
+    queued: float = 0.0
     """The part of that in the run queue: no core was free."""
-    waiting_for_input: float
-    held_back: float
+    waiting_for_input: float = 0.0
+    held_back: float = 0.0
     """By the bound of its reader, or by the memory budget."""
-    input_utilization: float
-    output_utilization: float
-    wait_share: float
+    input_utilization: float = 0.0
+    output_utilization: float = 0.0
+    wait_share: float = 0.0
     """The part of the exposed wait that it accounts for, as a share of the step."""
     parts: tuple[tuple[str, float], ...] = ()
     """Its operations, if there are several, and how each contributes to that part."""
@@ -187,7 +187,7 @@ def headspace_of(share: float) -> float:
 
 
 def explain(
-    observation: Observation, budget: Budget | None = None, *, tuned: bool = False
+    observation: Observation, budget: Budget, *, tuned: bool = False
 ) -> Explanation:
     """Explain what holds training up in this window.
 
@@ -198,19 +198,19 @@ def explain(
 
     Args:
         observation: the window.
-        budget: what the pipeline may use; if given, used-up cores are named.
+        budget: what the pipeline may use.
         tuned: whether the autotuner is already running.
     """
     share, lost = wait_share(observation), lost_share(observation)
     trainer = observation.trainer
     copy_share = share * min(1.0, ratio(trainer.copy_s, trainer.wait_s))
-    silent = observation.trainer.steps == 0 and outbox(observation).empty < HELD_BACK
+    silent = observation.trainer.steps == 0 and outbox(observation).empty < MOSTLY
     verdict: Verdict = "balanced" if silent else verdict_of(lost)
     bottleneck = None
     if silent:
-        cause = Cause(SILENT)
+        cause = Cause("nothing is known yet: no batch was delivered in this window.")
     elif verdict == "not input-bound":
-        cause = of_trainer(observation)
+        cause = of_trainer(share)
     else:
         window = Window(observation, busiest(observation), budget, tuned)
         cause = of_slowdown(window) if lost > 2 * share else of_wait(window)
@@ -230,9 +230,6 @@ def explain(
         copy_share=copy_share,
         face=observation.face,
     )
-
-
-SILENT = "nothing is known yet: no batch was delivered in this window."
 
 
 def of_torchs(
@@ -257,14 +254,12 @@ def of_torchs(
     share = trainer.wait_share
     verdict = verdict_of(share) if trainer.steps else "balanced"
     waits = trainer.steps > 0 and verdict != "not input-bound"
-    spent_s = trainer.wait_s + trainer.gap_s
-    rate = ratio(trainer.rows, spent_s)
-    unknown = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-    stage = StageReport(name, max(1, workers), 0, executor, rate, *unknown, share)
+    rate = ratio(trainer.rows, trainer.wait_s + trainer.gap_s)
+    stage = StageReport(name, max(1, workers), 0, executor, rate, wait_share=share)
     who = "torch's own workers load" if workers else "the trainer itself loads"
     cause = f"{who}, as in torch, and penstock cannot measure what it does: {why}."
     if trainer.steps and not waits:
-        cause = f"the trainer: loading keeps up with it (wait {100 * share:.1f}%)."
+        cause = of_trainer(share).text
     return Explanation(
         verdict=verdict,
         bottleneck=name if waits else None,
@@ -279,13 +274,13 @@ def of_torchs(
     )
 
 
-def bottleneck_phrase(observation: Observation) -> str | None:
+def bottleneck_phrase(observation: Observation, budget: Budget) -> str | None:
     """Return the log's sentence on the bottleneck, if it has too few workers.
 
     None also if the trainer does so little itself that no number would be enough.
     """
     worst = busiest(observation)
-    window = Window(observation, worst, None, tuned=True)
+    window = Window(observation, worst, budget, tuned=True)
     needed = window.needed
     if not worst.num_parallel_workers < needed < COUNTLESS:
         return None
@@ -317,9 +312,9 @@ def evidence(observation: Observation, decision: Decision) -> Iterator[str]:
             if feeding - output > DIFFERENCE:
                 yield phrases.slow(name, feeding, output, DIFFERENCE)
             if cpu > CPU_HIGH:
-                yield phrases.cpu_high(name, cpu, CPU_HIGH)
+                yield phrases.cpu(name, cpu, CPU_HIGH)
         elif decision.key == (segment.queue_name, "prefetch_size") and cpu < CPU_LOW:
-            yield phrases.cpu_low(name, cpu, CPU_LOW)
+            yield phrases.cpu(name, cpu, CPU_LOW)
 
 
 def _stages(observation: Observation, share: float) -> tuple[StageReport, ...]:

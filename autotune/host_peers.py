@@ -14,21 +14,17 @@ idle, anybody may use.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
 import psutil
 
-from ..system.resources import Budget
-
-# Distinguishes the tuners of one process.
-_numbers = itertools.count()
+from ..system.resources import Budget, usable_cores
 
 SUSPENDED_S = 30.0
 """A tuner that has not looked for this long is not training now."""
@@ -51,7 +47,7 @@ class Peer:
     @property
     def weight(self) -> float:
         """Weight of its claim to a core."""
-        return 1.0 + HELP * min(1.0, max(0.0, self.wait_share))
+        return 1.0 + HELP * self.wait_share
 
     @property
     def lives(self) -> bool:
@@ -70,15 +66,9 @@ class HostPeers:
     """
 
     def __init__(self, place: Path | None, cores: frozenset[int] | None = None) -> None:
-        began_s = psutil.Process().create_time()
-        if cores is None:
-            there = hasattr(os, "sched_getaffinity")
-            cores = frozenset(
-                os.sched_getaffinity(0) if there else range(os.cpu_count() or 1)
-            )
-        self._me = Peer(os.getpid(), began_s, cores, 0.0)
-        self._file = place and place / f"{os.getpid()}-{next(_numbers)}.json"
-        self._there = False
+        pid, began_s = os.getpid(), psutil.Process().create_time()
+        self._me = Peer(pid, began_s, cores or usable_cores(), 0.0)
+        self._file = place and place / f"{pid}-{id(self)}.json"
 
     def __enter__(self) -> Self:
         self._write()
@@ -95,8 +85,9 @@ class HostPeers:
             wait_share: share of its step that the trainer waits, 0 to 1.
             used_cores: cores that loading keeps busy here.
         """
-        load = used_cores / budget.cpu_cores
-        self._me = replace(self._me, wait_share=wait_share, load=load)
+        self._me = replace(
+            self._me, wait_share=wait_share, load=used_cores / budget.cpu_cores
+        )
         self._write()
         others = list(self._others())
         if not others:
@@ -107,17 +98,13 @@ class HostPeers:
 
     def rest(self) -> None:
         """Note that the trainer left its loop: others may use all until it returns."""
-        if self._file is not None and self._there:
-            self._there = False
-            with contextlib.suppress(OSError):
-                self._file.unlink(missing_ok=True)
+        if self._file is not None:
+            _remove(self._file)
 
     def close(self) -> None:
         """Leave. Idempotent."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.unlink(missing_ok=True)
-            self._file = None
+        self.rest()
+        self._file = None
 
     def _part(self, core: int, others: list[Peer]) -> float:
         """Return what others leave of a core; each has a claim by its weight."""
@@ -131,35 +118,20 @@ class HostPeers:
             return
         for path in self._file.parent.glob("*.json"):
             entry = None if path == self._file else _read(path)
-            if entry is None:
-                continue
-            if not entry.lives:
-                with contextlib.suppress(OSError):
-                    path.unlink(missing_ok=True)
-            elif _age_s(path) < SUSPENDED_S:
+            if entry is not None and not entry.lives:
+                _remove(path)
+            elif entry is not None and _age_s(path) < SUSPENDED_S:
                 yield entry
 
     def _write(self) -> None:
         if self._file is None:
             return
-        me = self._me
-        row = {
-            "pid": me.pid,
-            "began_s": me.began_s,
-            "cores": sorted(me.cores),
-            "wait_share": me.wait_share,
-            "load": me.load,
-        }
         partial = self._file.with_suffix(".partial")
         try:
-            partial.write_text(json.dumps(row))
+            partial.write_text(json.dumps(asdict(self._me), default=sorted))
             partial.replace(self._file)
-            self._there = True
         except OSError:  # a full disk, or the folder is gone: it is alone from now on
             self.close()
-
-    def __repr__(self) -> str:
-        return f"<HostPeers {self._file or 'alone'}>"
 
 
 def _age_s(path: Path) -> float:
@@ -169,13 +141,15 @@ def _age_s(path: Path) -> float:
     return float("inf")
 
 
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
 def _read(path: Path) -> Peer | None:
     """Return the content of a file, or None if it cannot be understood."""
     try:
         row = json.loads(path.read_text())
-        cores = frozenset(map(int, row["cores"]))
-        pid, began_s = int(row["pid"]), float(row["began_s"])
-        wait_share, load = float(row["wait_share"]), float(row["load"])
-        return Peer(pid, began_s, cores, wait_share, load)
+        return Peer(**{**row, "cores": frozenset(row["cores"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None

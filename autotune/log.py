@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
@@ -24,7 +24,7 @@ from . import phrases
 from .explain import Explanation, verdict_of
 from .listeners import tell_verdict
 from .policies.per_regime import Values
-from .saved import VERSION, Saved
+from .saved import VERSION, Saved, write_whole
 from .situation import Decision, DecisionOutcome, Row, Situation
 from .window import lost_share
 
@@ -108,12 +108,7 @@ class AutotuneLog:
     """
 
     def __init__(
-        self,
-        prefix: str | None = None,
-        rank: int = 0,
-        name: str = "",
-        *,
-        quiet: bool = False,
+        self, prefix: str | None = None, rank: int = 0, name: str = ""
     ) -> None:
         """Open the files, if a prefix is given.
 
@@ -122,9 +117,7 @@ class AutotuneLog:
             rank: the rank they belong to.
             name: name of the tuned pipeline; if another one is being tuned under the
                 same name, it gets a number.
-            quiet: log nothing for people, as in a simulation.
         """
-        self._quiet = quiet
         self.name = _free(name)
         place = Path(f"{prefix}_{rank}.json").absolute()
         self._result = None if prefix is None else place
@@ -157,14 +150,10 @@ class AutotuneLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"<AutotuneLog {self._result or 'without files'}>"
-
     def say(self, sentence: str) -> None:
         """Log one line for people."""
         self._catch_up()
-        if not self._quiet:
-            LOGGER.info("%s", _named(self.name, sentence))
+        announce(sentence, self.name)
         self._write({"event": "said", "time_s": self._time_s, "text": sentence})
 
     def situation(self, situation: Situation) -> None:
@@ -211,15 +200,16 @@ class AutotuneLog:
     def verdict(self, explanation: Explanation, time_s: float) -> None:
         """Log who waits for whom, from time to time."""
         self.say(explanation.line)
-        row = {"time_s": time_s, "event": "verdict", "line": explanation.line}
-        self._write({**row, **explanation.to_dict()})
-        if not self._quiet:
-            tell_verdict(self.name, explanation)
+        self._explained("verdict", explanation, time_s)
+        tell_verdict(self.name, explanation)
 
     def torchs(self, explanation: Explanation) -> None:
         """Write the verdict on a loop that torch's own workers loaded."""
-        row = {"time_s": time.perf_counter(), "event": "torch"}
-        self._write({**row, "line": explanation.line, **explanation.to_dict()})
+        self._explained("torch", explanation, time.perf_counter())
+
+    def _explained(self, event: str, explanation: Explanation, time_s: float) -> None:
+        row = {"time_s": time_s, "event": event, "line": explanation.line}
+        self._write({**row, **explanation.to_dict()})
 
     def failed(self, error: Exception) -> None:
         """Log a failure of the tuner: tuning ends, training does not."""
@@ -247,7 +237,7 @@ class AutotuneLog:
         before, kept = found.get(self.name, (saved, 0))
         found[self.name] = saved.beside(before), kept + self._kept
         try:
-            _replace(self._result, _text(found))
+            write_whole(self._result, _text(found))
         except OSError as error:
             self._give_up(error)
 
@@ -282,19 +272,13 @@ class AutotuneLog:
             error,
         )
         self._result = None
-        try:
+        with suppress(OSError):
             self.close()
-        except OSError:
-            self._rows = None
 
 
 def announce(text: str, pipeline: str, level: int = logging.INFO) -> None:
-    """Log a line about a pipeline before it has a tuner."""
-    LOGGER.log(level, _named(pipeline, text))
-
-
-def _named(pipeline: str, sentence: str) -> str:
-    return f"{pipeline}: {sentence}" if pipeline else sentence
+    """Log a line about a pipeline, for people."""
+    LOGGER.log(level, "%s", f"{pipeline}: {text}" if pipeline else text)
 
 
 class Shown(logging.Handler):
@@ -354,13 +338,3 @@ def _summary(knobs: Values) -> list[str]:
     for (operator, name), value in knobs.items():
         by_operator.setdefault(operator, []).append(f"{name}: {value}")
     return [f"{op} ({', '.join(values)})" for op, values in by_operator.items()]
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file completely or not at all, so that readers never see half of it."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

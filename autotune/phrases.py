@@ -27,19 +27,12 @@ def slow(operator: str, feeding: float, output: float, threshold: float) -> str:
     )
 
 
-def cpu_high(operator: str, share: float, threshold: float) -> str:
-    """Its workers are nearly always on a CPU: shares, 0 to 1."""
+def cpu(operator: str, share: float, threshold: float) -> str:
+    """Its workers are nearly always on a CPU, or seldom: shares, 0 to 1."""
+    level, than = ("high", ">") if share > threshold else ("low", "<")
     return (
-        f"Op ({operator}) getting high average worker cpu utilization"
-        f" {100 * share:.2f}% > {100 * threshold:g}% threshold."
-    )
-
-
-def cpu_low(operator: str, share: float, threshold: float) -> str:
-    """Its workers are seldom on a CPU: shares, 0 to 1."""
-    return (
-        f"Op ({operator}) getting low average worker cpu utilization"
-        f" {100 * share:.2f}% < {100 * threshold:g}% threshold."
+        f"Op ({operator}) getting {level} average worker cpu utilization"
+        f" {100 * share:.2f}% {than} {100 * threshold:g}% threshold."
     )
 
 

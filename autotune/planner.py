@@ -16,35 +16,21 @@ from ..engine.observe.observation import Observation, SegmentObservation
 from ..errors import check
 from ..system.printing import figures
 from .explain import verdict_of
-from .report.recording import Row, read_recording
+from .report.recording import read_recording
 from .scale import Cluster, ScalePoint, Tier, normal_steps, simulate
 from .situation import Situation
 
 MAX_WORKERS = 1024
 """Workers that a stage may have, unless it reads an iterable."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredStage:
-    """One stage; all times are seconds per row."""
-
-    name: str
-    cpu_s: float
-    wait_s: float
-    """Time off the CPU."""
-    max_workers: int = MAX_WORKERS
-
-    @property
-    def run_s(self) -> float:
-        """The time that a row keeps a worker."""
-        return self.cpu_s + self.wait_s
+DISK_BYTES_PER_S = 1e9
+"""Speed at which a node reads the cache on its own disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A whole pipeline and its trainer, as measured."""
 
-    stages: tuple[MeasuredStage, ...]
+    stages: tuple[SegmentObservation, ...]
     gap_s: float
     """The trainer's own part of a step."""
     batch_rows: int = 32
@@ -54,24 +40,24 @@ class Workload:
     @property
     def cpu_s(self) -> float:
         """Seconds of a core that a row takes in all stages."""
-        return sum(stage.cpu_s for stage in self.stages)
+        return sum(stage.cpu_s_per_row for stage in self.stages)
 
     @property
     def wanted_rows_per_s(self) -> float:
         """Rows per second of a trainer that never waits."""
         return self.batch_rows / self.gap_s if self.gap_s else inf
 
-    def limit(self, cores: float) -> tuple[float, MeasuredStage | None]:
+    def limit(self, cores: float) -> tuple[float, SegmentObservation | None]:
         """Return the rows per second that loading can reach, and the stage that binds.
 
         All cores are busy then, or all workers of a stage that may have no more
         (operational analysis: P. Denning and J. Buzen, 1978). The stage is None if it
         is the cores.
         """
-        bounds: list[tuple[float, MeasuredStage | None]] = [
-            (stage.max_workers / stage.run_s, stage)
+        bounds: list[tuple[float, SegmentObservation | None]] = [
+            ((1 if stage.iterable else MAX_WORKERS) / stage.run_s_per_row, stage)
             for stage in self.stages
-            if stage.run_s
+            if stage.run_s_per_row
         ]
         if self.cpu_s:
             bounds.append((cores / self.cpu_s, None))
@@ -103,12 +89,14 @@ class Projection:
             return "the trainer: loading keeps up with it"
         if stage is not None:
             return f"{stage.name}: it may have no more workers"
-        costly = max(self.workload.stages, key=lambda stage: stage.cpu_s)
+        costly = max(self.workload.stages, key=lambda stage: stage.cpu_s_per_row)
         return f"CPU: all cores are busy, most of them with {costly.name}"
 
-    def workers(self, stage: MeasuredStage) -> int:
+    def workers(self, stage: SegmentObservation) -> int:
         """Return the workers of a stage that reach this speed, at least one."""
-        return max(1, ceil(self.rows_per_s * stage.run_s - ROUNDING))
+        # A product that should be whole may be a little larger.
+        busy = round(self.rows_per_s * stage.run_s_per_row, 9)
+        return max(1, ceil(busy))
 
     def __str__(self) -> str:
         rate, share = self.rows_per_s, self.wait_share
@@ -120,14 +108,10 @@ class Projection:
         )
         rows = [
             f"  {stage.name:<{width}}  {self.workers(stage):>4} workers,"
-            f" {rate * stage.cpu_s:.2f} cores"
+            f" {rate * stage.cpu_s_per_row:.2f} cores"
             for stage in stages
         ]
         return "\n".join([head, *rows, f"  what binds: {self.binds}"])
-
-
-ROUNDING = 1e-9
-"""A product that should be whole may be larger by this."""
 
 
 def measured_workload(
@@ -143,11 +127,12 @@ def measured_workload(
         SpecError: the log does not exist, is of another version, shows no training, or
             shows several pipelines and `name` does not choose one.
     """
-    shown, recording = os.fspath(path), read_recording(path)
+    shown = os.fspath(path)
     seen: dict[str, Observation] = {}
-    for each in recording.named(name):
+    for each in read_recording(path, name).pipelines:
         if each.latest is not None:
-            seen.setdefault(each.name, _observed(each.latest))
+            found = Situation.from_row(each.latest).observation
+            seen.setdefault(each.name, found)
     check(
         bool(seen),
         f"{shown!r} shows no training; train for some seconds with"
@@ -159,30 +144,13 @@ def measured_workload(
         f" with `penstock plan {shown} --name {next(iter(seen), '')}`",
     )
     (observation,) = seen.values()
-    return _workload(observation)
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """The facts about a cluster that a log lacks; by default, nothing is limited."""
-
-    store_bytes_per_s: float = inf
-    """Bandwidth of the store, which all nodes share."""
-    data_bytes: float = inf
-    """Size of the whole dataset as it is read."""
-    ram_bytes: float = 0.0
-    """Size of a node's cache in RAM."""
-    disk_bytes: float = 0.0
-    """Size of a node's cache on its own disk."""
-    disk_bytes_per_s: float = 1e9
-    """Speed at which that disk is read."""
-    spread: float = 0.02
-    """Standard deviation of a trainer's steps, relative to their mean."""
-
-    @property
-    def bounded(self) -> bool:
-        """Whether the prediction depends on the bytes of a sample."""
-        return self.store_bytes_per_s < inf or self.data_bytes < inf
+    trainer, parts = observation.trainer, observation.segments[0].parts
+    return Workload(
+        observation.segments,
+        trainer.gap_s / trainer.steps,
+        batch_rows=max(1, round(trainer.rows / trainer.steps)),
+        source_bytes=parts[0].bytes_per_row if parts else 0.0,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,64 +184,53 @@ class ScaleProjection:
 
 
 def plan_nodes(
-    workload: Workload, cores: float, counts: Sequence[int], around: Surroundings
+    workload: Workload,
+    cores: float,
+    counts: Sequence[int],
+    *,
+    store_bytes_per_s: float = inf,
+    data_bytes: float = inf,
+    ram_bytes: float = 0.0,
+    disk_bytes: float = 0.0,
+    spread: float = 0.02,
 ) -> ScaleProjection:
     """Predict the speed of several nodes in step, each like the measured one.
+
+    Args:
+        workload: of the measured one.
+        cores: of each node.
+        counts: numbers of nodes.
+        store_bytes_per_s: bandwidth of the store, which all nodes share.
+        data_bytes: size of the whole dataset as it is read.
+        ram_bytes: size of a node's cache in RAM.
+        disk_bytes: size of a node's cache on its own disk.
+        spread: standard deviation of a trainer's steps, relative to their mean.
 
     Raises:
         SpecError: a limit depends on the bytes of a sample, which the log does not
             have; or there are caches, and the size of the dataset is not given.
     """
     check(
-        around.data_bytes < inf or not around.ram_bytes + around.disk_bytes,
+        data_bytes < inf or not ram_bytes + disk_bytes,
         "a cache's hit rate depends on the size of the dataset, which is not given;"
         " pass it, for example --data-size 140GB",
     )
     check(
-        workload.source_bytes > 0 or not around.bounded,
+        workload.source_bytes > 0 or (store_bytes_per_s == inf == data_bytes),
         "the log does not say how large a sample is when it is read, so a store's"
         " bandwidth or the size of the dataset cannot be used; leave these options out,"
         " or record the run again",
     )
     one = Cluster(
-        normal_steps(workload.gap_s, around.spread),
+        normal_steps(workload.gap_s, spread),
         batch_rows=workload.batch_rows,
         row_bytes=workload.source_bytes or 1.0,
         node_rows_per_s=workload.limit(cores)[0],
-        store_bytes_per_s=around.store_bytes_per_s,
-        data_bytes=around.data_bytes,
-        tiers=(
-            Tier(around.ram_bytes),
-            Tier(around.disk_bytes, around.disk_bytes_per_s),
-        ),
+        store_bytes_per_s=store_bytes_per_s,
+        data_bytes=data_bytes,
+        tiers=(Tier(ram_bytes), Tier(disk_bytes, DISK_BYTES_PER_S)),
     )
     epochs = tuple(
         (simulate(one, nodes), simulate(one, nodes, warm=True)) for nodes in counts
     )
     return ScaleProjection(cores, epochs)
-
-
-def _observed(row: Row) -> Observation:
-    return Situation.from_row(row).observation
-
-
-def _workload(seen: Observation) -> Workload:
-    trainer = seen.trainer
-    return Workload(
-        tuple(map(_stage, seen.segments)),
-        trainer.gap_s / trainer.steps,
-        batch_rows=max(1, round(trainer.rows / trainer.steps)),
-        source_bytes=_source_bytes(seen.segments[0]),
-    )
-
-
-def _source_bytes(segment: SegmentObservation) -> float:
-    return segment.parts[0].bytes_per_row if segment.parts else 0.0
-
-
-def _stage(segment: SegmentObservation) -> MeasuredStage:
-    cpu_s = segment.cpu_s_per_row
-    most = 1 if segment.iterable else MAX_WORKERS
-    return MeasuredStage(
-        segment.name, cpu_s, max(0.0, segment.run_s_per_row - cpu_s), most
-    )

@@ -16,7 +16,7 @@ from .situation import CHEAPER, KnobKey, Row
 VERSION = 1
 """Format version of `<prefix>_<rank>.json` and of the rows in its `.jsonl`."""
 EXECUTORS = {*CHEAPER, "async", "ray"}
-NAMES = {"num_parallel_workers", "prefetch_size"}
+NAMES = ("num_parallel_workers", "prefetch_size")
 SAME_CORES = 0.1
 """CPU budgets within this relative difference count as the same machine."""
 
@@ -73,10 +73,10 @@ class Saved:
 
 
 UNREADABLE = (
-    *(ValueError, KeyError, TypeError, AttributeError, OverflowError),
+    *(ValueError, LookupError, TypeError, AttributeError, OverflowError),
     RecursionError,
 )
-"""The errors from reading JSON that is not an autotune result."""
+"""The errors from reading JSON that autotune did not write."""
 
 
 def load_saved(
@@ -113,8 +113,7 @@ def load_saved(
         f" with {', '.join(sorted(operators))}; choose one with"
         " load_autotune(path, name=...)",
     )
-    (saved,) = fitting.values()
-    return saved
+    return next(iter(fitting.values()))
 
 
 def read_saved(path: str | os.PathLike[str]) -> dict[str, Saved]:
@@ -143,6 +142,16 @@ def read_saved(path: str | os.PathLike[str]) -> dict[str, Saved]:
             f"{shown!r} is not an autotune result ({type(error).__name__}: {error});"
             " load <prefix>_<rank>.json, not the .jsonl beside it"
         ) from error
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Write a file completely or not at all, so that readers never see half of it."""
+    partial = f"{os.fspath(path)}.partial"
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
 
 
 def check_version(row: Mapping[str, Any], path: str) -> None:

@@ -76,11 +76,6 @@ class Cluster:
     """Most batches that reading is ahead of processing, and processing of the
     trainer."""
 
-    @property
-    def mean_s(self) -> float:
-        """The trainer's own part of a step, on average."""
-        return fmean(self.steps_s)
-
     def shares(self, nodes: int, *, warm: bool) -> tuple[float, ...]:
         """Return the share of a batch read from each tier, and last, from the store.
 
@@ -180,49 +175,9 @@ def simulate(
     return ScalePoint(
         nodes,
         nodes * cluster.batch_rows / step_s,
-        min(1.0, cluster.mean_s / step_s),
+        min(1.0, fmean(cluster.steps_s) / step_s),
         max(bounds, key=bounds.__getitem__),
     )
-
-
-class _Store:
-    """A store that divides its bandwidth equally among its readers.
-
-    Its virtual clock counts the bytes that each reader has received (egalitarian
-    processor sharing in virtual time: A. Parekh and R. Gallager, 1993).
-    """
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._all, self._one = cluster.store_bytes_per_s, cluster.link_bytes_per_s
-        self._given = 0.0
-        self._seen_s = 0.0
-        self._readers: list[tuple[float, int]] = []
-
-    @property
-    def _rate(self) -> float:
-        return min(self._one, self._all / len(self._readers))
-
-    @property
-    def due_s(self) -> float:
-        """The time at which the next reader will be done."""
-        if not self._readers:
-            return inf
-        return self._seen_s + max(0.0, self._readers[0][0] - self._given) / self._rate
-
-    def read(self, node: int, nbytes: float, now_s: float) -> None:
-        """Start a node's read."""
-        self._pass(now_s)
-        heapq.heappush(self._readers, (self._given + nbytes, node))
-
-    def end(self, now_s: float) -> int:
-        """End the read that is due, and return its node."""
-        self._pass(now_s)
-        return heapq.heappop(self._readers)[1]
-
-    def _pass(self, now_s: float) -> None:
-        if self._readers and now_s > self._seen_s:
-            self._given += (now_s - self._seen_s) * self._rate
-        self._seen_s = now_s
 
 
 @dataclass(slots=True)
@@ -242,13 +197,19 @@ class _Epoch:
     A node reads one batch after another, and processes one while it reads the next.
     Reading may be `prefetch_size` batches ahead of processing, and processing as many
     ahead of the trainer.
+
+    The store divides its bandwidth equally among its readers. It counts the bytes that
+    each of them has received (egalitarian processor sharing in virtual time: A. Parekh
+    and R. Gallager, 1993).
     """
 
     def __init__(self, what: Cluster, nodes: int, *, warm: bool, seed: int) -> None:
         self._what = what
         self._dice = random.Random(seed)
         self._nodes = [_Node() for _ in range(nodes)]
-        self._store = _Store(what)
+        self._received = 0.0
+        self._readers: list[tuple[float, int]] = []
+        """The bytes received when each will be done, and its node."""
         *kept, self._missed = what.shares(nodes, warm=warm)
         self._own_s = max(what.batch_rows / what.node_rows_per_s, what.tiers_s(kept))
         self._events: list[tuple[float, int, int, Callable[[_Node], None]]] = []
@@ -262,14 +223,26 @@ class _Epoch:
         for at in range(len(self._nodes)):
             self._go_on(at)
         while len(self._ends) < steps:
-            if self._events and self._events[0][0] <= self._store.due_s:
-                self._now_s, _, at, end = heapq.heappop(self._events)
-            else:
-                self._now_s = self._store.due_s
-                at, end = self._store.end(self._now_s), self._end_read
+            at, end = self._next()
             end(self._nodes[at])
             self._go_on(at)
         return self._ends
+
+    def _next(self) -> tuple[int, Callable[[_Node], None]]:
+        """Let time pass until a part of a node ends; return the node, and that part."""
+        due_s, read_s = self._events[0][0] if self._events else inf, inf
+        if self._readers:
+            what = self._what
+            share = what.store_bytes_per_s / len(self._readers)
+            rate = min(what.link_bytes_per_s, share)
+            left = max(0.0, self._readers[0][0] - self._received)
+            read_s = self._now_s + left / rate
+            if min(due_s, read_s) > self._now_s:  # the rate may be infinite
+                self._received += (min(due_s, read_s) - self._now_s) * rate
+        self._now_s = min(due_s, read_s)
+        if read_s < due_s:
+            return heapq.heappop(self._readers)[1], self._end_read
+        return heapq.heappop(self._events)[2:]
 
     def _go_on(self, at: int) -> None:
         """Start each part of a node that can start now."""
@@ -283,7 +256,8 @@ class _Epoch:
             self._at(self._own_s, at, self._end_processing)
         if node.reading == node.read < node.processing + ahead:
             node.reading += 1
-            self._store.read(at, self._draw_bytes(), self._now_s)
+            done_at = self._received + self._draw_bytes()
+            heapq.heappush(self._readers, (done_at, at))
 
     def _at(self, delay_s: float, at: int, end: Callable[[_Node], None]) -> None:
         due_s = self._now_s + delay_s

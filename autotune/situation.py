@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from ..engine.core.metrics import ConnectorObservation
 from ..engine.observe.knob import Knob, KnobName, Value
 from ..engine.observe.observation import (
-    ConnectorObservation,
     ContentionObservation,
     Move,
     Observation,

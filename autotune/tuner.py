@@ -329,7 +329,7 @@ class Tuner(Generic[M]):
         self, decisions: tuple[Decision, ...], window: Observation
     ) -> None:
         worst = busiest(window).name
-        phrase = bottleneck_phrase(window)
+        phrase = bottleneck_phrase(window, self._share)
         if phrase and any(decision.operator == worst for decision in decisions):
             self._log.say(phrase)
 

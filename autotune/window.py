@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import reduce
 
-from ..engine.observe.observation import (
-    ConnectorObservation,
-    Observation,
-    ratio,
-)
+from ..engine.core.metrics import ConnectorObservation
+from ..engine.observe.observation import Observation, ratio
 from .situation import Decision, Measure
 
 ENOUGH_STEPS = 2
@@ -144,11 +141,9 @@ def arrived(observation: Observation, decisions: Iterable[Decision]) -> bool:
     """Whether the decided kinds of workers are in force, and the old ones have left."""
     wanted = {d.key: d.new for d in decisions if isinstance(d.new, str)}
     for segment in observation.segments:
-        if segment.moving:
-            return False
-        asked = wanted.get((segment.name, "executor"), segment.executor)
-        begun = segment.rows > 0 or (segment.name, "executor") not in wanted
-        if asked != segment.executor or not begun:
+        kind = wanted.get((segment.name, "executor"))
+        there = kind is None or (kind == segment.executor and segment.rows > 0)
+        if segment.moving or not there:
             return False
     hosts = [new for (_, name), new in wanted.items() if name == "host"]
     return all(new == observation.host for new in hosts)

@@ -171,7 +171,7 @@ class _Rules(Case):
         fits = held + nbytes <= self.situation.budget.memory_bytes
         if new <= knob.value or not fits or not self.allowed(key, new):
             return None
-        reason = phrases.cpu_low(segment.queue_name, cpu, CPU_LOW)
+        reason = phrases.cpu(segment.queue_name, cpu, CPU_LOW)
         evidence = {
             "cpu_utilization": cpu,
             "input_utilization": feeding,
@@ -189,5 +189,5 @@ def _short_of_workers(segment: SegmentObservation) -> tuple[str, str] | None:
         return "slow", phrases.slow(segment.name, feeding, output, DIFFERENCE)
     cpu = segment.cpu_utilization
     if cpu > CPU_HIGH:
-        return "cpu_high", phrases.cpu_high(segment.name, cpu, CPU_HIGH)
+        return "cpu_high", phrases.cpu(segment.name, cpu, CPU_HIGH)
     return None

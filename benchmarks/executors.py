@@ -97,7 +97,7 @@ class Candidate:
 
     def settle(self) -> None:
         """Train until the tuner has had its time."""
-        budget, log = ps.config.budget(), AutotuneLog(quiet=True)
+        budget, log = ps.config.budget(), AutotuneLog()
         tuner = Tuner(self.run, BottleneckLaw(), budget, log)
         end = time.perf_counter() + DECIDE_S * self.auto
         due = 0.0

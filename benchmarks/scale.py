@@ -225,7 +225,7 @@ def check(steps: int) -> list[Point]:
         print(
             f"one rank: the store gives {one.store_bytes_per_s / row_bytes:.1f} samples"
             f" a second, a core makes {one.node_rows_per_s:.0f}, the trainer's part of"
-            f" a step takes {1000 * one.mean_s:.0f} ms",
+            f" a step takes {1000 * statistics.fmean(one.steps_s):.0f} ms",
             file=sys.stderr,
         )
         for ranks in RANKS:

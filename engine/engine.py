@@ -533,4 +533,4 @@ def note(
     segment: Segment, old: str, new: str, outcome: MoveOutcome, reason: str
 ) -> None:
     """Record a change of kind, or the reason why there was none."""
-    segment.moves.append(Move.now(segment.recipe.name, old, new, outcome, reason))
+    segment.moves.append(Move(segment.recipe.name, old, new, outcome, reason))

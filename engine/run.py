@@ -13,6 +13,7 @@ from ..errors import BudgetError, SampleNote, SpecError, WorkerError
 from ..system.forking import FORKS
 from .batch.device import DeviceStage, ToDevice
 from .batch.tensors import in_parts
+from .contention import ContentionMeter
 from .core.byte_budget import ByteBudget
 from .far.handover import RemoteTraceback, dumps
 from .far.pools import start_method
@@ -20,7 +21,6 @@ from .feed import Delivery
 from .host.direct import DirectHost
 from .host.local import Host, TrainerHost
 from .in_children import in_children
-from .observe.contention import ContentionMeter
 from .observe.knob import Knob
 from .observe.observation import (
     Move,
@@ -215,7 +215,7 @@ class Run:
             except Exception as error:  # noqa: BLE001 whatever the user's functions raise
                 self._movable, self._wanted = False, self._kind
                 why = str(error)
-                move = Move.now(NAME, "trainer", "process", "failed", why, "host")
+                move = Move(NAME, "trainer", "process", "failed", why, "host")
                 self._moves = (*self._moves, move)
             else:
                 self._settle_in(host)
@@ -234,7 +234,7 @@ class Run:
             return
         name = host.segment.name
         if why := host.verdict(kind):
-            host.moves.append(Move.now(name, "inline", "inline", "stays", why))
+            host.moves.append(Move(name, "inline", "inline", "stays", why))
             self._direct = None
             return
         segment = replace(direct.segments[0], executor=kind)
@@ -249,7 +249,7 @@ class Run:
                 feed=host.maker.feed,
             )
         except Exception as error:  # noqa: BLE001 whatever the user's functions raise
-            host.moves.append(Move.now(name, "inline", kind, "failed", str(error)))
+            host.moves.append(Move(name, "inline", kind, "failed", str(error)))
             self._direct = None
             return
         (begun,) = workers.engine.segments
@@ -351,7 +351,7 @@ class Run:
         self._far = False
         self._recipe = replace(direct or self._recipe, segments=home)
         before.close()
-        move = Move.now(moved.name, moved.executor, "inline", "moved", why)
+        move = Move(moved.name, moved.executor, "inline", "moved", why)
         what = self._recipe, self._byte_budget, cursor, self._trainer
         if direct is not None:
             alone = DirectHost(*what)

@@ -217,7 +217,7 @@ class Segment:
             return
         kind, name = self.executor, self.recipe.name
         why = self._changes_there = CHANGES.format(path)
-        self.moves.append(Move.now(name, kind, kind, "stays", ALONE.format(why)))
+        self.moves.append(Move(name, kind, kind, "stays", ALONE.format(why)))
         if self._asked > 1:
             self._set_workers(1)
 
@@ -225,7 +225,7 @@ class Segment:
         """Request workers of this machine, as those elsewhere are out of reach."""
         kind: Kind = "process" if FORKS else "thread"
         name = self.recipe.name
-        self.moves.append(Move.now(name, self.executor, kind, "moved", why))
+        self.moves.append(Move(name, self.executor, kind, "moved", why))
         self._want(kind)
 
     def take_wanted(self) -> Kind | None:

@@ -139,11 +139,9 @@ class ByteLock:
         self._patience_s = PATIENCE_S
 
     def __enter__(self) -> None:
-        if change(self._descriptor, self._taken):
-            self._patience_s = PATIENCE_S
-            return
-        patience_s, self._patience_s = self._patience_s, 0.0
-        wait_until(lambda: change(self._descriptor, self._taken), patience_s)
+        if not change(self._descriptor, self._taken):
+            patience_s, self._patience_s = self._patience_s, 0.0
+            wait_until(lambda: change(self._descriptor, self._taken), patience_s)
         self._patience_s = PATIENCE_S
 
     def __exit__(self, *_: object) -> None:

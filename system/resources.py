@@ -102,7 +102,7 @@ def effective_cpus(proc: Path = PROC, cgroup: Path = CGROUP) -> float:
         proc: where the process file system is mounted.
         cgroup: where control groups are mounted.
     """
-    return min([float(_affinity(proc)), *_quotas(proc, cgroup)])
+    return min([float(len(usable_cores())), *_quotas(proc, cgroup)])
 
 
 def effective_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
@@ -115,7 +115,8 @@ def effective_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
         proc: where the process file system is mounted.
         cgroup: where control groups are mounted.
     """
-    return max(0, min([_meminfo(proc, "MemAvailable"), *_rests(proc, cgroup)]))
+    rests = (rest for _, rest in _limits(proc, cgroup))
+    return max(0, min([_meminfo(proc, "MemAvailable"), *rests]))
 
 
 def memory_limit_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
@@ -127,12 +128,8 @@ def memory_limit_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
         proc: where the process file system is mounted.
         cgroup: where control groups are mounted.
     """
-    names = ("memory.max", "memory.high", "memory.limit_in_bytes")
-    groups = _groups(proc, cgroup, "memory")
-    limits = [_text(group / name) for group in groups for name in names]
-    return min(
-        [_meminfo(proc, "MemTotal"), *(int(each) for each in limits if each.isdigit())]
-    )
+    limits = (most for most, _ in _limits(proc, cgroup))
+    return min([_meminfo(proc, "MemTotal"), *limits])
 
 
 def _meminfo(proc: Path, name: str) -> int:
@@ -143,20 +140,20 @@ def _meminfo(proc: Path, name: str) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _affinity(proc: Path) -> int:
-    allowed = _fields(proc / "self/status").get("Cpus_allowed_list")
-    if allowed is not None:
-        spans = [span.split("-") for span in allowed.split(",")]
-        return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
-    return os.cpu_count() or 1
+def usable_cores() -> frozenset[int]:
+    """Return the cores that affinity allows; outside Linux, all of the machine's."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
 
 
 def _quotas(proc: Path, cgroup: Path) -> Iterator[float]:
     for group in _groups(proc, cgroup, "cpu"):
         quota, _, period = _text(group / "cpu.max").partition(" ")
         yield from _cores(quota, period)
-        quota = _text(group / "cpu.cfs_quota_us")
-        yield from _cores(quota, _text(group / "cpu.cfs_period_us"))
+        yield from _cores(
+            _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
+        )
 
 
 def _cores(quota_us: str, period_us: str) -> Iterator[float]:
@@ -178,21 +175,24 @@ def oom_kills(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     return max((int(count) for count in counts if count is not None), default=0)
 
 
-def _rests(proc: Path, cgroup: Path) -> Iterator[int]:
+MEMORY = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.high", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Files with a limit, with the bytes in use, and the field of `memory.stat` with those
+that only cache files. The last ones are of version 1."""
+
+
+def _limits(proc: Path, cgroup: Path) -> Iterator[tuple[int, int]]:
+    """Yield each limit of memory, and how much of it is left, in bytes."""
     for group in _groups(proc, cgroup, "memory"):
-        warm = _fields(group / "memory.stat")
-        for limit in ("memory.max", "memory.high"):
-            kept = warm.get("inactive_file", "0")
-            yield from _rest(group / limit, group / "memory.current", kept)
-        kept = warm.get("total_inactive_file", "0")
-        limit_v1 = group / "memory.limit_in_bytes"
-        yield from _rest(limit_v1, group / "memory.usage_in_bytes", kept)
-
-
-def _rest(limit: Path, used: Path, kept: str) -> Iterator[int]:
-    most, taken = _text(limit), _text(used)
-    if most.isdigit() and taken.isdigit():
-        yield int(most) - int(taken) + int(kept)
+        cached = _fields(group / "memory.stat")
+        for limit, used, name in MEMORY:
+            most = _text(group / limit)
+            if most.isdigit():
+                held = int(_text(group / used) or 0) - int(cached.get(name, 0))
+                yield int(most), int(most) - held
 
 
 def _groups(

@@ -44,17 +44,13 @@ class RunQueue:
             if now_ns >= self._due_ns:
                 self._due_ns = now_ns + APART_NS
                 waited = {thread: waited_ns(thread) for thread in self._threads()}
-                before = self._seen
                 self._total_ns += sum(
-                    max(0, ns - before[thread])
+                    max(0, ns - self._seen[thread])
                     for thread, ns in waited.items()
-                    if thread in before
+                    if thread in self._seen
                 )
                 self._seen = waited
             return self._total_ns / 1e9
-
-    def __repr__(self) -> str:
-        return f"<RunQueue of {len(self._seen)} threads: {self._total_ns / 1e9:.3f} s>"
 
 
 LONG_NS = 5_000_000
@@ -102,9 +98,6 @@ class OwnQueue:
     def seconds(self) -> float:
         """Estimated seconds waited so far, as if all work were like the measured."""
         return self.run_ns / 1e9 * self.share
-
-    def __repr__(self) -> str:
-        return f"<OwnQueue: waited {self.share:.0%}>"
 
 
 def threads_of(pid: int) -> list[str]:

@@ -13,8 +13,7 @@ import penstock as ps
 from penstock.autotune import tuner
 from penstock.autotune.policies.kinds import Kinds
 from penstock.autotune.trial import Trial, Verdict
-from penstock.engine import auto_executor
-from penstock.engine.observe import contention
+from penstock.engine import auto_executor, contention
 from penstock.engine.observe.observation import ContentionObservation
 from penstock.engine.run import Run
 from support.datasets import Numbers

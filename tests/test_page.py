@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.autotune.report.page import write_page
-from penstock.autotune.report.terminal import read_report
+from penstock.autotune.report.recording import read_recording
 from support.chromium import looked_at
 from support.recordings import record
 
@@ -53,7 +53,7 @@ def test_the_page_is_readable_by_all_and_searchable_by_keys(
     for rank in range(2):
         record(tmp_path / "run", "train", rank)
     path = tmp_path / "run.html"
-    write_page(read_report(tmp_path / "run"), path)
+    write_page(read_recording(tmp_path / "run"), path)
     settings = ["--blink-settings=preferredColorScheme=0"] if colors == "dark" else []
     said, complaints = looked_at(path, CHECKS % axe, width, 900, *settings)
     assert complaints == ""

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from penstock.autotune.report.page import write_page
-from penstock.autotune.report.terminal import read_report
+from penstock.autotune.report.recording import read_recording
+from penstock.autotune.report.terminal import report_on
 from support import known_causes, warm
 from support.chromium import looked_at
 from support.json_lines import rows_in
@@ -59,7 +60,7 @@ def said(log: Path) -> list[dict[str, Any]]:
 
 def check(path: Path, page: Path, truth: str, rows: list[dict[str, Any]]) -> None:
     """Assert that report and page show what the log says, and the cause at once."""
-    told = str(read_report(path))
+    told = report_on(read_recording(path))
     wrapped = (textwrap.wrap(line, COLUMNS) for line in told.splitlines())
     lines = [part for line in wrapped for part in line]
     assert truth in "\n".join(lines[:LINES]), told
@@ -67,7 +68,7 @@ def check(path: Path, page: Path, truth: str, rows: list[dict[str, Any]]) -> Non
     latest = {row["pipeline"]: row["line"] for row in rows}
     for line in latest.values():
         assert line in told
-    write_page(read_report(path), page)
+    write_page(read_recording(path), page)
     for width, height in SCREENS:
         seen, complaints = looked_at(page, FIRST, width, height)
         assert complaints == ""
@@ -158,7 +159,7 @@ def test_a_day_of_eight_ranks_is_reported_in_little_time_and_memory(
         assert cpu_s - begins_s < parsing_s(logs)  # most lines are not parsed
         assert peak_bytes < 500e6
     assert page.stat().st_size < 1.5e6
-    told, text = str(read_report(days)), page.read_text()
+    told, text = report_on(read_recording(days)), page.read_text()
     truth = "the trainer: loading keeps up"  # after the first minutes
     assert truth in "\n".join(told.splitlines()[:LINES])
     assert truth in text[text.index("<header>") : text.index("</header>")]

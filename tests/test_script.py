@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.autotune.report.terminal import read_report
+from penstock.autotune.report.recording import read_recording
+from penstock.autotune.report.terminal import report_on
 from penstock.errors import SpecError
 from support import warm
 
@@ -140,7 +141,7 @@ def test_a_report_shows_changes_and_their_effects(tmp_path: Path) -> None:
         row("verdict", **{**verdict, "line": "balanced."}),
     ]
     log.write_text("\n".join(rows) + "\n")
-    assert f"{read_report(log)}\n" == TOLD
+    assert f"{report_on(read_recording(log))}\n" == TOLD
 
 
 def test_a_report_includes_loaders_with_torchs_own_workers(tmp_path: Path) -> None:
@@ -218,13 +219,13 @@ def test_a_file_that_is_not_a_log_is_an_error_that_says_so(
     path = tmp_path / "run_0.jsonl"
     path.write_text(text)
     with pytest.raises(SpecError, match="is not the log of a tuned run"):
-        read_report(path)
+        read_recording(path)
     with pytest.raises(SpecError, match="no log can be read"):
-        read_report(tmp_path / "none.jsonl")
+        read_recording(tmp_path / "none.jsonl")
 
 
 def test_the_log_of_another_version_is_an_error_that_says_so(tmp_path: Path) -> None:
     path = tmp_path / "run_0.jsonl"
     path.write_text('{"pipeline": "train", "event": "begin", "version": 2}\n')
     with pytest.raises(SpecError, match="has format version 2, and this penstock"):
-        read_report(path)
+        read_recording(path)

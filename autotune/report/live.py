@@ -15,7 +15,7 @@ from rich.text import Text
 from ...errors import SpecError, check
 from ..phrases import per_s
 from .recording import NO_LOG, Follower, Recorded
-from .terminal import bar, staff, waited
+from .terminal import bar, stages_of, waited
 
 SECONDS = 1.0
 """Between two looks."""
@@ -94,11 +94,10 @@ STYLES = {"input-bound": "red", "balanced": "yellow", "not input-bound": "green"
 
 
 def _parts(seen: Recorded) -> Iterator[RenderableType]:
-    verdicts = seen.verdicts or seen.torchs
-    if not verdicts:
+    if not seen.told:
         yield Text(f"{seen.name}: nothing was measured yet", style="dim")
         return
-    verdict = verdicts[-1]
+    verdict = seen.told[-1]
     window = seen.windows[-1] if seen.windows else None
     rate = window.rows_per_s if window else verdict["rows_per_s"]
     wait = window.wait_share if window else verdict["wait_share"]
@@ -114,20 +113,16 @@ def _parts(seen: Recorded) -> Iterator[RenderableType]:
     table = Table(box=None, pad_edge=False)
     for title in ("stage", "workers", "executor", "on a CPU", "blocked", "connector"):
         table.add_column(title, justify="left")
-    values = seen.values()
-    stages = {stage.name: stage for stage in (window.stages if window else ())}
-    for stage in verdict["stages"]:
-        name = stage["name"]
-        now = stages.get(name)
-        blamed = verdict["bottleneck"] in (name, *(part for part, _ in stage["parts"]))
-        workers, executor = staff(values, stage)
+    for stage in stages_of(seen):
+        now, blamed = stage["now"], stage["blamed"]
+        mark, style = ("> ", "bold red") if blamed else ("  ", "")
         table.add_row(
-            Text(("> " if blamed else "  ") + name, "bold red" if blamed else ""),
-            str(workers),
-            executor,
-            bar(now.cpu if now else stage["cpu"]),
-            bar(now.blocked if now else stage["blocked"]),
-            bar(now.output) if now else "",
+            Text(mark + stage["name"], style),
+            str(stage["num_parallel_workers"]),
+            stage["executor"],
+            bar((now or stage)["cpu"]),
+            bar((now or stage)["blocked"]),
+            bar(now["output"]) if now else "",
         )
     yield table
     yield Text(f"cause: {verdict['cause']}")

@@ -12,108 +12,37 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from .charts import HEIGHT, WIDTH, RankTimeline, timeline
-from .recording import Group, Recorded, Row, groups
-from .terminal import Report, changed, next_steps, settings, staff, waited, why_none
+from ..saved import write_whole
+from .charts import HEIGHT, WIDTH, timeline
+from .recording import Group, Recorded, Recording, groups
+from .terminal import changed, settings, stages_of, waited, why_none
 
 SHOWN = 200
 """Lines of the log that are visible even without scripts."""
-STAFF = ("num_parallel_workers", "executor")
 MAX_RANKS = 64
 """Ranks that are drawn."""
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """What the page shows about one pipeline."""
-
-    group: Group
-
-    @property
-    def verdict(self) -> Row | None:
-        """The last verdict; None if nothing was measured."""
-        return self.group.verdict
-
-    @property
-    def began(self) -> Row | None:
-        """The first verdict, if it was a different one."""
-        first, last = self.group.first, self.group.verdict
-        return first if first is not last else None
-
-    @property
-    def waited(self) -> str:
-        """How long the trainer waited in the whole run."""
-        return waited(self.group.worst)
-
-    @property
-    def timelines(self) -> list[RankTimeline]:
-        """What each rank did over time."""
-        drawn = map(timeline, self.group.ranks[:MAX_RANKS])
-        return [each for each in drawn if each is not None]
-
-    @property
-    def steps(self) -> list[str]:
-        """What to do next."""
-        return [] if self.verdict is None else next_steps(self.group.worst)
-
-    @property
-    def no_steps(self) -> str:
-        """Why there is nothing to do next, or nothing yet; empty if there is."""
-        return why_none(self.group.worst)
-
-    @property
-    def settings(self) -> list[str]:
-        """The lines of code that set the found values by hand."""
-        if self.verdict is None:
-            return []
-        return list(settings(self.group.worst.values(), self.verdict))
-
-    @property
-    def changes(self) -> list[str]:
-        """The changes that were made, and their effects."""
-        return list(changed(self.group.worst))
-
-    @property
-    def stages(self) -> list[dict[str, Any]]:
-        """The pipeline, source first, with the filling of each connector."""
-        if self.verdict is None:
-            return []
-        last = self.group.worst.windows[-1].stages if self.group.worst.windows else ()
-        filled = {stage.name: stage.output for stage in last}
-        values = self.group.worst.values()
-        return [
-            {
-                **stage,
-                **dict(zip(STAFF, staff(values, stage), strict=True)),
-                "filled": filled.get(stage["name"]),
-                "blamed": self.verdict["bottleneck"]
-                in (stage["name"], *(part for part, _ in stage["parts"])),
-            }
-            for stage in self.verdict["stages"]
-        ]
-
-
-def page(report: Report, title: str) -> str:
+def page(recording: Recording, title: str) -> str:
     """Return the page.
 
     Args:
-        report: of the run.
+        recording: of the run.
         title: of the page.
     """
-    lines = list(_lines(report.pipelines))
+    lines = list(_lines(recording.pipelines))
     source = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     environment.filters |= {"duration": duration, "percent": percent}
     return environment.from_string(source).render(
         title=title,
-        sections=list(map(Section, groups(report.pipelines))),
-        damaged=report.damaged,
+        sections=list(map(_section, groups(recording.pipelines))),
+        damaged=recording.damaged,
         width=WIDTH,
         height=HEIGHT,
         lines=lines[-SHOWN:],
@@ -122,13 +51,28 @@ def page(report: Report, title: str) -> str:
     )
 
 
-def write_page(report: Report, path: str | os.PathLike[str]) -> None:
+def write_page(recording: Recording, path: str | os.PathLike[str]) -> None:
     """Write the page, completely or not at all."""
-    shown = os.fspath(path)
-    partial = f"{shown}.partial"
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(page(report, os.path.basename(shown)))
-    os.replace(partial, shown)
+    write_whole(path, page(recording, os.path.basename(path)))
+
+
+def _section(group: Group) -> dict[str, Any]:
+    """Return what the page shows about one pipeline."""
+    seen = group.worst
+    if not seen.told:
+        return {"group": group, "verdict": None}
+    first, last = seen.told[0], seen.told[-1]
+    return {
+        "group": group,
+        "verdict": last,
+        "began": None if first is last else first,
+        "waited": waited(seen),
+        "stages": stages_of(seen),
+        "no_steps": why_none(seen),
+        "settings": list(settings(seen)),
+        "timelines": [timeline(r) for r in group.ranks[:MAX_RANKS] if r.windows],
+        "changes": list(changed(seen)),
+    }
 
 
 def _lines(pipelines: Sequence[Recorded]) -> Iterator[tuple[str, str, str]]:

@@ -11,7 +11,6 @@ import glob
 import json
 import os
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ...engine.observe.observation import ratio
 from ...errors import SpecError, check
-from ..saved import check_version
+from ..saved import UNREADABLE, check_version
 
 Row = Mapping[str, Any]
 KnobName = tuple[str, str]
@@ -36,81 +35,37 @@ STRANGE = (
 )
 
 
-class Stage(NamedTuple):
-    """A segment in one window: shares are of its workers' time, 0 to 1."""
-
-    name: str
-    executor: str
-    cpu: float
-    blocked: float
-    """Inside the functions, but not on a CPU."""
-    feeding: float
-    """Utilisation of its input; 1 for a source."""
-    output: float
-    """Utilisation of its output."""
-
-
 class RecordedWindow(NamedTuple):
     """The content of a window's row."""
 
     time_s: float
     """On the clock of its rank: see `Recorded.wall_s`."""
     window_s: float
-    step: int
     rows_per_s: float
     wait_share: float
-    regime: str
-    host: str
     held_bytes: int
     values: Values
     """The values in force."""
-    stages: tuple[Stage, ...]
 
 
-def window_of(row: Row, before: RecordedWindow | None) -> RecordedWindow:
-    """Return the content of a window's row; equal values are shared."""
-    seen = row["observation"]
-    trainer, stages = seen["trainer"], tuple(map(_stage, seen["segments"]))
+def window_of(row: Row) -> RecordedWindow:
+    """Return the content of a window's row."""
+    seen, trainer = row["observation"], row["observation"]["trainer"]
     spent_s = trainer["wait_s"] + trainer["gap_s"]
     share = (
         trainer["wait_s"] / spent_s
         if spent_s
         else seen["segments"][-1]["output"]["empty"]
     )
-    values: Values = {
-        (knob["op"], knob["knob"]): knob["kind"] or knob["value"]
-        for knob in row["knobs"]
-    }
-    if before is not None and before.values == values:
-        values = before.values
+    knobs = row["knobs"]
     return RecordedWindow(
         row["time_s"],
         seen["window_s"],
-        seen["step"],
         ratio(trainer["rows"], seen["window_s"]),
         share,
-        seen["regime"],
-        seen["host"],
         seen["held_bytes"],
-        values,
-        stages,
+        {(each["op"], each["knob"]): each["kind"] or each["value"] for each in knobs},
     )
-
-
-def _stage(row: Row) -> Stage:
-    feeding, spent_s = row["input"], row["worker_s"]
-    return Stage(
-        sys.intern(row["name"]),
-        sys.intern(row["executor"]),
-        ratio(row["cpu_s"], spent_s),
-        max(0.0, ratio(row["run_s"] - row["cpu_s"], spent_s)),
-        1.0 if feeding is None else _utilization(feeding),
-        _utilization(row["output"]),
-    )
-
-
-def _utilization(row: Row) -> float:
-    return min(1.0, ratio(row["occupancy"], row["capacity"]))
 
 
 @dataclass(slots=True)
@@ -121,6 +76,8 @@ class Recorded:
     rank: int
     begun: Row | None = None
     windows: list[RecordedWindow] = field(default_factory=list)
+    segments: Sequence[Row] = ()
+    """Those of the last window, as they were written."""
     latest: Row | None = None
     """The last window in which training went on, as it was written."""
     changes: list[Row] = field(default_factory=list)
@@ -152,12 +109,11 @@ class Recorded:
                 if row["decides"] and self.undecided is None:
                     self.undecided = row
             case "observation":
-                before = self.windows[-1] if self.windows else None
-                self.windows.append(window_of(row, before))
+                self.windows.append(window_of(row))
                 self._since = len(self.changes)
-                seen = row["observation"]
-                worked = all(segment["rows"] > 0 for segment in seen["segments"])
-                if worked and seen["trainer"]["steps"] > 0:
+                self.segments = row["observation"]["segments"]
+                worked = all(segment["rows"] > 0 for segment in self.segments)
+                if worked and row["observation"]["trainer"]["steps"] > 0:
                     self.latest = row
             case "verdict":
                 if row["stages"] is not None:
@@ -172,11 +128,6 @@ class Recorded:
                     "torch": self.torchs,
                 }
                 places[event].append(row)
-
-    @property
-    def measured(self) -> bool:
-        """Whether a verdict was given."""
-        return bool(self.verdicts)
 
     @property
     def wall_s(self) -> float:
@@ -214,39 +165,27 @@ class Recorded:
             if row["event"] == "outcome":
                 values[row["op"], row["knob"]] = row["new" if row["kept"] else "old"]
             elif row["event"] == "decision" or row["outcome"] in MOVED:
-                values[row["op"], row.get("knob", "executor")] = row["new"]
+                values[row["op"], row["knob"]] = row["new"]
         return values
 
-    def outcomes(self) -> list[Row]:
-        """Return the results of decisions."""
-        return [row for row in self.changes if row["event"] == "outcome"]
-
-    def moves(self) -> list[Row]:
-        """Return what was moved without the tuner's request."""
-        moved = (row for row in self.changes if row["event"] == "executor")
-        return [row for row in moved if row["outcome"] in MOVED]
-
-    def unjudged(self) -> list[Row]:
-        """Return the decisions whose effect has not been measured yet."""
-        open_: dict[KnobName, Row] = {}
+    def trials(self) -> list[tuple[Row, Row | None]]:
+        """Return each decision with its outcome; None if that is not known yet."""
+        found: list[tuple[Row, Row | None]] = []
+        deciding: dict[KnobName, Row] = {}
         for row in self.changes:
             key = row["op"], row["knob"]
             if row["event"] == "decision":
-                open_[key] = row
-            elif row["event"] == "outcome":
-                open_.pop(key, None)
-        return list(open_.values())
+                deciding[key] = row
+            elif row["event"] == "outcome" and key in deciding:
+                found.append((deciding.pop(key), row))
+        return [*found, *((row, None) for row in deciding.values())]
+
+    def unjudged(self) -> list[Row]:
+        """Return the decisions whose effect has not been measured yet."""
+        return [decision for decision, outcome in self.trials() if outcome is None]
 
 
 MOVED = ("moved", "kept")
-UNREADABLE = (
-    ValueError,
-    KeyError,
-    IndexError,
-    TypeError,
-    AttributeError,
-    RecursionError,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,25 +196,6 @@ class Recording:
     """In the order in which they began, rank by rank."""
     damaged: int = 0
     """Lines that could not be read: mostly the last one of a run that was killed."""
-
-    def named(self, name: str | None) -> tuple[Recorded, ...]:
-        """Return the pipelines of a name, on all ranks; None returns all.
-
-        Raises:
-            SpecError: there is none of this name.
-        """
-        found = tuple(p for p in self.pipelines if name in (None, p.name))
-        names = sorted({p.name for p in self.pipelines})
-        check(
-            bool(found) or not self.pipelines,
-            f"the log has no pipeline {name!r}; it has {', '.join(names)}",
-        )
-        return found
-
-    @property
-    def ranks(self) -> list[int]:
-        """The ranks that left a log."""
-        return sorted({p.rank for p in self.pipelines})
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,16 +209,6 @@ class Group:
     def worst(self) -> Recorded:
         """The rank that waits most at the end."""
         return max(self.ranks, key=_wait_share)
-
-    @property
-    def first(self) -> Row | None:
-        """The first verdict on that rank; None: nothing was measured."""
-        return self.worst.told[0] if self.worst.told else None
-
-    @property
-    def verdict(self) -> Row | None:
-        """The last verdict on that rank."""
-        return self.worst.told[-1] if self.worst.told else None
 
 
 def groups(pipelines: Iterable[Recorded]) -> list[Group]:
@@ -314,14 +224,15 @@ def _wait_share(seen: Recorded) -> float:
     return float(seen.told[-1]["wait_share"]) if seen.told else -1.0
 
 
-def read_recording(path: str | os.PathLike[str]) -> Recording:
+def read_recording(path: str | os.PathLike[str], name: str | None = None) -> Recording:
     """Read the log of a run.
 
     Args:
         path: of one rank's `<prefix>_<rank>.jsonl`, or the prefix, for all ranks.
+        name: of the pipelines to read about; None means all.
 
     Raises:
-        SpecError: there is none, or it is not one.
+        SpecError: there is no such log, or no such pipeline in it.
     """
     shown = os.fspath(path)
     files = [shown] if os.path.isfile(shown) else logs_of(shown)
@@ -334,8 +245,14 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
             follower.end()
         except OSError as error:
             raise SpecError(NO_LOG.format(file, error.strerror)) from error
-    pipelines = (each for follower in followers for each in follower.pipelines)
-    return Recording(tuple(pipelines), sum(each.damaged for each in followers))
+    every = [each for follower in followers for each in follower.pipelines]
+    named = tuple(each for each in every if name in (None, each.name))
+    names = sorted({each.name for each in every})
+    check(
+        bool(named) or not every,
+        f"the log has no pipeline {name!r}; it has {', '.join(names)}",
+    )
+    return Recording(named, sum(each.damaged for each in followers))
 
 
 def logs_of(prefix: str) -> list[str]:
@@ -362,8 +279,7 @@ BLOCK = 1 << 20
 class Follower:
     """Reads a log as it grows. Of a large one, every second or tenth window counts.
 
-    The window before a change and the last one always count: they have the values. Of
-    the verdicts, the first and the last count.
+    The window before a change and the last one always count: they have the values.
 
     Args:
         path: of one rank's file.
@@ -372,12 +288,11 @@ class Follower:
 
     def __init__(self, path: str, number: int = 0) -> None:
         self._path, self._number = path, number
-        self._offset = self._rows = 0
+        self._offset = 0
         self._rest = b""
         self._windows = 0
-        # The latest rows that were skipped, by pipeline and event.
-        self._passed: dict[tuple[bytes, bytes], bytes] = {}
-        self._judged: set[bytes] = set()  # pipelines with a verdict
+        # The latest window of each pipeline, if it was skipped.
+        self._passed: dict[bytes, bytes] = {}
         self._found: dict[str, Recorded] = {}
         self.damaged = 0
         """Lines that could not be read."""
@@ -418,32 +333,24 @@ class Follower:
         whose, event = begins.groups()
         if event == b"observation":
             self._windows += 1
-            skipped = self._windows % every > 0
-        else:
-            skipped = event == b"verdict" and whose in self._judged
-        if skipped:
-            self._passed[whose, event] = line
-            return ()
-        if event == b"verdict":
-            self._judged.add(whose)
-        before = None
-        if event in CHANGES:
-            before = self._passed.pop((whose, b"observation"), None)
-        elif event == b"observation":
-            self._passed.pop((whose, event), None)
-        return (line,) if before is None else (before, line)
+            if self._windows % every:
+                self._passed[whose] = line
+                return ()
+            self._passed.pop(whose, None)
+        elif event in CHANGES and whose in self._passed:
+            return self._passed.pop(whose), line
+        return (line,)
 
     def _take(self, lines: Sequence[bytes]) -> None:
-        """Add the rows of lines: parsed together, or one by one if one is damaged."""
-        together = _parsed(lines)
-        for number, line in enumerate(lines):
+        """Add the rows of lines, except for damaged ones."""
+        for line in lines:
             try:
-                self._add(json.loads(line) if together is None else together[number])
+                self._add(json.loads(line))
             except SpecError:
                 raise
             except UNREADABLE as error:
                 self.damaged += 1
-                if not self._rows:
+                if not self._found:
                     told = f"{type(error).__name__}: {error}"
                     raise SpecError(STRANGE.format(self._path, told)) from error
 
@@ -451,16 +358,6 @@ class Follower:
         if row["event"] == "begin":
             check_version(row, self._path)
         name = row["pipeline"]
-        if name not in self._found:
-            self._found[name] = Recorded(name, self._number)
-        self._found[name].add(row)
-        self._rows += 1
-
-
-def _parsed(lines: Sequence[bytes]) -> list[Row] | None:
-    """Return the rows of lines, or None unless each line is one row."""
-    try:
-        rows: list[Row] = json.loads(b"[%b]" % b",".join(lines))
-    except UNREADABLE:
-        return None
-    return rows if len(rows) == len(lines) else None
+        recorded = self._found.get(name) or Recorded(name, self._number)
+        recorded.add(row)
+        self._found[name] = recorded

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from math import ceil
-from typing import Any
 
 from ...engine.observe.observation import ratio
 from ...system.printing import figures
 from ..phrases import per_s
-from .recording import (
-    Group,
-    Recorded,
-    Row,
-    Stage,
-    Values,
-    groups,
-    read_recording,
-)
+from .recording import MOVED, Group, Recorded, Recording, Row, groups
 
 STAGE = re.compile(r"(?P<kind>\w+)\(ID:\d+\)(?: (?P<label>.+))?")
 """A stage's name in the log."""
@@ -31,8 +20,6 @@ METHODS = {
     "Filter": ".filter({}, ",
     "Map": ".map({}, ",
 }
-MAX_STEPS = 3
-"""Most suggestions for what to do next."""
 MAX_CHANGES = 20
 """Latest changes of knobs that are listed one by one."""
 UNMEASURED = "nothing was measured: no step of a tuned loop was finished."
@@ -49,33 +36,12 @@ KEEPS_UP = "nothing here: loading keeps up with the trainer."
 NOTHING_KNOWN = "nothing is known that would help; the cause above says what binds."
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What happened to some pipelines. `print` it."""
-
-    pipelines: tuple[Recorded, ...]
-    damaged: int = 0
-    """Lines of the log that cannot be read."""
-
-    def __str__(self) -> str:
-        lines = [line for group in groups(self.pipelines) for line in told(group)]
-        if self.damaged:
-            lines.append(f"left out: {self.damaged} damaged lines of the log.")
-        return "\n".join(lines or [UNMEASURED])
-
-
-def read_report(path: str | os.PathLike[str], name: str | None = None) -> Report:
-    """Read the log of a tuned run.
-
-    Args:
-        path: of one rank's `<prefix>_<rank>.jsonl`, or the prefix, for all ranks.
-        name: of the pipeline to report on; None means all.
-
-    Raises:
-        SpecError: there is no such log, or no such pipeline in it.
-    """
-    recording = read_recording(path)
-    return Report(recording.named(name), recording.damaged)
+def report_on(recording: Recording) -> str:
+    """Return what happened to some pipelines, as text."""
+    lines = [line for group in groups(recording.pipelines) for line in told(group)]
+    if recording.damaged:
+        lines.append(f"left out: {recording.damaged} damaged lines of the log.")
+    return "\n".join(lines or [UNMEASURED])
 
 
 def told(group: Group) -> Iterator[str]:
@@ -91,7 +57,7 @@ def told(group: Group) -> Iterator[str]:
     if not seen.told:
         yield f"  {UNMEASURED if seen.end else BROKEN_OFF}"
         return
-    yield from (f"  try: {step}" for step in next_steps(seen))
+    yield from (f"  try: {step}" for step in seen.told[-1]["advice"])
     if none := why_none(seen):
         yield f"  next: {none}"
     for other in group.ranks:
@@ -102,11 +68,9 @@ def told(group: Group) -> Iterator[str]:
 def waited(seen: Recorded) -> str:
     """Return how long the trainer waited in the whole run; empty if that is unknown."""
     spent, before = seen.spent, seen.undecided
-    if spent is None or not seen.told:
+    if spent is None or not spent["wait_s"] + spent["own_s"]:
         return ""
     wait_s, whole_s = spent["wait_s"], spent["wait_s"] + spent["own_s"]
-    if not whole_s:
-        return ""
     parts = ""
     if before is not None:
         parts = (
@@ -132,22 +96,16 @@ def _tuned(seen: Recorded) -> Iterator[str]:
         yield f"       {last['cause']}"
     if seen.end is None:
         yield "       the log breaks off here: the run goes on, or was killed"
-    stages = seen.windows[-1].stages if seen.windows else ()
-    yield from picture(last, stages, seen.values())
+    yield from picture(seen)
     yield from last["caching"]
     yield from changed(seen)
-    for line in settings(seen.values(), last):
+    for line in settings(seen):
         yield f"set by hand: {line}"
-
-
-def next_steps(seen: Recorded) -> list[str]:
-    """Return the next things to do, `MAX_STEPS` at most, as code to paste."""
-    return list(seen.told[-1]["advice"])[:MAX_STEPS]
 
 
 def why_none(seen: Recorded) -> str:
     """Return why nothing is to be done next, or nothing yet; empty if something is."""
-    if not seen.told or next_steps(seen):
+    if seen.told[-1]["advice"]:
         return ""
     if count := len(seen.unjudged()):
         changes = "one change was" if count == 1 else f"{count} changes were"
@@ -173,41 +131,54 @@ def bar(share: float) -> str:
     return "#" * filled + "." * (BAR - filled)
 
 
-def picture(verdict: Row, stages: Sequence[Stage], values: Values) -> Iterator[str]:
-    """Draw the pipeline: one line for each stage, and the connectors after them.
+def stages_of(seen: Recorded) -> list[Row]:
+    """Return the stages of the last verdict, with what is known of them since then.
 
-    Args:
-        verdict: names the stages, and which one holds training up.
-        stages: of the window that the verdict is based on.
-        values: the values in force.
+    They have the workers that are there now. `now` has the stage's shares in the last
+    window, or is None; `blamed` says whether the stage is the bottleneck.
     """
-    names = {stage["name"]: stage for stage in verdict["stages"]}
-    width = max((len(name) for name in names), default=0)
-    filled = {stage.name: stage.output for stage in stages}
-    for name, stage in names.items():
-        blamed = verdict["bottleneck"] in (name, *(part for part, _ in stage["parts"]))
-        mark = ">" if blamed else " "
-        workers, executor = staff(values, stage)
+    verdict, values = seen.told[-1], seen.values()
+    now = {row["name"]: _shares(row) for row in seen.segments}
+    found: list[Row] = []
+    for stage in verdict["stages"]:
+        name, parts = stage["name"], [part for part, _ in stage["parts"]]
+        blamed = verdict["bottleneck"] in (name, *parts)
+        present = {knob: value for (op, knob), value in values.items() if op == name}
+        found.append({**stage, **present, "now": now.get(name), "blamed": blamed})
+    return found
+
+
+def _shares(row: Row) -> Row:
+    """Return how a segment's workers spent their time, and how full its output was."""
+    spent_s, output = row["worker_s"], row["output"]
+    return {
+        "cpu": ratio(row["cpu_s"], spent_s),
+        "blocked": max(0.0, ratio(row["run_s"] - row["cpu_s"], spent_s)),
+        "output": min(1.0, ratio(output["occupancy"], output["capacity"])),
+    }
+
+
+def picture(seen: Recorded) -> Iterator[str]:
+    """Draw the pipeline: one line for each stage, and the connectors after them."""
+    stages = stages_of(seen)
+    width = max((len(stage["name"]) for stage in stages), default=0)
+    for stage in stages:
         yield (
-            f"{mark} {name:<{width}}  {workers:>3} {executor:<7}"
+            f"{'>' if stage['blamed'] else ' '} {stage['name']:<{width}}"
+            f"  {stage['num_parallel_workers']:>3} {stage['executor']:<7}"
             f"  on a CPU [{bar(stage['cpu'])}]  blocked [{bar(stage['blocked'])}]"
         )
-        if name in filled:
-            yield f"  {'':<{width}}  v connector [{bar(filled[name])}]"
-    yield f"  trainer waits [{bar(verdict['wait_share'])}]"
-
-
-def staff(values: Values, stage: Row) -> tuple[int | str, str]:
-    """Return the present number of a verdict stage's workers, and their kind."""
-    name = stage["name"]
-    workers = values.get((name, "num_parallel_workers"), stage["num_parallel_workers"])
-    return workers, str(values.get((name, "executor"), stage["executor"]))
+        if stage["now"]:
+            yield f"  {'':<{width}}  v connector [{bar(stage['now']['output'])}]"
+    yield f"  trainer waits [{bar(seen.told[-1]['wait_share'])}]"
 
 
 def changed(seen: Recorded) -> Iterator[str]:
     """Yield what was changed, and with which effect, a line each."""
-    outcomes, moves, unjudged = seen.outcomes(), seen.moves(), seen.unjudged()
-    kept = [row for row in outcomes if row["kept"]]
+    judged = [row for row in seen.changes if row["event"] == "outcome"]
+    kept, unjudged = [row for row in judged if row["kept"]], seen.unjudged()
+    own = (row for row in seen.changes if row["event"] == "executor")
+    moves = [row for row in own if row["outcome"] in MOVED]
     if not kept and not moves and not unjudged:
         yield "changed: nothing; it was as good as could be found, or had no time"
     for row in moves:
@@ -223,7 +194,7 @@ def changed(seen: Recorded) -> Iterator[str]:
         )
     for row in unjudged:
         yield f"changed: {_change(row)}, not judged yet"
-    if tried := len(outcomes) - len(kept):
+    if tried := len(judged) - len(kept):
         yield f"tried and taken back: {tried}"
 
 
@@ -231,47 +202,34 @@ def _change(row: Row) -> str:
     return f"{row['op']}: {row['knob']} {row['old']} -> {row['new']}"
 
 
-def settings(values: Values, verdict: Row) -> Iterator[str]:
-    """Yield the lines of code that set the present values by hand.
-
-    Args:
-        values: the values in force.
-        verdict: the latest, which names the stages and the API.
-    """
-    stages = verdict["stages"]
-    if verdict.get("face") == "DataLoader":
-        yield _of_loader(values, stages[0])
+def settings(seen: Recorded) -> Iterator[str]:
+    """Yield the lines of code that set the present values by hand."""
+    values, stages = seen.values(), stages_of(seen)
+    sizes = [int(size) for (_, knob), size in values.items() if knob == "prefetch_size"]
+    if seen.told[-1].get("face") == "DataLoader":
+        yield _of_loader(stages[0], sizes)
         return
     for stage in stages:
-        given = _given(values, stage)
-        if line := _call(stage["name"], given):
-            yield line
-    sizes = [size for (_, knob), size in values.items() if knob == "prefetch_size"]
+        yield _call(stage, tuned=(stage["name"], "num_parallel_workers") in values)
     if sizes:
-        yield f"ps.set_prefetch_size({max(map(int, sizes))})"
+        yield f"ps.set_prefetch_size({max(sizes)})"
 
 
-def _given(values: Values, stage: Mapping[str, Any]) -> str:
-    name = stage["name"]
-    workers = values.get((name, "num_parallel_workers"))
-    executor = values.get((name, "executor"), stage["executor"])
-    given = [] if workers is None else [f"num_parallel_workers={workers}"]
-    return ", ".join([*given, f'executor="{executor}"'])
-
-
-def _call(name: str, given: str) -> str:
-    """Return the call that creates a stage, with these arguments."""
-    found = STAGE.fullmatch(name)
+def _call(stage: Row, *, tuned: bool) -> str:
+    """Return the call that creates a stage, with its workers as they are now."""
+    given = f'executor="{stage["executor"]}"'
+    if tuned:
+        given = f"num_parallel_workers={stage['num_parallel_workers']}, {given}"
+    found = STAGE.fullmatch(stage["name"])
     method = METHODS.get(found["kind"]) if found else None
     if found is None or method is None:
-        return f"{name}: {given}"
+        return f"{stage['name']}: {given}"
     return method.format(found["label"] or "...") + given + ")"
 
 
-def _of_loader(values: Values, stage: Mapping[str, Any]) -> str:
-    workers, executor = staff(values, stage)
-    if executor == "inline":
+def _of_loader(stage: Row, sizes: Sequence[int]) -> str:
+    workers = stage["num_parallel_workers"]
+    if stage["executor"] == "inline":
         return "DataLoader(..., num_workers=0)"
-    sizes = [int(size) for (_, knob), size in values.items() if knob == "prefetch_size"]
-    factor = ceil(max(sizes, default=stage["prefetch_size"]) / int(workers))
+    factor = ceil(max(sizes, default=stage["prefetch_size"]) / workers)
     return f"DataLoader(..., num_workers={workers}, prefetch_factor={factor})"

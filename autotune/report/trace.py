@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from .recording import Recorded, RecordedWindow
-from .terminal import Report
+from ..saved import NAMES, write_whole
+from .recording import Recorded, RecordedWindow, Recording
 
 Event = dict[str, Any]
 
@@ -21,14 +21,13 @@ BASE_S = 7_889_238
 (kineto, `output_json.cpp`), which they name `baseTimeNanoseconds`."""
 
 
-def write_trace(report: Report, path: str | os.PathLike[str]) -> None:
+def write_trace(recording: Recording, path: str | os.PathLike[str]) -> None:
     """Write the trace, in microseconds since its base, completely or not at all."""
-    shown = os.fspath(path)
-    first_s = min((seen.wall_s for seen in report.pipelines), default=0.0)
+    first_s = min((seen.wall_s for seen in recording.pipelines), default=0.0)
     base_s = int(first_s) // BASE_S * BASE_S
     events = [
         event
-        for number, seen in enumerate(report.pipelines)
+        for number, seen in enumerate(recording.pipelines)
         for event in events_of(seen, number + 1, base_s)
     ]
     whole = {
@@ -36,9 +35,7 @@ def write_trace(report: Report, path: str | os.PathLike[str]) -> None:
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": base_s * 1_000_000_000,
     }
-    with open(f"{shown}.partial", "w", encoding="utf-8") as file:
-        json.dump(whole, file)
-    os.replace(f"{shown}.partial", shown)
+    write_whole(path, json.dumps(whole))
 
 
 def events_of(seen: Recorded, process: int, base_s: int) -> Iterator[Event]:
@@ -73,7 +70,7 @@ def _counters(window: RecordedWindow) -> Iterator[tuple[str, dict[str, float]]]:
     yield "trainer waits (%)", {"wait": 100 * window.wait_share}
     yield "samples/s", {"rate": window.rows_per_s}
     yield "held (MiB)", {"held": window.held_bytes / (1 << 20)}
-    for knob in ("num_parallel_workers", "prefetch_size"):
+    for knob in NAMES:
         values = {
             op: float(value)
             for (op, name), value in window.values.items()

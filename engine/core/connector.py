@@ -270,7 +270,7 @@ class Connector:
         with engine_lock.lock:
             now_ns = engine_lock.clock()
             spent_ns = outcome.run_ns, outcome.cpu_ns
-            meter.stop(outcome.done, *spent_ns, now_ns, outcome.nbytes)
+            meter.stop(outcome.done, *spent_ns, now_ns)
             if outcome.parts:
                 self.parts.add(outcome.parts, outcome.done)
             in_flight = self._core.settle(lease, outcome, now_ns)
@@ -335,15 +335,17 @@ class Connector:
         """Whether a worker has a batch or a lease, even one that was dropped."""
         return self._finishing > 0 or any(meter.leases for meter in self.meters)
 
-    def read(self, now_ns: int) -> SegmentCounters:
-        """Return all totals up to now."""
+    def read(self, now_ns: int, window_s: float) -> SegmentCounters:
+        """Return all totals up to now, since the run began `window_s` ago."""
         core, reader = self._core, self.segment + 1
-        return SegmentCounters(
-            sum((meter.read(now_ns) for meter in self.meters), self._gone),
-            core.segments[self.segment].gauge.read(now_ns),
+        row_bytes = (
             core.segments[reader].row_bytes
             if reader < len(core.segments)
-            else core.reservations.batch_bytes / core.batch_rows,
+            else core.reservations.batch_bytes / core.batch_rows
+        )
+        return SegmentCounters(
+            sum((meter.read(now_ns) for meter in self.meters), self._gone),
+            core.segments[self.segment].gauge.read(now_ns, window_s, row_bytes),
             self.parts.read(),
         )
 

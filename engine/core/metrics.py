@@ -9,25 +9,42 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
-from .totals import TOTAL, Totals
+from .totals import MEAN, SHARE, TOTAL, Totals
 
 
 @dataclass(frozen=True, slots=True)
-class GaugeReading:
-    """Totals since the start of the run."""
+class ConnectorObservation(Totals):
+    """The rows that waited between two segments, or for the trainer."""
 
-    area: float
-    """Integral of the waiting rows over time, in row-seconds."""
-    empty_s: float
-    """Seconds without a waiting row."""
-    full_s: float
-    """Seconds at capacity."""
-    capacity: int
-    """Rows that may wait now."""
+    occupancy: float = field(default=0.0, metadata=MEAN)
+    """Rows waiting, mean over time."""
+    capacity: float = 0.0
+    """Maximum number of waiting rows, at the end of the window."""
+    empty: float = field(default=0.0, metadata=SHARE)
+    """Share of the window, 0 to 1, with no row waiting: near 1, its reader starves."""
+    full: float = field(default=0.0, metadata=SHARE)
+    """Share of the window, 0 to 1, at capacity: near 1, the producer is held back."""
+    row_bytes: float = 0.0
+    """Mean bytes of a waiting row, at the end of the window."""
+
+    @property
+    def bounded(self) -> ConnectorObservation:
+        """The same for people: a reading's shares exceed 1 if the trainer was away."""
+        return replace(
+            self,
+            occupancy=min(self.occupancy, self.capacity),
+            empty=min(1.0, self.empty),
+            full=min(1.0, self.full),
+        )
+
+    @property
+    def utilization(self) -> float:
+        """Mean occupancy as a share of capacity, 0 to 1 (MindSpore's measure)."""
+        return min(1.0, self.occupancy / self.capacity) if self.capacity else 0.0
 
 
 class Gauge:
@@ -53,11 +70,18 @@ class Gauge:
         self._last = now_ns
         self.level = level
 
-    def read(self, now_ns: int) -> GaugeReading:
-        """Return the totals up to now."""
+    def read(
+        self, now_ns: int, window_s: float, row_bytes: float = 0.0
+    ) -> ConnectorObservation:
+        """Return what was seen up to now, since the run began `window_s` ago."""
         self.move(self.level, now_ns)
-        return GaugeReading(
-            self._area / 1e9, self._empty / 1e9, self._full / 1e9, self.capacity
+        share = 1e-9 / window_s if window_s > 0 else 0.0  # of a nanosecond
+        return ConnectorObservation(
+            self._area * share,
+            self.capacity,
+            self._empty * share,
+            self._full * share,
+            row_bytes,
         )
 
 
@@ -72,20 +96,26 @@ class Wait(Enum):
     """Credit, because the byte budget has no room for another batch."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReading(Totals):
-    """Totals, in worker-seconds. `+` adds the readings of several workers."""
+    """Totals of one worker. `+` adds the readings of several workers."""
 
     rows: int = field(default=0, metadata=TOTAL)
-    alive_s: float = field(default=0.0, metadata=TOTAL)
+    """Rows finished."""
+    worker_s: float = field(default=0.0, metadata=TOTAL)
+    """Worker-seconds: the lifetimes of the workers, summed."""
     run_s: float = field(default=0.0, metadata=TOTAL)
+    """Worker-seconds inside the stages' functions: CPU time and everything that blocks
+    in them."""
     cpu_s: float = field(default=0.0, metadata=TOTAL)
+    """CPU-seconds of these; `run_s - cpu_s` is I/O, the GIL, locks and the run
+    queue."""
     wait_input_s: float = field(default=0.0, metadata=TOTAL)
+    """Worker-seconds waiting for rows to work on."""
     wait_credit_s: float = field(default=0.0, metadata=TOTAL)
-    nbytes: int = field(default=0, metadata=TOTAL)
-    """Bytes of the samples it produced."""
+    """Worker-seconds held back by the consumer's bound, or by the memory budget."""
     wait_memory_s: float = field(default=0.0, metadata=TOTAL)
-    """The part of `wait_credit_s` that was due to a lack of bytes."""
+    """The part of `wait_credit_s` due to a lack of bytes in the memory budget."""
 
 
 class PartReading(NamedTuple):
@@ -103,12 +133,10 @@ class SegmentCounters(NamedTuple):
 
     work: WorkerReading
     """The sum over its workers, past ones included."""
-    gauge: GaugeReading
-    """How many rows wait after it."""
-    row_bytes: float
-    """Mean bytes of one of these rows now."""
+    output: ConnectorObservation
+    """The rows that wait after it."""
     parts: tuple[PartReading, ...]
-    """The cost of each operation; only measured if there are several."""
+    """The cost of each operation."""
 
 
 class PartsMeter:
@@ -211,7 +239,6 @@ class WorkerMeter:
     __slots__ = (
         "_alive",
         "_cpu",
-        "_nbytes",
         "_rows",
         "_run",
         "_running_since",
@@ -229,7 +256,7 @@ class WorkerMeter:
         self._workers = workers
         self.clock = CpuClock()
         """The CPU clock of a worker thread."""
-        self._rows = self._alive = self._run = self._cpu = self._nbytes = 0
+        self._rows = self._alive = self._run = self._cpu = 0
         self._wait = dict.fromkeys(Wait, 0)
         self.waiting_for: Wait | None = None
         self._waiting_since = 0
@@ -267,9 +294,7 @@ class WorkerMeter:
             self._running_since = now_ns
         self.leases += 1
 
-    def stop(
-        self, rows: int, run_ns: int, cpu_ns: int, now_ns: int, nbytes: int = 0
-    ) -> None:
+    def stop(self, rows: int, run_ns: int, cpu_ns: int, now_ns: int) -> None:
         """Note that a lease was settled; the next one, if any, starts now.
 
         `run_ns` and `cpu_ns` are worker-time.
@@ -277,7 +302,6 @@ class WorkerMeter:
         self._rows += rows
         self._run += run_ns
         self._cpu += cpu_ns
-        self._nbytes += nbytes
         self._running_since = now_ns
         self.leases -= 1
 
@@ -290,14 +314,13 @@ class WorkerMeter:
         if self.leases:
             run += (now_ns - self._running_since) * self._workers
         return WorkerReading(
-            self._rows,
-            (self._alive + (now_ns - self._since) * self._workers) / 1e9,
-            run / 1e9,
-            self._cpu / 1e9,
-            waits[Wait.INPUT] / 1e9,
-            (waits[Wait.CREDIT] + waits[Wait.MEMORY]) / 1e9,
-            self._nbytes,
-            waits[Wait.MEMORY] / 1e9,
+            rows=self._rows,
+            worker_s=(self._alive + (now_ns - self._since) * self._workers) / 1e9,
+            run_s=run / 1e9,
+            cpu_s=self._cpu / 1e9,
+            wait_input_s=waits[Wait.INPUT] / 1e9,
+            wait_credit_s=(waits[Wait.CREDIT] + waits[Wait.MEMORY]) / 1e9,
+            wait_memory_s=waits[Wait.MEMORY] / 1e9,
         )
 
     def _stop_waiting(self, now_ns: int) -> None:

@@ -113,7 +113,9 @@ class BatchMeter:
         cpu_s = self._alike_ns / 1e9 * min(1.0, ratio(self._cpu_ns, self._clocked_ns))
         collate_cpu_s = cpu_s * ratio(self._collate_cpu_ns, self._cpu_ns)
         nbytes, held_s = rows * self.sample_bytes, max(0.0, alive_s - run_s)
-        work = WorkerReading(rows, alive_s, run_s, cpu_s, 0.0, held_s, nbytes)
+        work = WorkerReading(
+            rows=rows, worker_s=alive_s, run_s=run_s, cpu_s=cpu_s, wait_credit_s=held_s
+        )
         made = self.parts.read()
         if len(made) == 1:  # its cost is that of everything but collating
             rest_s = run_s - collate_s, cpu_s - collate_cpu_s

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 from ...errors import CLOSED, PenstockError
 from ..auto_executor import SOON_NS, WORTH_START_NS, resolve
 from ..core.byte_budget import ByteBudget
-from ..core.metrics import GaugeReading
+from ..core.metrics import ConnectorObservation
 from ..engine import Engine
 from ..feed import Delivery
 from ..observe.knob import Knob
 from ..observe.observation import (
-    ConnectorObservation,
     Move,
     MoveOutcome,
     Observation,
     SegmentObservation,
     parts_of,
+    ratio,
 )
 from ..observe.trainer_meter import TrainerMeter
 from ..plan import Cursor
@@ -185,26 +186,22 @@ class DirectHost:
     def _note(self, new: str, outcome: MoveOutcome, reason: str) -> None:
         """Record where the work goes, or why it stays."""
         name = self.segment.name
-        self.moves.append(Move.now(name, "inline", new, outcome, reason))
+        self.moves.append(Move(name, "inline", new, outcome, reason))
 
     def read(self) -> Observation:
         trainer, segment = self._trainer, self.segment
         work, costs = self._meter.read()
         seen, now_ns = trainer.read(), time.perf_counter_ns()
         window_s = trainer.window_s(now_ns, seen)
-        gauge = GaugeReading(0.0, work.alive_s, 0.0, self._batch_rows)
+        empty = ratio(work.worker_s, window_s)
         told = SegmentObservation(
             name=segment.name,
             queue_name=segment.queue_name,
             executor="inline",
             num_parallel_workers=1,
             prefetch_size=1,
-            rows=work.rows,
-            worker_s=work.alive_s,
-            run_s=work.run_s,
-            cpu_s=work.cpu_s,
-            wait_credit_s=work.wait_credit_s,
-            output=ConnectorObservation.of(gauge, window_s),
+            **asdict(work),
+            output=ConnectorObservation(0.0, self._batch_rows, empty),
             moves=tuple(self.moves),
             run_queue_s=self._meter.queued_s,
             parts=parts_of(segment.program.stages, costs, (*segment.storable, None)),

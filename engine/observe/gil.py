@@ -14,9 +14,7 @@ import ctypes
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Self
 
 SLEEP_S = 0.0035
 """Shorter than the interpreter's switch interval of 5 ms, which the waits of other
@@ -34,17 +32,17 @@ BURST = 50
 class GilProbe:
     """Samples the GIL in bursts, each in a short-lived thread of its own.
 
-        with GilProbe() as probe:
+        with closing(GilProbe()) as probe:
             probe.burst()      # returns at once
             probe.held_share   # of the last burst, once it is over
 
-    `burst` and `clear` belong to one thread at a time; any thread may call `close`.
+    `burst` belongs to one thread at a time; any thread may call `close`.
     """
 
     def __init__(self) -> None:
-        # Written by the burst's thread; an append is atomic.
-        self._seen: deque[bool] = deque(maxlen=BURST)
-        self._last: float | None = None
+        self.held_share: float | None = None
+        """Share of moments, 0 to 1, at which others held the GIL in the last complete
+        burst; None before that. Written by the burst's thread."""
         self._closed = threading.Event()
         # Held while the probe's thread may sleep; `close` releases it.
         self._bed = threading.Lock()
@@ -53,39 +51,17 @@ class GilProbe:
         # Held to start it, and to close: a thread that has not started has no end.
         self._starting = threading.Lock()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def held_share(self) -> float | None:
-        """Share of moments, 0 to 1, at which others held the GIL; None: too few yet."""
-        seen = tuple(self._seen)
-        return sum(seen) / len(seen) if len(seen) == BURST else None
-
-    @property
-    def last_share(self) -> float | None:
-        """The share of the last complete burst, even if the work changed since."""
-        share = self.held_share
-        return self._last if share is None else share
-
-    def burst(self) -> None:
-        """Start a burst, unless one is in progress."""
+    def burst(self) -> bool:
+        """Start a burst, unless one is in progress; return whether it was started."""
         with self._starting:
             busy = self._thread is not None and self._thread.is_alive()
             if busy or self._closed.is_set():
-                return
+                return False
             self._thread = threading.Thread(
                 target=self._look, name="penstock gil probe", daemon=True
             )
             self._thread.start()
-
-    def clear(self) -> None:
-        """Forget the samples: the work has changed."""
-        self._last = self.last_share
-        self._seen.clear()
+        return True
 
     def close(self) -> None:
         """Stop a burst in progress, and wait for it. Idempotent."""
@@ -98,6 +74,7 @@ class GilProbe:
             thread.join()
 
     def _look(self) -> None:
+        held = 0
         with run_queue_clock() as waited_ns:
             for _ in range(BURST):
                 queued, slept = waited_ns(), time.perf_counter_ns()
@@ -107,11 +84,8 @@ class GilProbe:
                     return
                 late_ns = time.perf_counter_ns() - slept - int(SLEEP_S * 1e9)
                 late_ns -= waited_ns() - queued
-                self._seen.append(late_ns > LATE_NS)
-
-    def __repr__(self) -> str:
-        share = self.held_share
-        return f"<GilProbe: {'unknown' if share is None else f'held {share:.0%}'}>"
+                held += late_ns > LATE_NS
+        self.held_share = held / BURST
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ class Knob:
     """Largest number the user allows; 0 for a kind."""
     tunable: bool
     """False if the user pinned the stage with `tune=False`."""
-    read: Callable[[], Any] = field(repr=False)
+    read: Callable[[], Value] = field(repr=False)
     write: Callable[[Any], object] = field(repr=False)
     choices: tuple[str, ...] = ()
     """Possible kinds; empty for a number."""
@@ -39,8 +39,7 @@ class Knob:
     @property
     def value(self) -> Value:
         """The requested value (workers may still be starting or finishing)."""
-        value: Value = self.read()
-        return value
+        return self.read()
 
     def set(self, value: Value) -> Value:
         """Request `value`; a number is clipped to its bounds.
@@ -55,9 +54,8 @@ class Knob:
             if value not in self.choices:
                 text = f"{self.name} of {self.operator} must be one of {self.choices}"
                 raise ValueError(f"{text}, got {value!r}")
-            asked: Value = value
         else:
-            asked = min(max(value, self.lower), self.upper)
-        if asked != self.read():
-            self.write(asked)
-        return asked
+            value = min(max(value, self.lower), self.upper)
+        if value != self.read():
+            self.write(value)
+        return value

@@ -16,8 +16,8 @@ from typing import ClassVar, Literal
 
 from ...cache.statistics import CacheStatistics
 from ...system.printing import Printed
-from ..core.metrics import GaugeReading, PartReading
-from ..core.totals import MEAN, PARTS, SHARE, TOTAL, Totals
+from ..core.metrics import ConnectorObservation, PartReading, WorkerReading
+from ..core.totals import MEAN, PARTS, TOTAL, Totals
 
 MIB = 1 << 20
 MIN_GROWTH = 0.05
@@ -27,50 +27,6 @@ MIN_GROWTH = 0.05
 def ratio(part: float, whole: float) -> float:
     """Return `part / whole`, or 0 if `whole` is 0."""
     return part / whole if whole > 0 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectorObservation(Totals):
-    """The rows that waited between two segments, or for the trainer."""
-
-    occupancy: float = field(default=0.0, metadata=MEAN)
-    """Rows waiting, mean over time."""
-    capacity: float = 0.0
-    """Maximum number of waiting rows, at the end of the window."""
-    empty: float = field(default=0.0, metadata=SHARE)
-    """Share of the window, 0 to 1, with no row waiting: near 1, its reader starves."""
-    full: float = field(default=0.0, metadata=SHARE)
-    """Share of the window, 0 to 1, at capacity: near 1, the producer is held back."""
-    row_bytes: float = 0.0
-    """Mean bytes of a waiting row, at the end of the window."""
-
-    @classmethod
-    def of(
-        cls, gauge: GaugeReading, window_s: float, row_bytes: float = 0.0
-    ) -> ConnectorObservation:
-        """Return what a gauge has seen since the run began, `window_s` ago."""
-        return cls(
-            ratio(gauge.area, window_s),
-            gauge.capacity,
-            ratio(gauge.empty_s, window_s),
-            ratio(gauge.full_s, window_s),
-            row_bytes,
-        )
-
-    @property
-    def bounded(self) -> ConnectorObservation:
-        """The same for people: a reading's shares exceed 1 if the trainer was away."""
-        return replace(
-            self,
-            occupancy=min(self.occupancy, self.capacity),
-            empty=min(1.0, self.empty),
-            full=min(1.0, self.full),
-        )
-
-    @property
-    def utilization(self) -> float:
-        """Mean occupancy as a share of capacity, 0 to 1 (MindSpore's measure)."""
-        return min(1.0, ratio(self.occupancy, self.capacity))
 
 
 Face = Literal["Pipeline", "DataLoader"]
@@ -83,7 +39,6 @@ MoveOutcome = Literal["moved", "stays", "failed"]
 class Move:
     """A change of kind (executor or host), or the reason why there was none."""
 
-    time_s: float
     op: str
     """The segment, such as `Map(ID:1) decode`, or `Pipeline` for the host."""
     old: str
@@ -91,22 +46,9 @@ class Move:
     """`inline`, `thread` or `process`; equal to `old` if it stays."""
     outcome: MoveOutcome
     reason: str
-
     knob: Literal["executor", "host"] = "executor"
-
-    @classmethod
-    def now(
-        cls,
-        op: str,
-        old: str,
-        new: str,
-        outcome: MoveOutcome,
-        reason: str,
-        knob: Literal["executor", "host"] = "executor",
-    ) -> Move:
-        """Return a move made at this moment."""
-        now_s = time.perf_counter_ns() / 1e9
-        return cls(now_s, op, old, new, outcome, reason, knob)
+    time_s: float = field(default_factory=time.perf_counter)
+    """When it was made: by default, now."""
 
     @property
     def line(self) -> str:
@@ -155,31 +97,31 @@ class PartObservation(Totals):
 
     weight: ClassVar[str] = "rows"
 
-    @classmethod
-    def of(cls, name: str, cost: PartReading, storable: int | None) -> PartObservation:
-        """Return what one operation has cost since the run began."""
-        rows = cost.rows
-        return cls(
-            name,
-            ratio(cost.run_s, rows),
-            ratio(cost.nbytes, rows),
-            storable,
-            ratio(cost.cpu_s, rows),
-            rows,
-        )
-
 
 def parts_of(
     names: Iterable[str], costs: Iterable[PartReading], storable: Iterable[int | None]
 ) -> tuple[PartObservation, ...]:
     """Return what the operations of a segment have cost since the run began."""
     known = zip(names, costs, chain(storable, repeat(None)), strict=False)
-    return tuple(PartObservation.of(*each) for each in known)
+    return tuple(
+        PartObservation(
+            name,
+            ratio(cost.run_s, cost.rows),
+            ratio(cost.nbytes, cost.rows),
+            samples,
+            ratio(cost.cpu_s, cost.rows),
+            cost.rows,
+        )
+        for name, cost, samples in known
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentObservation(Totals):
-    """One segment: adjacent stages that run together under one set of workers."""
+class SegmentObservation(WorkerReading):
+    """One segment: adjacent stages that run together under one set of workers.
+
+    Its totals are those of all its workers.
+    """
 
     name: str
     """The operator under which the log shows the worker count: `Map(ID:2) decode`."""
@@ -190,20 +132,6 @@ class SegmentObservation(Totals):
     num_parallel_workers: int
     prefetch_size: int
     """Batches it may work ahead of its consumer."""
-    rows: int = field(default=0, metadata=TOTAL)
-    """Rows finished in the window."""
-    worker_s: float = field(default=0.0, metadata=TOTAL)
-    """Worker-seconds: the lifetimes of its workers within the window, summed."""
-    run_s: float = field(default=0.0, metadata=TOTAL)
-    """Worker-seconds inside the stages' functions: CPU time and everything that blocks
-    in them."""
-    cpu_s: float = field(default=0.0, metadata=TOTAL)
-    """CPU-seconds of these; `run_s - cpu_s` is I/O, the GIL, locks and the run
-    queue."""
-    wait_input_s: float = field(default=0.0, metadata=TOTAL)
-    """Worker-seconds waiting for rows to work on."""
-    wait_credit_s: float = field(default=0.0, metadata=TOTAL)
-    """Worker-seconds held back by the consumer's bound, or by the memory budget."""
     input: ConnectorObservation | None = field(default=None, metadata=PARTS)
     """None for a source: it always has input, and counts as utilisation 1.0."""
     output: ConnectorObservation = field(default=ConnectorObservation(), metadata=PARTS)
@@ -217,8 +145,6 @@ class SegmentObservation(Totals):
     leases."""
     parts: tuple[PartObservation, ...] = field(default=(), metadata=PARTS)
     """Its operations, in order."""
-    wait_memory_s: float = field(default=0.0, metadata=TOTAL)
-    """The part of `wait_credit_s` due to a lack of bytes in the memory budget."""
     max_workers: int = 0
     """Largest possible number of workers; 0 if unknown."""
     iterable: bool = False

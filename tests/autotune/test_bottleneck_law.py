@@ -15,8 +15,8 @@ from penstock.autotune.situation import (
     Measure,
     Situation,
 )
+from penstock.engine.core.metrics import ConnectorObservation
 from penstock.engine.observe.observation import (
-    ConnectorObservation,
     ContentionObservation,
     Observation,
     TrainerObservation,

@@ -11,7 +11,15 @@ from penstock.engine.observe.observation import (
     TrainerObservation,
 )
 from penstock.system.resources import Budget
-from support.windows import DECODE, READ, at_ease, computing, connector, starved
+from support.windows import (
+    DECODE,
+    READ,
+    ROOMY,
+    at_ease,
+    computing,
+    connector,
+    starved,
+)
 
 
 def waiting(share: float) -> Observation:
@@ -20,12 +28,14 @@ def waiting(share: float) -> Observation:
 
 
 def test_the_verdict_follows_the_exposed_wait() -> None:
-    verdicts = [explain(waiting(share)).verdict for share in (0.11, 0.09, 0.04, 0.02)]
+    verdicts = [
+        explain(waiting(share), ROOMY).verdict for share in (0.11, 0.09, 0.04, 0.02)
+    ]
     assert verdicts == ["input-bound", "balanced", "balanced", "not input-bound"]
 
 
 def test_a_reader_that_blocks_is_the_bottleneck_with_the_workers_it_needs() -> None:
-    found = explain(starved())
+    found = explain(starved(), ROOMY)
     assert found.bottleneck == READ
     assert found.cause == (
         "waiting reads (I/O or locks): Folder(ID:0) is blocked for 15.31 of 15.62 ms a"
@@ -36,14 +46,14 @@ def test_a_reader_that_blocks_is_the_bottleneck_with_the_workers_it_needs() -> N
 
 
 def test_nothing_is_blamed_in_a_window_too_short_to_see_the_run_queue() -> None:
-    found = explain(replace(starved(), window_s=0.3))
+    found = explain(replace(starved(), window_s=0.3), ROOMY)
     assert found.cause.startswith(
         "waiting (a longer run shows for what): Folder(ID:0) is blocked for 15.31 of"
     )
 
 
 def test_a_decoder_that_computes_is_the_bottleneck_because_of_its_cpu() -> None:
-    found = explain(computing())
+    found = explain(computing(), ROOMY)
     assert found.bottleneck == DECODE
     assert found.cause.startswith("CPU: decode computes 1.96 ms a sample; too few")
     assert any("decode_random_resized_crop" in step for step in found.advice)
@@ -60,15 +70,16 @@ def test_a_memory_budget_that_holds_the_reader_back_is_the_cause() -> None:
     seen = starved()
     short = replace(seen.segments[0], run_s=0.1, wait_credit_s=0.9, wait_memory_s=0.9)
     seen = replace(seen, segments=(short, seen.segments[1]), held_bytes=60 << 20)
-    assert explain(seen).cause == (
+    found = explain(seen, Budget(100.0, 60 << 20))
+    assert found.cause == (
         "the memory budget: workers are held back although no batch is ready (60 MiB"
-        " held)."
+        " held of 60 MiB)."
     )
-    assert explain(seen).advice == ('ps.set_memory_budget("120MiB")',)
+    assert found.advice == ('ps.set_memory_budget("120MiB")',)
 
 
 def test_a_trainer_that_does_not_wait_is_its_own_bottleneck() -> None:
-    found = explain(at_ease())
+    found = explain(at_ease(), ROOMY)
     assert found.verdict == "not input-bound"
     assert found.bottleneck is None
     assert found.cause.startswith("the trainer: loading keeps up")
@@ -76,12 +87,12 @@ def test_a_trainer_that_does_not_wait_is_its_own_bottleneck() -> None:
 
 
 def test_headspace_is_the_step_divided_by_the_step_without_its_wait() -> None:
-    assert round(explain(waiting(0.75)).headspace, 6) == 4.0
-    assert explain(waiting(1.0)).headspace == 1000.0
+    assert round(explain(waiting(0.75), ROOMY).headspace, 6) == 4.0
+    assert explain(waiting(1.0), ROOMY).headspace == 1000.0
 
 
 def test_the_line_blames_the_wait_on_the_segments_that_cause_it() -> None:
-    assert explain(starved()).line == (
+    assert explain(starved(), ROOMY).line == (
         "input-bound: waiting 90% of each step (Folder(ID:0) 90%); at most 10.0x faster"
         " if loading were free."
     )
@@ -90,27 +101,27 @@ def test_the_line_blames_the_wait_on_the_segments_that_cause_it() -> None:
 def test_without_a_step_there_is_no_verdict_yet() -> None:
     seen = at_ease()
     nothing = replace(seen, trainer=TrainerObservation(0, 0, 0.0, 0.0))
-    found = explain(nothing)
+    found = explain(nothing, ROOMY)
     assert found.cause.startswith("nothing is known yet")
     assert "no verdict yet" in str(found)
 
 
 def test_a_trainer_that_has_waited_for_its_first_batch_is_input_bound() -> None:
     nothing = replace(starved(), trainer=TrainerObservation(0, 0, 0.0, 0.0))
-    found = explain(nothing)
+    found = explain(nothing, ROOMY)
     assert (found.verdict, found.bottleneck) == ("input-bound", READ)
     assert found.line == "no verdict yet: no step has finished."
 
 
 def test_the_picture_marks_the_bottleneck_and_ends_with_what_to_do() -> None:
-    lines = str(explain(starved())).splitlines()
+    lines = str(explain(starved(), ROOMY)).splitlines()
     assert [line[0] for line in lines[1:3]] == [">", " "]
     assert lines[3].strip() == "trainer: 64 samples/s, 1000.0 ms a step"
     assert lines[-1].startswith("try: ")
 
 
 def test_the_dict_is_json_with_one_entry_a_segment() -> None:
-    row = json.loads(json.dumps(explain(starved()).to_dict()))
+    row = json.loads(json.dumps(explain(starved(), ROOMY).to_dict()))
     assert row["verdict"] == "input-bound"
     assert [stage["name"] for stage in row["stages"]] == [READ, DECODE]
     assert row["stages"][0]["items_per_s"] == 64
@@ -124,7 +135,7 @@ def test_the_memory_budget_is_not_blamed_while_the_outbox_is_full() -> None:
     seen = starved()
     last = replace(seen.segments[1], output=connector(0.6))
     held = replace(seen.segments[0], run_s=0.1, wait_credit_s=0.9)
-    found = explain(replace(seen, segments=(held, last)))
+    found = explain(replace(seen, segments=(held, last)), ROOMY)
     assert not found.cause.startswith("the memory budget")
 
 
@@ -139,7 +150,7 @@ def test_collating_is_the_cause_where_no_other_part_takes_longer() -> None:
         )
         last = replace(computing().segments[1], parts=spent)
         seen = replace(computing(), segments=(computing().segments[0], last))
-        return explain(seen).cause
+        return explain(seen, ROOMY).cause
 
     assert cause(0.0006, 0.0014).startswith(
         "collate: putting samples together takes 1.40 of 2.00 ms a sample; too few"
@@ -150,15 +161,15 @@ def test_collating_is_the_cause_where_no_other_part_takes_longer() -> None:
 def test_turns_at_the_gil_are_reported_with_what_helps() -> None:
     decode = replace(computing().segments[1], num_parallel_workers=4, cpu_s=0.3)
     seen = replace(computing(), segments=(computing().segments[0], decode))
-    found = explain(replace(seen, gil_held=0.93))
+    found = explain(replace(seen, gil_held=0.93), ROOMY)
     assert found.cause == (
         "the GIL: held 93% of the time, so the 4 threads of decode take turns."
     )
     assert found.advice == (f'executor="process"  # for {DECODE}, or "auto"',)
-    assert "the GIL" not in explain(replace(seen, gil_held=0.3)).cause
+    assert "the GIL" not in explain(replace(seen, gil_held=0.3), ROOMY).cause
     one = replace(decode, num_parallel_workers=1)
     alone = replace(seen, segments=(seen.segments[0], one), gil_held=0.93)
-    assert "the GIL" not in explain(alone).cause
+    assert "the GIL" not in explain(alone, ROOMY).cause
 
 
 def test_waiting_for_cores_that_others_use_is_no_reason_for_more_workers() -> None:

@@ -301,7 +301,7 @@ def test_python_that_holds_the_gil_ends_up_on_processes_in_the_simulator() -> No
     machine = Machine(4.0, 0)
     plant = Simulated(machine, PYTHON, [1], [2])
     budget = Budget(4.0, 1 << 40, whole_machine=True)
-    tuner = Tuner(plant, BottleneckLaw(), budget, AutotuneLog(quiet=True))
+    tuner = Tuner(plant, BottleneckLaw(), budget, AutotuneLog())
     while machine.now_s < 30.0:
         machine.advance(tuner.step())
     steps, began_s = plant.steps, machine.now_s

@@ -59,7 +59,7 @@ def test_sentences_are_logged_word_for_word() -> None:
         "Op (Map(ID:2) decode) is slow, input connector utilization=0.975806, output"
         " connector utilization=0.298387, diff=0.677419 > 0.35 threshold."
     )
-    assert phrases.cpu_low("Batch(ID:3)", 0.0164, 0.35) == (
+    assert phrases.cpu("Batch(ID:3)", 0.0164, 0.35) == (
         "Op (Batch(ID:3)) getting low average worker cpu utilization 1.64% < 35%"
         " threshold."
     )

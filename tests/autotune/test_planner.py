@@ -9,15 +9,14 @@ import pytest
 
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.planner import (
-    MeasuredStage,
     Projection,
-    Surroundings,
     Workload,
     measured_workload,
     plan_nodes,
 )
 from penstock.autotune.policies import BottleneckLaw
 from penstock.autotune.tuner import Tuner
+from penstock.engine.observe.observation import SegmentObservation
 from penstock.errors import SpecError
 from penstock.system.resources import Budget
 from support.simulator.machine import Machine
@@ -25,8 +24,15 @@ from support.simulator.plant import Simulated
 from support.simulator.workload import SimulatedStage, Trainer
 from support.simulator.workload import Workload as SimulatedWorkload
 
+
+def measured(name: str, cpu_s: float, wait_s: float = 0.0) -> SegmentObservation:
+    """Return a stage that has made one row, in these seconds."""
+    taken = {"rows": 1, "run_s": cpu_s + wait_s, "cpu_s": cpu_s}
+    return SegmentObservation(name, name, "thread", 1, 2, **taken)
+
+
 READS = Workload(
-    (MeasuredStage("read", 0.0005, 0.1), MeasuredStage("decode", 0.01, 0.0)),
+    (measured("read", 0.0005, 0.1), measured("decode", 0.01)),
     gap_s=0.04,
     batch_rows=8,
 )
@@ -40,12 +46,12 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tuned")
     machine = Machine(1.0)
     stages = [
-        SimulatedStage(each.name, cpu_s=each.cpu_s, wait_s=each.wait_s)
+        SimulatedStage(each.name, cpu_s=each.cpu_s, wait_s=each.run_s - each.cpu_s)
         for each in READS.stages
     ]
     work = SimulatedWorkload(tuple(stages), Trainer(READS.gap_s), READS.batch_rows)
     plant = Simulated(machine, work, [1, 1], [2, 2])
-    with AutotuneLog(str(folder / "run"), quiet=True) as rows:
+    with AutotuneLog(str(folder / "run")) as rows:
         tuner = Tuner(plant, BottleneckLaw(), Budget(1.0, 1 << 30), rows)
         while machine.now_s < 30:
             machine.advance(tuner.step())
@@ -55,8 +61,9 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_log_says_how_long_a_sample_takes(log: Path) -> None:
     found = measured_workload(log)
     read, decode = found.stages
-    assert read.wait_s == pytest.approx(0.1, rel=0.2)
-    assert decode.cpu_s == pytest.approx(0.01, rel=0.2)
+    wait_s = read.run_s_per_row - read.cpu_s_per_row
+    assert wait_s == pytest.approx(0.1, rel=0.2)
+    assert decode.cpu_s_per_row == pytest.approx(0.01, rel=0.2)
     assert found.batch_rows == 8
     assert found.gap_s == pytest.approx(0.04, rel=0.1)
 
@@ -84,7 +91,7 @@ def test_the_named_workers_reach_the_speed_on_a_simulated_machine(
 ) -> None:
     found = Projection(READS, cores)
     stages = [
-        SimulatedStage(each.name, cpu_s=each.cpu_s, wait_s=each.wait_s)
+        SimulatedStage(each.name, cpu_s=each.cpu_s, wait_s=each.run_s - each.cpu_s)
         for each in READS.stages
     ]
     work = SimulatedWorkload(tuple(stages), Trainer(READS.gap_s), READS.batch_rows)
@@ -99,7 +106,8 @@ def test_the_named_workers_reach_the_speed_on_a_simulated_machine(
 
 
 def test_an_iterable_has_one_worker() -> None:
-    reads = replace(READS, stages=(MeasuredStage("read", 0.0, 0.02, max_workers=1),))
+    iterable = replace(measured("read", 0.0, 0.02), iterable=True)
+    reads = replace(READS, stages=(iterable,))
     found = Projection(reads, 4.0)
     assert found.rows_per_s == pytest.approx(50)
     assert found.binds == "read: it may have no more workers"
@@ -131,8 +139,7 @@ def test_a_log_of_another_version_is_an_error_that_says_so(
 
 def test_a_plan_for_nodes_says_when_the_store_becomes_the_limit() -> None:
     photos = replace(READS, source_bytes=1e5)
-    around = Surroundings(store_bytes_per_s=1e9, spread=0.0)
-    found = plan_nodes(photos, 4.0, [1, 8, 64], around)
+    found = plan_nodes(photos, 4.0, [1, 8, 64], store_bytes_per_s=1e9, spread=0.0)
     firsts = [first for first, _ in found.epochs]
     assert [first.rows_per_s for first in firsts] == pytest.approx(
         [200, 1_600, 10_000], rel=1e-3
@@ -142,7 +149,7 @@ def test_a_plan_for_nodes_says_when_the_store_becomes_the_limit() -> None:
 
 
 def test_a_plan_for_nodes_knows_what_their_cores_can_load() -> None:
-    found = plan_nodes(READS, 1.0, [16], Surroundings(spread=0.0))
+    found = plan_nodes(READS, 1.0, [16], spread=0.0)
     ((first, later),) = found.epochs
     assert first == later
     assert first.rows_per_s == pytest.approx(16 / ROW_CPU_S, rel=0.01)
@@ -151,15 +158,15 @@ def test_a_plan_for_nodes_knows_what_their_cores_can_load() -> None:
 
 def test_a_store_is_compared_with_samples_of_a_known_size() -> None:
     with pytest.raises(SpecError, match="how large a sample is"):
-        plan_nodes(READS, 4.0, [2], Surroundings(store_bytes_per_s=1e9))
+        plan_nodes(READS, 4.0, [2], store_bytes_per_s=1e9)
 
 
 def test_a_cache_is_compared_with_data_of_a_known_size() -> None:
     with pytest.raises(SpecError, match="--data-size"):
-        plan_nodes(READS, 4.0, [2], Surroundings(ram_bytes=1e9))
+        plan_nodes(READS, 4.0, [2], ram_bytes=1e9)
 
 
 def test_a_plan_covers_trainers_that_take_no_time() -> None:
     idle = replace(READS, gap_s=0.0)
-    ((first, _),) = plan_nodes(idle, 4.0, [2], Surroundings()).epochs
+    ((first, _),) = plan_nodes(idle, 4.0, [2]).epochs
     assert first.rows_per_s == pytest.approx(2 * 4.0 / ROW_CPU_S)

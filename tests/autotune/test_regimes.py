@@ -48,7 +48,7 @@ class Course:
             self.plant,
             BottleneckLaw(),
             Budget(CORES, 1 << 40),
-            log or AutotuneLog(quiet=True),
+            log or AutotuneLog(),
             found=found,
         )
 
@@ -87,7 +87,7 @@ def test_an_unknown_regime_is_tuned_in_seconds() -> None:
 def test_a_run_begins_each_regime_with_what_the_previous_run_found(
     tmp_path: Path,
 ) -> None:
-    with AutotuneLog(str(tmp_path / "run"), quiet=True) as log:
+    with AutotuneLog(str(tmp_path / "run")) as log:
         first = Course(log=log)
         first.run(LIGHT, ROUND_S)
         first.run(HEAVY, ROUND_S)
@@ -105,7 +105,7 @@ def test_a_run_begins_each_regime_with_what_the_previous_run_found(
 
 
 def test_a_run_through_regimes_can_be_replayed(tmp_path: Path) -> None:
-    with AutotuneLog(str(tmp_path / "run"), quiet=True) as log:
+    with AutotuneLog(str(tmp_path / "run")) as log:
         course = Course(log=log)
         for workload in (LIGHT, HEAVY, LIGHT, HEAVY):
             course.run(workload, ROUND_S)

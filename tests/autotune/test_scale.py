@@ -50,7 +50,7 @@ def test_a_step_never_gets_shorter_with_nodes_that_share_a_store(one: Cluster) -
 def test_equal_steps_take_as_long_as_the_closed_form_says(
     one: Cluster, nodes: int
 ) -> None:
-    even = replace(one, steps_s=(one.mean_s,))
+    even = replace(one, steps_s=(statistics.fmean(one.steps_s),))
     step_s = max(even.step_bounds(nodes).values())
     rows_per_s = nodes * even.batch_rows / step_s
     assert simulate(even, nodes).rows_per_s == pytest.approx(rows_per_s, rel=1e-3)

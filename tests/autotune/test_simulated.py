@@ -41,7 +41,7 @@ def tuned(case: Case, policy: Policy[Any], seed: int = 0) -> float:
     machine, work = Machine(case.cores, seed), case.workload
     plant = Simulated(machine, work, case.workers, [PREFETCH] * len(work.stages))
     budget = Budget(case.cores, 1 << 40, whole_machine=True)
-    tuner = Tuner(plant, policy, budget, AutotuneLog(quiet=True))
+    tuner = Tuner(plant, policy, budget, AutotuneLog())
     best = work.best_rows_per_s(case.cores)
     end_s = max(2 * SETTLED_S, SETTLED_S + STEPS * work.batch_rows / best)
     run_until(tuner, machine, end_s / 2)
@@ -101,7 +101,7 @@ def seconds_to(share: float, policy: Policy[Any]) -> float:
     """Return when a run first trains at this share of its best rate for two seconds."""
     machine = Machine(4.0, 0)
     plant = Simulated(machine, STORE, [1, 1], [PREFETCH] * 2)
-    tuner = Tuner(plant, policy, Budget(4.0, 1 << 40), AutotuneLog(quiet=True))
+    tuner = Tuner(plant, policy, Budget(4.0, 1 << 40), AutotuneLog())
     wanted = share * STORE.best_rows_per_s(4.0) / STORE.batch_rows
     steps = [0.0]
     while machine.now_s < 60.0:
@@ -133,7 +133,7 @@ FEW_ROWS = replace(STORE, batch_rows=16)
 def test_a_store_that_gets_slower_is_noticed(wait_s: float, at_s: float) -> None:
     machine = Machine(4.0)
     plant = Simulated(machine, FEW_ROWS, [1, 1], [PREFETCH] * 2)
-    tuner = Tuner(plant, LAW, Budget(4.0, 1 << 40), AutotuneLog(quiet=True))
+    tuner = Tuner(plant, LAW, Budget(4.0, 1 << 40), AutotuneLog())
     rate_between(plant, tuner, 60.0)
     assert rate_between(plant, tuner, at_s) >= 0.95 * FEW_ROWS.best_rows_per_s(4.0)
     read, decode = FEW_ROWS.stages
@@ -162,7 +162,7 @@ def test_reads_in_flight_are_about_as_many_as_the_store_can_use(
     work = Workload((read,), Trainer(gap_s), batch_rows=32)
     machine = Machine(4.0)
     plant = Simulated(machine, work, [started], [PREFETCH])
-    tuner = Tuner(plant, LAW, Budget(4.0, 1 << 40), AutotuneLog(quiet=True))
+    tuner = Tuner(plant, LAW, Budget(4.0, 1 << 40), AutotuneLog())
     rate_between(plant, tuner, 40.0)
     assert rate_between(plant, tuner, 50.0) >= 0.95 * work.best_rows_per_s(4.0)
     (seen,) = plant.observe().segments
@@ -176,7 +176,7 @@ def test_cores_that_another_process_leaves_free_stay_in_use() -> None:
     machine = Machine(4.0)
     plant = Simulated(machine, work, [1], [PREFETCH])
     budget = Budget(4.0, 1 << 40, whole_machine=True)
-    tuner = Tuner(plant, LAW, budget, AutotuneLog(quiet=True))
+    tuner = Tuner(plant, LAW, budget, AutotuneLog())
     rate_between(plant, tuner, 30.0)
     assert rate_between(plant, tuner, 50.0) >= 0.95 * work.best_rows_per_s(4.0)
     machine.use(2.0)
@@ -211,7 +211,7 @@ def test_ranks_share_the_cores_of_their_host_and_the_straggler_gets_enough(
                 plant,
                 LAW,
                 Budget(cores, 1 << 40, whole_machine=True),
-                AutotuneLog(quiet=True),
+                AutotuneLog(),
                 host_peers=stack.enter_context(
                     HostPeers(tmp_path, frozenset(range(cores)))
                 ),

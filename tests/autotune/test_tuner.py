@@ -363,7 +363,7 @@ def test_a_change_of_executor_from_outside_ends_a_trial_unjudged(
     segment = plant.segments[1]
     segment.executor = "process"
     segment.moves = (
-        Move(plant.now_s, DECODE, "inline", "process", "moved", "it pays"),
+        Move(DECODE, "inline", "process", "moved", "it pays", time_s=plant.now_s),
     )
     before = len(caplog.messages)
     while len(plant.changes) < 2:
@@ -407,7 +407,7 @@ def test_a_move_after_the_last_look_is_in_the_log_and_the_result(
     plant.advance(1.0)
     seen = plant.observe()
     assert seen is not None
-    move = Move(plant.now_s, DECODE, "inline", "process", "moved", "it pays")
+    move = Move(DECODE, "inline", "process", "moved", "it pays", time_s=plant.now_s)
     last = replace(seen.segments[-1], moves=(move,), executor="process")
     tuner.finish(lambda: replace(seen, segments=(*seen.segments[:-1], last)))
     assert caplog.text.count(move.line) == 1

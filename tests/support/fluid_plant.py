@@ -12,9 +12,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from penstock.engine.core.metrics import ConnectorObservation
 from penstock.engine.observe.knob import Knob
 from penstock.engine.observe.observation import (
-    ConnectorObservation,
     Move,
     Observation,
     SegmentObservation,

@@ -43,7 +43,7 @@ def record(
     """Tune a simulated pipeline, and return its log."""
     machine = Machine(2.0, seed=rank)
     plant = Simulated(machine, workload, [1, 1], [2, 2])
-    with AutotuneLog(str(prefix), rank, name, quiet=True) as log:
+    with AutotuneLog(str(prefix), rank, name) as log:
         tuner = Tuner(plant, BottleneckLaw(), Budget(2.0, 1 << 30), log)
         while machine.now_s < seconds:
             machine.advance(tuner.step())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.autotune.situation import KnobKey, KnobView, Situation
+from penstock.engine.core.metrics import ConnectorObservation
 from penstock.engine.observe.observation import (
-    ConnectorObservation,
     Observation,
     SegmentObservation,
     TrainerObservation,
@@ -15,6 +15,8 @@ from penstock.system.resources import Budget
 
 READ, DECODE = "Folder(ID:0)", "Map(ID:1) decode"
 BATCH = 64
+ROOMY = Budget(100.0, 1 << 40)
+"""A budget that binds nothing."""
 
 
 def connector(share: float, *, prefetch: int = 2) -> ConnectorObservation:

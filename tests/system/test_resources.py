@@ -1,5 +1,6 @@
 """Budgets: sizes in words, and limits read from made /proc and /sys trees."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,14 @@ from penstock.system.resources import (
 GIB = 1 << 30
 
 
+@pytest.fixture(autouse=True)
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(6), 8, 10})
+
+
 def tree(root: Path, files: dict[str, str]) -> tuple[Path, Path]:
-    """Write a machine's files under `root`: by default eight cores and 16 GiB."""
+    """Write a machine's files under `root`: by default 16 GiB are free."""
     machine = {
-        "proc/self/status": "Name:\tpython\nCpus_allowed_list:\t0-5,8,10\n",
         "proc/meminfo": f"MemTotal: 99 kB\nMemAvailable: {16 * GIB // 1024} kB\n",
         **files,
     }

@@ -346,14 +346,14 @@ def test_the_time_of_workers_that_have_left_counts_too() -> None:
     site.clock.now_ns = 9_000_000_000
     with site.engine_lock.lock:
         assert not connector.meters
-        total = connector.read(site.clock()).work
-    assert (total.rows, total.alive_s, total.run_s, total.cpu_s) == (2, 5.0, 1.0, 0.5)
+        total = connector.read(site.clock(), 9.0).work
+    assert (total.rows, total.worker_s, total.run_s, total.cpu_s) == (2, 5.0, 1.0, 0.5)
     assert (total.wait_input_s, total.wait_credit_s) == (3.0, 0.0)
 
 
 def test_the_outbox_is_measured_in_batches() -> None:
     site = Site()
     site.load()
-    _, gauge, row_bytes, _ = site.connectors[1].read(0)
-    assert gauge.capacity == 2
-    assert row_bytes == site.core.reservations.statistics().batch_bytes / 2 == 1
+    _, output, _ = site.connectors[1].read(0, 1.0)
+    assert output.capacity == 2
+    assert output.row_bytes == site.core.reservations.statistics().batch_bytes / 2 == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.engine.core.metrics import (
     LONG_NS,
     SOME,
+    ConnectorObservation,
     CpuClock,
     Gauge,
     Wait,
@@ -24,25 +27,26 @@ def test_a_gauge_integrates_its_level() -> None:
     gauge.move(2, 1 * S)
     gauge.move(4, 3 * S)
     gauge.move(0, 4 * S)
-    read = gauge.read(10 * S)
-    assert read.area == 2 * 2 + 4 * 1
-    assert read.empty_s == 1 + 6
-    assert read.full_s == 1
-    assert read.capacity == 4
+    assert gauge.read(10 * S, 10.0, 7.0) == ConnectorObservation(
+        occupancy=pytest.approx((2 * 2 + 4 * 1) / 10),
+        capacity=4,
+        empty=pytest.approx((1 + 6) / 10),
+        full=pytest.approx(1 / 10),
+        row_bytes=7.0,
+    )
 
 
 def test_an_interval_that_is_still_open_is_counted_once() -> None:
     gauge = Gauge(1, 0)
     gauge.move(1, 0)
-    assert gauge.read(5 * S).full_s == 5
-    assert gauge.read(5 * S).full_s == 5
-    assert gauge.read(7 * S).full_s == 7
+    for now_s in (5, 5, 7):
+        assert gauge.read(now_s * S, 1.0).full == pytest.approx(now_s)
 
 
 def test_a_gauge_above_its_capacity_counts_as_full() -> None:
     gauge = Gauge(2, 0)
     gauge.move(3, 0)
-    assert gauge.read(S).full_s == 1
+    assert gauge.read(S, 1.0).full == pytest.approx(1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=20))
@@ -58,8 +62,9 @@ def test_empty_full_and_partly_full_add_up_to_the_time(
         full_s += pause_s * (level >= 3)
         level = following
         gauge.move(level, now_s * S)
-    read = gauge.read(now_s * S)
-    assert (read.area, read.empty_s, read.full_s) == (area, empty_s, full_s)
+    read = gauge.read(now_s * S, 1.0)
+    seen = read.occupancy, read.empty, read.full
+    assert seen == pytest.approx((area, empty_s, full_s))
 
 
 def test_a_worker_waits_for_one_thing_at_a_time() -> None:
@@ -71,7 +76,7 @@ def test_a_worker_waits_for_one_thing_at_a_time() -> None:
     assert meter.waiting_for is None
     read = meter.read(10 * S)
     assert (read.wait_input_s, read.wait_credit_s) == (3, 5)
-    assert read.alive_s == 10
+    assert read.worker_s == 10
 
 
 def test_a_wait_or_a_lease_still_open_is_counted() -> None:
@@ -85,7 +90,8 @@ def test_a_wait_or_a_lease_still_open_is_counted() -> None:
     assert (read.rows, read.run_s, read.cpu_s, read.wait_credit_s) == (3, 6, 2, 60)
 
 
-NUMBERS = st.builds(WorkerReading, *[st.integers(0, 9)] * 6)
+NAMES = [each.name for each in fields(WorkerReading)]
+NUMBERS = st.builds(WorkerReading, **dict.fromkeys(NAMES, st.integers(0, 9)))
 
 
 @given(NUMBERS, NUMBERS)
@@ -95,8 +101,9 @@ def test_readings_add_up_and_subtract(one: WorkerReading, two: WorkerReading) ->
 
 
 def test_readings_of_several_workers_are_summed() -> None:
-    readings = [WorkerReading(1, 2, 3, 4, 5, 6)] * 3
-    assert sum(readings, WorkerReading()) == WorkerReading(3, 6, 9, 12, 15, 18)
+    one = WorkerReading(rows=1, worker_s=2, cpu_s=4, wait_memory_s=6)
+    three = WorkerReading(rows=3, worker_s=6, cpu_s=12, wait_memory_s=18)
+    assert sum([one] * 3, WorkerReading()) == three
 
 
 def test_a_reading_cannot_be_changed() -> None:

@@ -6,7 +6,7 @@ import os
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -58,7 +58,7 @@ def held_share(probe: GilProbe) -> float:
 @pytest.mark.slow
 @pytest.mark.serial  # on a busy machine waiting for a core looks the same
 def test_the_probe_tells_python_from_work_that_releases_the_gil() -> None:
-    with GilProbe() as probe:
+    with closing(GilProbe()) as probe:
         with at_work(keeps_the_gil):
             bound = held_share(probe)
         with at_work(lets_go_of_the_gil):
@@ -67,11 +67,13 @@ def test_the_probe_tells_python_from_work_that_releases_the_gil() -> None:
     assert free < 0.2
 
 
-def test_the_probe_says_nothing_before_a_burst_is_over() -> None:
-    with GilProbe() as probe:
+def test_the_probe_says_nothing_before_a_burst_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gil, "SLEEP_S", 1000.0)
+    with closing(GilProbe()) as probe:
         assert probe.held_share is None
-        held_share(probe)
-        probe.clear()
+        assert probe.burst()
         assert probe.held_share is None
 
 
@@ -118,7 +120,7 @@ def probe_of(late: Late, monkeypatch: pytest.MonkeyPatch) -> GilProbe:
 def test_only_a_wait_that_is_not_for_a_core_is_one_for_the_gil(
     gil_ns: int, queued_ns: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with probe_of(Late(gil_ns, queued_ns), monkeypatch) as probe:
+    with closing(probe_of(Late(gil_ns, queued_ns), monkeypatch)) as probe:
         assert held_share(probe) == share
 
 
@@ -126,7 +128,7 @@ def test_a_burst_sleeps_before_each_of_its_few_looks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     late = Late(0, 0)
-    with probe_of(late, monkeypatch) as probe:
+    with closing(probe_of(late, monkeypatch)) as probe:
         held_share(probe)
     assert late.slept == [SLEEP_S] * BURST
 
@@ -147,9 +149,9 @@ def test_closing_ends_a_burst_at_once_and_for_good(
 
 def test_there_is_one_burst_at_a_time() -> None:
     before = threading.active_count()
-    with GilProbe() as probe:
-        probe.burst()
-        probe.burst()
+    with closing(GilProbe()) as probe:
+        assert probe.burst()
+        assert not probe.burst()
         assert threading.active_count() == before + 1
 
 
@@ -157,18 +159,18 @@ def test_no_probe_is_closed_before_its_burst_has_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The tuner's thread looks while the trainer's closes its engine."""
-    probe, closing = GilProbe(), []
+    probe, closers = GilProbe(), []
     start = threading.Thread.start
 
     def start_last(thread: threading.Thread) -> None:
         monkeypatch.undo()
-        closing.append(threading.Thread(target=probe.close))
-        closing[0].start()
+        closers.append(threading.Thread(target=probe.close))
+        closers[0].start()
         assert not probe._closed.is_set()  # noqa: SLF001 it waits
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start_last)
     probe.burst()
-    closing[0].join()
+    closers[0].join()
     with pytest.raises(RuntimeError, match="once"):  # it has been started, and joined
         start(probe._thread)  # type: ignore[arg-type]  # noqa: SLF001

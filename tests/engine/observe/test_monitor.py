@@ -10,13 +10,12 @@ from itertools import repeat
 import pytest
 
 from penstock.engine.core.byte_budget import ByteBudget
-from penstock.engine.core.metrics import GaugeReading
+from penstock.engine.core.metrics import ConnectorObservation
 from penstock.engine.engine import Engine
 from penstock.engine.host import local
 from penstock.engine.host.local import TrainerHost
 from penstock.engine.monitor import Monitor, unmeasured
 from penstock.engine.observe.observation import (
-    ConnectorObservation,
     Observation,
     SegmentObservation,
     TrainerObservation,
@@ -98,7 +97,6 @@ def test_a_long_step_that_recurs_counts_as_a_step() -> None:
 
 def segment(scale: float, window_s: float, workers: int = 2) -> SegmentObservation:
     """Return a reading whose counters are in proportion to `scale`."""
-    gauge = GaugeReading(40 * scale, 1 * scale, 2 * scale, 20)
     return SegmentObservation(
         name="Map(ID:1) f",
         queue_name="Batch(ID:2)",
@@ -111,7 +109,13 @@ def segment(scale: float, window_s: float, workers: int = 2) -> SegmentObservati
         cpu_s=5 * scale,
         wait_input_s=scale,
         wait_credit_s=scale,
-        output=ConnectorObservation.of(gauge, window_s, row_bytes=7.0),
+        output=ConnectorObservation(
+            occupancy=40 * scale / window_s,
+            capacity=20,
+            empty=scale / window_s,
+            full=2 * scale / window_s,
+            row_bytes=7.0,
+        ),
     )
 
 

@@ -134,7 +134,7 @@ def test_retiring_lets_active_workers_finish_and_ends_the_thread() -> None:
         here.pool._thread.join(SOON_S)  # noqa: SLF001 close() waits as long
         assert not here.pool._thread.is_alive()  # noqa: SLF001
         assert here.pool.statistics().alive == 0
-        assert here.connector.read(0)[0].rows == rows
+        assert here.connector.read(0, 1.0)[0].rows == rows
 
 
 def test_a_fault_of_the_engine_itself_is_reported() -> None:

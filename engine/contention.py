@@ -16,12 +16,13 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
-from ..plan import BatchPlan
-from .observation import ContentionObservation
+from .observe.observation import ContentionObservation
+from .plan import BatchPlan
+from .rest import Rest
 
 SHARE = 0.005
 """Largest part of a run that may be spent on looks, on all ranks together: ranks that
@@ -66,32 +67,6 @@ class Look(NamedTuple):
     """The same of the steps beside loading before it: the median."""
     setting: int
     """The number of the setting in which those were made."""
-
-
-class Pausable(Protocol):
-    """An engine that can stop loading for a moment."""
-
-    @property
-    def beside(self) -> bool | None:
-        """Whether others load beside the trainer; None while that is changing."""
-
-    @property
-    def resting(self) -> bool:
-        """Whether no worker is working."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether the next batch is there."""
-
-    @property
-    def fed(self) -> bool:
-        """Whether the trainer does a part of the work itself."""
-
-    def pause(self, until_ns: int) -> None:
-        """Load nothing; children go on at this moment of the monotonic clock."""
-
-    def resume(self) -> None:
-        """Continue."""
 
 
 def compare(
@@ -157,7 +132,7 @@ class ContentionMeter:
         """Whether others load beside the trainer, as far as is known."""
         self._size: tuple[int, int | None] = 0, None
         self._left = WARM_STEPS
-        self._paused: Pausable | None = None
+        self._paused: Rest | None = None
         self._look = Look(0.0, 0.0, 0)
         """The look that goes on, without its step."""
         self._first = self._second = False
@@ -173,16 +148,14 @@ class ContentionMeter:
         """What is known of loading as it is now; None if too little, or none loads."""
         if not self._loads:
             return None
-        beside, free = list(self._beside), list(self._free)
-        if len(beside) < MIN_BESIDE:
-            return None
-        now_s, setting = median(beside), self._setting
+        beside, setting = list(self._beside), self._setting
+        now_s = median(beside or [0.0])
         alone = [
             look.step_s
             for look in list(self._looks)
             if look.setting != setting or 1 / OTHER < now_s / look.beside_s < OTHER
         ]
-        return compare(beside, alone or free)
+        return compare(beside, alone or list(self._free))
 
     def asked(self, gap_s: float) -> None:
         """Note that the trainer asks for a batch, `gap_s` after it got the last."""
@@ -200,16 +173,16 @@ class ContentionMeter:
             now.append(gap_s)
             self._since += now is self._beside
 
-    def given(self, engine: Pausable | None, plan: BatchPlan) -> None:
+    def given(self, rest: Rest | None, plan: BatchPlan) -> None:
         """Note that it gets a batch.
 
         Args:
-            engine: what loads; None if the trainer made the batch itself.
+            rest: lets what loads rest; None if the trainer made the batch itself.
             plan: of the batch. A step of another size than the last does not count.
         """
         if self._paused is not None:
             return
-        loads = False if engine is None else engine.beside
+        loads = rest is not None and rest.beside
         size = plan.n_rows, plan.image_size
         alike, self._size = size == self._size, size
         self._now = None
@@ -217,7 +190,7 @@ class ContentionMeter:
             self._loads = loads
         if loads is None or not alike:
             return
-        if engine is None or not loads:
+        if rest is None or not loads:
             self._now = None if waits_for_others() else self._free
             return
         self._now = self._beside
@@ -226,7 +199,7 @@ class ContentionMeter:
         self._trained_s += min(step_s, 1.0)
         enough = self._since >= MIN_BESIDE and not plan.last
         if self.armed and enough and now_s >= self._due_s:
-            self._may_look(engine, now_s)
+            self._may_look(rest, now_s)
 
     def reset(self) -> None:
         """End a look without a result: the trainer leaves its loop."""
@@ -248,7 +221,7 @@ class ContentionMeter:
         self._free.clear()
         self._looks.clear()
 
-    def _may_look(self, engine: Pausable, now_s: float) -> None:
+    def _may_look(self, rest: Rest, now_s: float) -> None:
         """Take a look if the run is long enough for what it may cost."""
         beside = list(self._beside)
         if len(beside) < MIN_BESIDE:
@@ -261,28 +234,28 @@ class ContentionMeter:
             return
         self._look, self._since = Look(0.0, step_s, self._setting), 0
         # Workers that the trainer feeds would make nothing while it waits.
-        self._first = self._one_by_one and (engine.ready or not engine.fed)
+        self._first = self._one_by_one and (rest.ready or not rest.fed)
         self._second, self._failed = False, self._failed + 1  # until it has succeeded
-        while self._first and not engine.ready:
+        while self._first and not rest.ready:
             if time.monotonic() > now_s + HOLD_S:
                 self._due_s = now_s + HOLD_S * 2.0**self._failed
                 return
             time.sleep(POLL_S)
-        now_s, self._paused = time.monotonic(), engine
+        now_s, self._paused = time.monotonic(), rest
         pause_s = min(rest_s + ODD * wanted_s, MAX_PAUSE_S)
-        engine.pause(int(1e9 * (now_s + pause_s)))
-        while not engine.resting:
+        rest.pause(int(1e9 * (now_s + pause_s)))
+        while not rest.resting:
             if time.monotonic() > now_s + rest_s:
                 self._end(rest_s)
                 return
             time.sleep(POLL_S)
         self._waited_s = time.monotonic() - now_s
 
-    def _end_look(self, engine: Pausable, gap_s: float) -> None:
+    def _end_look(self, rest: Rest, gap_s: float) -> None:
         """Note the step that the trainer has just made while loading rested."""
         look, usual = self._look, gap_s < ODD * self._look.beside_s
         usual = usual and not self._first
-        if usual and look.setting == self._setting and engine.resting:
+        if usual and look.setting == self._setting and rest.resting:
             absorbed = not self._second and waits_for_others()
             step_s = gap_s + self._waited_s * absorbed
             self._looks.append(look._replace(step_s=step_s))

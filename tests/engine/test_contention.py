@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from penstock.engine.observe import contention
-from penstock.engine.observe.contention import (
+from penstock.engine import contention
+from penstock.engine.contention import (
     KNOWN,
     MIN_BESIDE,
     RARE_S,
