@@ -1,18 +1,37 @@
-"""The caches of a pipeline, made from the stages before them."""
+"""The caches of a pipeline, made from the stages before them.
+
+Users place them, or penstock does between two epochs, with `options(cache="auto")`:
+`autotune/caching.py` decides where one pays off. It is put among the stages here, if
+the samples that it would store are the same each time as far as penstock can tell.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...cache.cache import REPEATED, REPEATED_DRAWS, Cache
 from ...cache.fingerprint.key import fingerprint
 from ...cache.tiers import Opening
-from ...errors import check
+from ...errors import SpecError, check
 from ...system.printing import name_of
-from ..stages import CacheStage, MapStage, SourceStage, Stage, executor_of, numbered
+from ..stages import (
+    CacheStage,
+    MapStage,
+    PerSample,
+    SourceStage,
+    Stage,
+    executor_of,
+    named,
+    numbered,
+)
+
+if TYPE_CHECKING:
+    from ...engine.observe.observation import Observation
+    from ...engine.recipe import Recipe
+    from ...system.resources import Budget
 
 LOGGER = logging.getLogger("penstock")
 PRIVATE = (
@@ -99,3 +118,68 @@ def _check_mixture(source: Any, maps: Sequence[MapStage], name: str) -> None:
         f"before {name} some functions are coroutine functions and others are not, but"
         " all stages before a cache run together; make them all of one kind",
     )
+
+
+# A cache that penstock places.
+
+SHARE = 2
+"""The largest share of the memory budget that a cache may take."""
+IDLE = (
+    "removed the cache: it saves no time, because samples are made as fast as they are"
+    " read from it; penstock will not place it again."
+)
+
+
+def place(
+    stages: Sequence[Stage],
+    seen: Observation,
+    budget: Budget,
+    compile_recipe: Callable[[Sequence[Stage]], Recipe],
+) -> tuple[Recipe, str] | None:
+    """Return the recipe with a cache where it pays off most, and a line for the log.
+
+    None if it never does.
+
+    No cache comes after a function that draws at random, or that penstock cannot tell
+    from another: a cached sample is made once and has to be the same each time.
+
+    Args:
+        stages: the stages without a cache.
+        seen: observation of the last seconds of the previous epoch.
+        budget: the budget; a cache takes at most half of its memory.
+        compile_recipe: makes the recipe of stages.
+    """
+    from ...autotune import phrases
+    from ...autotune.caching import worthwhile
+
+    room = budget.memory_bytes // SHARE
+    for point in worthwhile(seen, room):
+        ram = min(room, point.room_bytes)
+        try:
+            recipe = compile_recipe(with_cache(stages, point.part, ram))
+        except SpecError:  # what would run together then has settings of its own
+            continue
+        (cache,) = recipe.caches
+        found = cache.fingerprint
+        if not found.draws and found.private_because is None:
+            size = phrases.size(ram)
+            return recipe, f"placed a cache of {size} in RAM: {point.line}."
+    return None
+
+
+def with_cache(stages: Sequence[Stage], part: str, ram: int) -> tuple[Stage, ...]:
+    """Return the stages with a cache after the stage that the log calls `part`."""
+    found: list[Stage] = []
+    for number, stage in numbered(stages):
+        found.append(stage)
+        if isinstance(stage, PerSample) and named(number, stage) == part:
+            found.append(CacheStage(ram=ram, placed=True))
+    return tuple(found)
+
+
+def is_idle(cache: Cache) -> bool:
+    """Whether a placed cache has found samples but saved no work."""
+    statistics = cache.statistics()
+    if not cache.opening.optional or statistics is None or not statistics.hits:
+        return False
+    return not any(tier.seconds_saved for tier in statistics.tiers)

@@ -29,7 +29,6 @@ from ...engine.program.seeding import SeededRead, WorkerStart
 from ...engine.recipe import AS_SHIPPED, BatchRecipe, Options, Recipe
 from ...engine.witness.hazards import is_stateless
 from ...errors import SpecError, check
-from ..description import order_of
 from ..schedule import Scheduled
 from ..sources.datasets import identity_of
 from ..stages import (
@@ -42,6 +41,7 @@ from ..stages import (
     SourceStage,
     Stage,
     numbered,
+    order_of,
 )
 from .caches import caches_of, read_in_threads
 from .segments import Numbered, found_kind, fused, on_batches, with_batch_work

@@ -47,6 +47,7 @@ from ..stages import (
     SourceStage,
     Workers,
     executor_of,
+    named,
     wanted_by,
 )
 
@@ -325,12 +326,6 @@ def _segment(
         and all(executor_of(s) == "auto" and not _is_read_on(s) for s in stages),
         subjects=tuple(map(subject_of, stages)),
     )
-
-
-def named(number: int, stage: PerSample | CacheStage) -> str:
-    """Return what the log calls a stage: `Map(ID:2) decode`, `Cache(ID:1)`."""
-    label = "" if isinstance(stage, CacheStage) else f" {stage.label}"
-    return f"{stage.kind}(ID:{number}){label}"
 
 
 def found_kind(name: str, dataset: Any, pipeline: str) -> Executor:
