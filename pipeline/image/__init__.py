@@ -25,8 +25,8 @@ on that number. Cropping, resizing and mirroring release the GIL.
 
 from __future__ import annotations
 
+from .augmenting import color_jitter, rand_augment
 from .codec import decode
-from .color import color_jitter
 from .mixing import cutmix, mixup
 from .normalizing import IMAGENET_MEAN, IMAGENET_STD, normalize
 from .operators import (
@@ -40,7 +40,6 @@ from .operators import (
     resize,
     resize_short_side,
 )
-from .rand_augment import rand_augment
 
 __all__ = [
     "IMAGENET_MEAN",

@@ -14,7 +14,7 @@ If nothing is left of a box, it is dropped, together with its entry under each n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -23,44 +23,20 @@ from numpy.typing import NDArray
 from ...errors import SampleError
 from .sample import Target, described
 
+if TYPE_CHECKING:
+    from .augmenting import Warp
+    from .geometry import Placement
+
 Points = NDArray[np.float64]
 """`[m, 2]`: x and y in pixels."""
 Flags = NDArray[np.bool_]
+Transform: TypeAlias = "Placement | Warp"
+"""Where an operator moves the places of an image."""
 
 PER_BOX = frozenset(
     ("boxes", "labels", "area", "iscrowd", "scores", "masks", "keypoints")
 )
 """Names with one entry per box; an operator's `per_box` adds others."""
-
-
-class Transform(Protocol):
-    """Where an operator moves the places of an image."""
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of the new image, in pixels."""
-        ...
-
-    @property
-    def shown(self) -> tuple[float, float, float, float]:
-        """Left, top, right, bottom of the old image in the new one, in pixels.
-
-        Everything around it is padding.
-        """
-        ...
-
-    @property
-    def cuts(self) -> bool:
-        """Whether a part of the old image may lie outside the new one."""
-        ...
-
-    def points(self, points: Points) -> Points:
-        """Return the new places of points, `float64 [m, 2]`."""
-        ...
-
-    def masks(self, masks: torch.Tensor, fill: int) -> torch.Tensor:
-        """Return masks `uint8 or int [n, H, W]` of the new image, by nearest pixels."""
-        ...
 
 
 def moved(

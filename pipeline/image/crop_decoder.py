@@ -19,8 +19,7 @@ import numpy as np
 import simplejpeg
 
 from .codec import decode_reduced
-from .geometry import Box, mirror, resize
-from .placement import Placement
+from .geometry import Box, Placement, mirror, resize
 from .sample import Encoded, Image
 
 FULL = "in full"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ...errors import SampleError, check
-from .kinds import pixels_of
+from .codec import pixels_of
 from .sample import described, on_image
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

@@ -35,8 +35,7 @@ from penstock.pipeline.image.crop_decoder import (
     made_by,
     resized,
 )
-from penstock.pipeline.image.geometry import Box, mirror, resize
-from penstock.pipeline.image.placement import Placement
+from penstock.pipeline.image.geometry import Box, Placement, mirror, resize
 from penstock.pipeline.image.sample import Image
 
 EXTENSION, WHY_NOT = crop_extension()

@@ -1,21 +1,36 @@
-"""Resize, flip and crop as in the training of detectors; annotations move along."""
+"""Images with boxes, for the training of detectors such as Mask R-CNN.
+
+    pipe = ps.Pipeline.from_dataset(coco).shuffle(seed=0)  # (image, target)
+    pipe = pipe.map(ps.detection.resize(800, max_size=1333)).map(ps.detection.flip())
+    pipe = pipe.batch(4, collate_fn=ps.detection.collate(size_divisor=32))
+
+A sample is `(image, target)`, or a dict with an "image". The target is a dict with
+`boxes`, `labels`, `masks` and `keypoints`, named as for torchvision's models. All
+operators of `ps.image` move these along with the pixels. This module adds the operators
+that only detectors need.
+"""
 # ruff: noqa: N801
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
-from ..image import horizontal_flip
-from ..image.annotations import Flags, Points, areas, boxes_of
-from ..image.geometry import Box
-from ..image.operators import check_size
-from ..image.placement import Placement
-from ..image.placing import placed
-from ..image.sample import SampleParts
+from ..errors import SampleError, check
+from .image import horizontal_flip
+from .image.annotations import Flags, Points, areas, boxes_of
+from .image.codec import pixels_of
+from .image.geometry import Box, Placement, writable
+from .image.operators import check_size, placed
+from .image.sample import IMAGE, SampleParts, described
+
+__all__ = ["aspect_groups", "collate", "crop", "flip", "resize"]
 
 flip = horizontal_flip
 
@@ -169,3 +184,121 @@ def edges_of(part: Box) -> Points:
     """Return left, top, right, bottom in pixels, `float64 [4]`."""
     right, bottom = part.left + part.width, part.top + part.height
     return np.array([part.left, part.top, right, bottom], np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class collate:
+    """Pad images to the largest of the batch, and keep their targets in a list.
+
+    Samples are `(image, target, ...)`, or dicts with an "image". The batch is `(images,
+    targets, ..., sizes)`, or a dict with "image", the samples' other keys and "sizes":
+
+    - the images are a tensor `uint8 [N, 3, H, W]` (`float32` if the images are);
+    - targets, and everything else, are lists of the samples' values;
+    - the sizes are a tensor `int64 [N, 2]`: height and width before padding, in pixels.
+
+    Args:
+        size_divisor: height and width of the batch are multiples of this; feature
+            pyramids need 32.
+        fill: value of the pixels added on the right and at the bottom.
+
+    Raises:
+        SpecError: `size_divisor` is not an int >= 1.
+    """
+
+    size_divisor: int = 32
+    fill: float = 0
+
+    def __post_init__(self) -> None:
+        check(
+            type(self.size_divisor) is int and self.size_divisor >= 1,
+            f"`size_divisor` must be an int >= 1, got {self.size_divisor!r}; 32 is"
+            " usual",
+        )
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """Return a batch of these samples.
+
+        Raises:
+            SampleError: a sample has no image.
+            ValueError: an image is the bytes of a file that cannot be decoded.
+        """
+        if isinstance(samples[0], dict):
+            images, sizes = self._padded([sample[IMAGE] for sample in samples])
+            rest = {
+                key: [sample[key] for sample in samples]
+                for key in samples[0]
+                if key != IMAGE
+            }
+            return {IMAGE: images, **rest, "sizes": sizes}
+        if not isinstance(samples[0], tuple):
+            raise SampleError(
+                '`collate` takes samples (image, target), or dicts with an "image", got'
+                f" {described(samples[0])}; convert them in a map() before batch()"
+            )
+        columns = list(zip(*samples, strict=True))
+        images, sizes = self._padded(columns[0])
+        return (images, *map(list, columns[1:]), sizes)
+
+    def _padded(self, images: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return images `[N, 3, H, W]`, and their sizes before, `int64 [N, 2]`."""
+        tensors = [channels_first(image) for image in images]
+        sizes = torch.tensor([tuple(each.shape[1:]) for each in tensors])
+        by = self.size_divisor
+        tall, wide = (-(-int(side) // by) * by for side in sizes.amax(dim=0))
+        kind = reduce(torch.promote_types, [each.dtype for each in tensors])
+        batch = torch.full((len(tensors), 3, tall, wide), self.fill, dtype=kind)
+        for row, each in zip(batch, tensors, strict=True):
+            row[:, : each.shape[1], : each.shape[2]] = each
+        return batch, sizes
+
+
+def channels_first(image: Any) -> torch.Tensor:
+    """Return an image of any kind as a tensor `[3, H, W]`; floats stay floats.
+
+    Raises:
+        SampleError: it is not an image.
+        ValueError: it is the bytes of a file that cannot be decoded.
+    """
+    numbers = torch.from_numpy(writable(image)) if is_numbers(image) else image
+    if isinstance(numbers, torch.Tensor) and numbers.ndim == 3:
+        if numbers.shape[0] == 3:
+            return numbers
+        if numbers.shape[-1] == 3:
+            return numbers.permute(2, 0, 1)
+    return torch.from_numpy(writable(pixels_of(image))).permute(2, 0, 1)
+
+
+def is_numbers(image: Any) -> bool:
+    """Whether this is an array `float32`, as `normalize` makes."""
+    return isinstance(image, np.ndarray) and image.dtype == np.float32
+
+
+def aspect_groups(sizes: Any, groups: int = 7) -> NDArray[np.int64]:
+    """Return the group of each image by its aspect, `int64 [N]`, 0 to `groups` - 1.
+
+    Pass it to `.batch(n, lengths=...)`. Images of a group then share batches, except
+    where one group ends and the next begins. The borders between groups are evenly
+    spaced on a logarithmic scale from 1:2 to 2:1, as in torchvision's reference scripts
+    for detection.
+
+    Args:
+        sizes: height and width of each image in pixels, `[N, 2]`.
+        groups: number of groups. An even number separates portrait from landscape.
+
+    Raises:
+        SpecError: `sizes` does not have this shape, or `groups` is below 1.
+    """
+    given = np.asarray(sizes, np.float64)
+    check(
+        given.ndim == 2 and given.shape[1] == 2 and (given > 0).all(),
+        "`sizes` must be height and width of each image, [N, 2] and > 0, got"
+        f" {[*given.shape]}; take them from the dataset's index or the files' headers",
+    )
+    check(groups >= 1, f"`groups` must be >= 1, got {groups}; 7 is usual")
+    # A single border belongs at 1:1; linspace would put it at the lower end.
+    borders = np.ones(1) if groups == 2 else 2 ** np.linspace(-1, 1, groups - 1)
+    found: NDArray[np.int64] = np.searchsorted(
+        borders, given[:, 1] / given[:, 0], side="right"
+    ).astype(np.int64)
+    return found
