@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.autograd import profiler
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ..engine.feed import Delivery
     from ..engine.observe.observation import Observation
     from ..engine.recipe import Executor, Recipe, SegmentRecipe
+    from .torch_workers import TorchsRow
 
 
 class Epoch(Iterator[Any]):
@@ -60,15 +61,18 @@ class Epoch(Iterator[Any]):
         keeps: bool = False,
     ) -> None:
         self._slot = slot
-        self._run = run
         self._hand_over = hand_over
-        self._number = slot.loops
-        self._process = os.getpid()
+        self._leave = slot.release if keeps else slot.finalise
         # Whether the last batch is handed over; another loop may use the run then.
         self._given = False
         self._over = False
-        leave = slot.release if keeps else slot.finalise
-        self._abandon = weakref.finalize(self, leave, run)
+        self._process = os.getpid()
+        self._join(run)
+
+    def _join(self, run: TunedRun) -> None:
+        """Loop over a run that the slot has just started."""
+        self._abandon = weakref.finalize(self, self._leave, run)
+        self._run, self._number = run, self._slot.loops
 
     def __next__(self) -> Any:
         try:
@@ -120,12 +124,6 @@ class Epoch(Iterator[Any]):
             ours = self._slot.loops == self._number
             return self._run.next() if ours else None
 
-    def withdraw(self) -> None:
-        """Leave the run to another epoch, which replaces this one."""
-        self._over = True
-        self._abandon.detach()
-        self._slot.release(self._run)
-
 
 FORKED = (
     "this loop was started in the parent process, before a fork, and its workers are"
@@ -133,57 +131,52 @@ FORKED = (
 )
 
 
-class Loop(Iterator[Any]):
+class Loop(Epoch):
     """One epoch of penstock's engine with the interface of torch's iterators.
 
     Args:
-        begin: starts the epoch. It is called at once, and again at the first `next` if
+        slot: as for `Epoch`.
+        begin: starts the run. It is called at once, and again at the first `next` if
             `set_epoch` was called in between, as Lightning does after a resume.
+        hand_over: as for `Epoch`.
         order: returns what the samplers draw their order from.
         length: number of batches in the epoch.
+        keeps: as for `Epoch`.
         pinned: whether to copy batches to pinned memory.
     """
 
     def __init__(
         self,
-        begin: Callable[[], Epoch],
+        slot: Slot,
+        begin: Callable[[], TunedRun],
+        hand_over: Callable[[Delivery | None], None],
         order: Callable[[], list[Any]],
         length: Callable[[], int],
         *,
+        keeps: bool,
         pinned: bool,
     ) -> None:
-        self._begin: Callable[[], Epoch] | None = begin
+        super().__init__(slot, begin(), hand_over, keeps=keeps)
+        self._begin: Callable[[], TunedRun] | None = begin
         self._order = order
-        self._epoch = begin()
         self._drawn_from = order()  # after it: some samplers go on by themselves
         self._length = length
         self._pinned = pinned
 
-    def __next__(self) -> Any:
-        try:
-            if not profiler._is_profiler_enabled:  # noqa: SLF001 as torch.compile asks
-                return self._next()
-            # Torch's profilers recognise loading by the beginning and the end of this
-            # name.
-            with profiler.record_function(
-                "enumerate(DataLoader)#_PenstockIter.__next__"
-            ):
-                return self._next()
-        except StopIteration:
-            raise
-        except Exception as error:
-            set_on(error, "__traceback__", users_frames(error))
-            raise
-        except BaseException as error:  # as in the epoch's own
-            self._epoch.abandon(error)
-            raise
+    def _deliver(self) -> Any:
+        if not profiler._is_profiler_enabled:  # noqa: SLF001 as torch.compile asks
+            return self._loaded()
+        # Torch's profilers recognise loading by the beginning and the end of this name.
+        with profiler.record_function("enumerate(DataLoader)#_PenstockIter.__next__"):
+            return self._loaded()
 
-    def _next(self) -> Any:
+    def _loaded(self) -> Any:
         begin, self._begin = self._begin, None
         if begin is not None and self._order() != self._drawn_from:
-            self._epoch.withdraw()
-            self._epoch = begin()
-        data = next(self._epoch)
+            self._abandon.detach()
+            self._slot.release(self._run)
+            self._join(begin())
+        data = super()._deliver()
         if self._pinned:
             from torch.utils.data._utils.pin_memory import pin_memory
 
@@ -196,22 +189,6 @@ class Loop(Iterator[Any]):
 
 CLOSE_S = 3.0
 """How long a finaliser waits: somewhat longer than a run may take to close."""
-
-
-class Closing(threading.Thread):
-    """Closes something. It is over before the thread itself has ended."""
-
-    def __init__(self, close: Callable[[], None]) -> None:
-        super().__init__(name="penstock closing")
-        self._close = close
-        self.over = threading.Event()
-
-    def run(self) -> None:
-        """Close it, and tell whoever waits."""
-        try:
-            self._close()
-        finally:
-            self.over.set()
 
 
 class Slot:
@@ -286,7 +263,9 @@ class Slot:
         known = tuned or self._loaded
         if known is None:
             return recipe
-        return begun_with(recipe, known, recipe.plan.regime(cursor.step))
+        values = known.values(recipe.plan.regime(cursor.step))
+        segments = (_begun(each, values, known.executors) for each in recipe.segments)
+        return replace(recipe, segments=tuple(segments))
 
     @property
     def loops_lock(self) -> threading.RLock:
@@ -356,17 +335,24 @@ class Slot:
         if self._closing:  # by this thread, perhaps
             return
         free = self.run.run.is_free()
-        closing = Closing(self.close)
+        closed = threading.Event()
+
+        def close() -> None:
+            try:
+                self.close()
+            finally:
+                closed.set()  # before the thread itself has ended
+
         try:
-            closing.start()
+            threading.Thread(target=close, name="penstock closing").start()
         except RuntimeError:  # the program is ending, or has too many threads
             self.close()
             return
         if free:
             try:
-                closing.over.wait(CLOSE_S)
+                closed.wait(CLOSE_S)
             except KeyboardInterrupt:  # would be lost here
-                closing.over.wait(CLOSE_S)
+                closed.wait(CLOSE_S)
                 _thread.interrupt_main()
 
     def _forget_inherited(self) -> None:
@@ -448,8 +434,7 @@ class TunedRun:
 
     def close(self) -> None:
         """Stop tuning, then the workers. Idempotent."""
-        if self.last is None:
-            self.last = self.run.recent()
+        self.last = self.observation()
         self.stop_tuning()
         self.run.close()
 
@@ -519,14 +504,8 @@ class TunedRun:
         return f"<TunedRun {'tuned' if self._tuning else 'as set'}: {self.run!r}>"
 
 
-class Tuned(Protocol):
-    """An object that writes into the autotune log."""
-
-    def stop_tuning(self) -> None:
-        """Save the values found, and stop tuning."""
-
-
-running: weakref.WeakSet[Tuned] = weakref.WeakSet()
+running: weakref.WeakSet[TunedRun | TorchsRow] = weakref.WeakSet()
+"""What writes into the autotune log."""
 slots: weakref.WeakSet[Slot] = weakref.WeakSet()
 
 
@@ -559,16 +538,10 @@ def close_all() -> None:
             slot.close()  # nobody is left whom it could interrupt
 
 
-def begun_with(recipe: Recipe, saved: Saved, regime: str = "") -> Recipe:
-    """Return the recipe with an earlier run's values, within the user's bounds."""
-    values = saved.values(regime)
-    segments = (_begun(each, values, saved.executors) for each in recipe.segments)
-    return replace(recipe, segments=tuple(segments))
-
-
 def _begun(
     segment: SegmentRecipe, values: Values, executors: Mapping[str, str]
 ) -> SegmentRecipe:
+    """Return a segment with an earlier run's values, within the user's bounds."""
     if not segment.tunable:
         return segment
     lower, upper = segment.bounds
