@@ -24,7 +24,7 @@ from ...engine.plan import (
     bucketed,
 )
 from ...engine.plan.drawn import AHEAD
-from ...engine.program.program import Program, Read
+from ...engine.program.program import Read
 from ...engine.program.seeding import SeededRead, WorkerStart
 from ...engine.recipe import AS_SHIPPED, BatchRecipe, Options, Recipe
 from ...engine.witness.hazards import is_stateless
@@ -117,34 +117,34 @@ def compile_drawn(
         fixed: what the program says that leaves all of this to the trainer.
     """
     recipe = compile_recipe((source, batch), defaults, Shard.single(), options)
-    if pin_memory and torch.cuda.is_available():
-        from ...engine.to_device.pinning import pinned
-
-        recipe = replace(recipe, buffers=pinned(recipe.buffers, None, slabs=True))
     (segment,) = recipe.segments
     (read,) = segment.program.operations
     assert isinstance(read, Read)
-    program = segment.program
-    if whole := reads_batches(source.dataset):
-        read = replace(read, whole=True)
-        program = replace(program, operations=(read,))
-        segment = replace(segment, unsplit=True)
-    apart = source.executor == "process"
-    buffers = collated(recipe.buffers, whole=whole, apart=apart)
-    recipe = replace(recipe, buffers=buffers)
+    whole = reads_batches(source.dataset)
+    program = replace(segment.program, operations=(replace(read, whole=whole),))
     if start is not None:
-        seeded = SeededRead(read.stage, read.get, read.get_many, start, read.whole)
-        program = Program((seeded,), program.places, watched=program.watched)
-    segment = replace(segment, program=program)
+        seeded = SeededRead(read.stage, read.get, read.get_many, start, whole)
+        program = replace(program, operations=(seeded,), doubtful=())
+    executor = segment.executor
     if source.executor == "auto" and source.num_parallel_workers is None:
-        segment = replace(segment, executor="auto", subjects=(source.dataset,))
+        executor = "auto"
         if not source.thread_safe:
-            kind = found_kind(segment.name, source.dataset, defaults.name)
-            segment = replace(segment, executor=kind)
-    segment = replace(segment, fixed=fixed)
-    recipe = replace(recipe, segments=(segment,))
+            executor = found_kind(segment.name, source.dataset, defaults.name)
+    buffers = recipe.buffers
+    if pin_memory and torch.cuda.is_available():
+        from ...engine.to_device.pinning import pinned
+
+        buffers = pinned(buffers, None, slabs=True)
+    segment = replace(
+        segment, program=program, executor=executor, unsplit=whole, fixed=fixed
+    )
+    recipe = replace(
+        recipe,
+        segments=(segment,),
+        buffers=collated(buffers, whole=whole, apart=source.executor == "process"),
+    )
     ahead = 0 if recipe.direct else AHEAD
-    return replace(recipe, plan=DrawnPlan(ahead, whole=recipe.buffers.whole))
+    return replace(recipe, plan=DrawnPlan(ahead, whole=whole))
 
 
 def collated(buffers: Buffers, *, whole: bool, apart: bool) -> Buffers:
