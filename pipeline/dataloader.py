@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from operator import index
@@ -36,9 +36,8 @@ from ..errors import StateError, check
 from ..system.forking import FORKS
 from ..system.printing import Printed, loader_call
 from ..system.weak_methods import weakly
-from .exiting import looping_threads
 from .naming import found_name
-from .session import Loop, Slot, rank_of_process
+from .session import Loop, Slot, looping_threads, rank_of_process
 from .sources.datasets import has_length, warn_of
 
 if TYPE_CHECKING:
@@ -57,23 +56,18 @@ BYPASSED = (
 )
 
 
-class Bypass(threading.local):
-    """Whether Accelerate works on loaders that are put back afterwards."""
-
-    known = False
-
-
-BYPASS = Bypass()
+KNOWN_BYPASS = ContextVar("known_bypass", default=False)
+"""Whether Accelerate works on loaders that are put back afterwards."""
 
 
 @contextlib.contextmanager
 def known_bypass() -> Iterator[None]:
     """Suppress the warning about Accelerate's plain loaders inside this context."""
-    before, BYPASS.known = BYPASS.known, True
+    token = KNOWN_BYPASS.set(True)
     try:
         yield
     finally:
-        BYPASS.known = before
+        KNOWN_BYPASS.reset(token)
 
 
 RUNNING = frozenset(
@@ -368,8 +362,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
     @property
     def _is_accelerate_prepared(self) -> bool:
         """Accelerate reads this before it builds a plain loader from this one."""
-        if config.get_enable_autotune() and not BYPASS.known:
-            BYPASS.known = True  # once is enough
+        if config.get_enable_autotune() and not KNOWN_BYPASS.get():
+            KNOWN_BYPASS.set(True)  # once is enough
             self._tell(BYPASSED)
         return False
 

@@ -5,21 +5,27 @@
     Slot         the holder of at most one run, closed when the face is dropped
     TunedRun     a run and, while autotune is on, the thread that tunes it
 
-pipeline/ and autotune/ meet here.
+pipeline/ and autotune/ meet here. So do loops and the end of a program that closed
+nothing: then the interpreter calls the functions of `atexit`, while daemon threads
+still go on. First, no thread may ask for another batch, so those that loop end. Then
+the runs are closed, and only then what the runs use.
 """
 
 from __future__ import annotations
 
 import _thread
+import atexit
 import contextlib
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch.autograd import profiler
@@ -28,7 +34,6 @@ from .. import config
 from ..engine.plan import Cursor
 from ..errors import PenstockError, check, set_on, users_frames
 from ..system.runtime_folder import runtime_folder
-from .exiting import at_exit, looping_threads
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
@@ -39,6 +44,66 @@ if TYPE_CHECKING:
     from ..engine.observe.observation import Observation
     from ..engine.recipe import Executor, Recipe, SegmentRecipe
     from .torch_workers import TorchsRow
+
+
+T = TypeVar("T")
+
+LEAVE_S = 1.0
+"""How long a thread may go on with its batch. User code may be stuck."""
+
+
+class LoopingThreads:
+    """Knows the threads that loop beside the main one, to end them with the program.
+
+    A thread that loops ends without a word. An interpreter that is being torn down
+    would end it anyway, perhaps in the midst of native code, which aborts the process.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Know no thread, as in a forked child: who held the lock is not there."""
+        self._lock = threading.Lock()
+        self._over = False
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+    def run(self, call: Callable[[], T]) -> T:
+        """Return the call's result; end the thread if the program has ended.
+
+        The main thread pays nothing: it is what ends.
+        """
+        if threading.get_ident() == threading.main_thread().ident:
+            return call()
+        with self._lock:
+            self._end_if_over()
+            self._threads.add(threading.current_thread())
+        try:
+            return call()
+        finally:  # what the call raises now is the end's doing
+            self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        if self._over:
+            raise SystemExit  # threads end by it without a traceback
+
+    def end(self) -> None:
+        """Let no thread in any more, and wait a little until those inside have ended.
+
+        A thread that has dropped its loop takes a moment to end: what it held is freed.
+        """
+        with self._lock:
+            self._over = True
+            threads = list(self._threads)
+        until_s = time.monotonic() + LEAVE_S
+        for thread in threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+
+
+looping_threads = LoopingThreads()
+"""The one of this process."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=looping_threads.forget)
 
 
 class Epoch(Iterator[Any]):
@@ -417,7 +482,7 @@ class TunedRun:
         self._tuner: Tuner[Any] | None = None
         self.run = Run(recipe, process_byte_budget(), cursor)
         running.add(self)
-        at_exit(close_all)
+        at_exit()
         self._tuning: contextlib.ExitStack | None = None
         self._settings: config.Settings | None = None
         self.last: Observation | None = None
@@ -500,9 +565,6 @@ class TunedRun:
         if tuner is not None:
             self.found = tuner.found()
 
-    def __repr__(self) -> str:
-        return f"<TunedRun {'tuned' if self._tuning else 'as set'}: {self.run!r}>"
-
 
 running: weakref.WeakSet[TunedRun | TorchsRow] = weakref.WeakSet()
 """What writes into the autotune log."""
@@ -536,6 +598,18 @@ def close_all() -> None:
             slot.close()
         except KeyboardInterrupt:
             slot.close()  # nobody is left whom it could interrupt
+
+
+@cache
+def at_exit() -> None:
+    """Have all runs closed at exit, before what they use.
+
+    Call it when a face has a finaliser: `weakref` ends objects in the reverse order of
+    their birth, so a cache that was opened for the first batch would be gone before
+    the run that reads it. What is registered with `atexit` later is called earlier.
+    """
+    atexit.register(close_all)
+    atexit.register(looping_threads.end)
 
 
 def _begun(

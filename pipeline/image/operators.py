@@ -21,7 +21,7 @@ import numpy as np
 
 from ...engine.plan import Context
 from ...errors import SpecError, check
-from .annotations import moved
+from .annotations import as_given, moved, numbers
 from .codec import is_bomb, like, on_pixels, pixels_of, size_of
 from .crop_decoder import CropDecoder, shaped
 from .geometry import (
@@ -604,13 +604,12 @@ def with_pairs(sample: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
     parts = SampleParts.of(sample)
     if not pairs or parts.target is None or not len(parts.target.get("keypoints", ())):
         return sample
-    points = parts.target["keypoints"]
-    is_list = isinstance(points, list)
-    points = np.array(points) if is_list else points
+    given = parts.target["keypoints"]
+    points = numbers(given, "keypoints")
     order = list(range(points.shape[1]))
     for one, other in pairs:
         order[one], order[other] = other, one
-    changed = points[:, order].tolist() if is_list else points[:, order]
+    changed = as_given(points[:, order], given)
     return parts.made(parts.image, {**parts.target, "keypoints": changed})
 
 
