@@ -24,11 +24,10 @@ from numpy.typing import NDArray
 
 from ..errors import SampleError, check
 from .image import horizontal_flip
-from .image.annotations import Flags, Points, areas, boxes_of
 from .image.codec import pixels_of
 from .image.geometry import Box, Placement, writable
 from .image.operators import check_size, placed
-from .image.sample import IMAGE, SampleParts, described
+from .image.sample import IMAGE, Flags, Points, SampleParts, areas, boxes_of, described
 
 __all__ = ["aspect_groups", "collate", "crop", "flip", "resize"]
 

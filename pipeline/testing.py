@@ -14,7 +14,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import get_ident
@@ -79,51 +78,37 @@ def draw_photos(
     Raises:
         SpecError: an argument is out of range, or `folder` holds something else.
     """
-    recipe = PhotoRecipe(n=n, classes=classes, size=size, seed=seed, quality=quality)
+    within("n", n, 1, None, "512 photos are enough for a demonstration")
+    within("classes", classes, 1, n, "have at least one photo a class")
+    for side in size:
+        within("size", side, 16, None, "(500, 375) is usual, width first")
+    within("seed", seed, 0, None, "pass, for example, seed=0")
+    within("quality", quality, 1, 100, "90 is usual")
     root = Path(folder)
-    claim(root, recipe)
+    drawn = {"n": n, "classes": classes, "size": size, "seed": seed, "quality": quality}
+    claim(root, json.dumps({"drawn_by": "penstock.testing.draw_photos", **drawn}))
     for number in range(n):
-        name = f"img_{number // classes + 1:04d}.jpg"
-        path = root / f"class_{number % classes}" / name
+        kind = number % classes
+        path = root / f"class_{kind}" / f"img_{number // classes + 1:04d}.jpg"
         if not path.exists():
-            write_whole(path, recipe.encoded(number))
+            rng = np.random.default_rng((seed, number))
+            write_whole(path, encoded(kind, size, quality, rng))
         if progress is not None:
             progress(number + 1, n)
     return root
 
 
-@dataclass(frozen=True, slots=True)
-class PhotoRecipe:
-    """The parameters that decide the bytes of every photo in a folder."""
-
-    n: int
-    classes: int
-    size: tuple[int, int]
-    seed: int
-    quality: int
-
-    def __post_init__(self) -> None:
-        within("n", self.n, 1, None, "512 photos are enough for a demonstration")
-        within("classes", self.classes, 1, self.n, "have at least one photo a class")
-        for side in self.size:
-            within("size", side, 16, None, "(500, 375) is usual, width first")
-        within("seed", self.seed, 0, None, "pass, for example, seed=0")
-        within("quality", self.quality, 1, 100, "90 is usual")
-
-    def manifest(self) -> str:
-        """Return the text that marks a folder as drawn by this recipe."""
-        return json.dumps({"drawn_by": "penstock.testing.draw_photos", **asdict(self)})
-
-    def encoded(self, number: int) -> bytes:
-        """Return photo `number` as a JPEG file."""
-        rng = np.random.default_rng((self.seed, number))
-        width, height = self.size
-        pixels = photo(height, width, number % self.classes, rng)
-        chroma = "420" if rng.random() < 1 / 3 else "444"
-        data: bytes = simplejpeg.encode_jpeg(
-            pixels, quality=self.quality, colorsubsampling=chroma
-        )
-        return data
+def encoded(
+    kind: int, size: tuple[int, int], quality: int, rng: np.random.Generator
+) -> bytes:
+    """Return a photo of class `kind` as a JPEG file."""
+    width, height = size
+    pixels = photo(height, width, kind, rng)
+    chroma = "420" if rng.random() < 1 / 3 else "444"
+    data: bytes = simplejpeg.encode_jpeg(
+        pixels, quality=quality, colorsubsampling=chroma
+    )
+    return data
 
 
 def within(name: str, value: int, low: int, high: int | None, cure: str) -> None:
@@ -133,19 +118,19 @@ def within(name: str, value: int, low: int, high: int | None, cure: str) -> None
         raise SpecError(f"`{name}` must be {rule}, got {value}; {cure}")
 
 
-def claim(root: Path, recipe: PhotoRecipe) -> None:
-    """Mark `root` as drawn by `recipe`, unless it holds something else: `SpecError`."""
+def claim(root: Path, recipe: str) -> None:
+    """Mark `root` as drawn by a recipe, unless it holds something else: `SpecError`."""
     root.mkdir(parents=True, exist_ok=True)
     manifest = root / MANIFEST
     names = {path.name for path in root.iterdir() if path.suffix != PART}
     if not names:
-        write_whole(manifest, recipe.manifest().encode())
+        write_whole(manifest, recipe.encode())
     elif MANIFEST not in names:
         raise SpecError(
             f"`folder` must be empty or drawn by this function, got {root} with other "
             "files in it; give a new folder"
         )
-    elif (there := manifest.read_text()) != recipe.manifest():
+    elif (there := manifest.read_text()) != recipe:
         raise SpecError(
             "`folder` must be empty or drawn with the same arguments, got "
             f"{root} with {there}; give another folder, or remove this one"

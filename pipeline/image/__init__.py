@@ -26,9 +26,8 @@ on that number. Cropping, resizing and mirroring release the GIL.
 from __future__ import annotations
 
 from .augmenting import color_jitter, rand_augment
+from .batches import IMAGENET_MEAN, IMAGENET_STD, cutmix, mixup, normalize
 from .codec import decode
-from .mixing import cutmix, mixup
-from .normalizing import IMAGENET_MEAN, IMAGENET_STD, normalize
 from .operators import (
     center_crop,
     decode_only_random_resized_crop,

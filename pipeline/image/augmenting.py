@@ -19,10 +19,9 @@ import PIL.ImageOps
 import torch
 
 from ...errors import check
-from .annotations import Points, moved
 from .codec import like, on_pixels, pixels_of
 from .geometry import Range
-from .sample import Image, SampleParts
+from .sample import Image, Points, SampleParts, moved
 
 Picture = PIL.Image.Image
 

@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from .annotations import Points
-from .sample import Image
+from .sample import Image, Points
 
 Range: TypeAlias = tuple[float, float]
 """The smallest and the largest value; both are included."""

@@ -1,7 +1,7 @@
 """The operators that cut, resize and mirror; users pass them to `map`.
 
 Each takes an image, or a sample that holds one (`SampleParts`), and moves boxes, masks
-and keypoints along with it (`annotations`).
+and keypoints along with it.
 
 Each is a frozen value that compares, pickles and prints as the call that makes it, also
 in the log. That is why the classes have lower-case names: they are used like functions,
@@ -21,7 +21,6 @@ import numpy as np
 
 from ...engine.plan import Context
 from ...errors import SpecError, check
-from .annotations import as_given, moved, numbers
 from .codec import is_bomb, like, on_pixels, pixels_of, size_of
 from .crop_decoder import CropDecoder, shaped
 from .geometry import (
@@ -33,7 +32,15 @@ from .geometry import (
     random_box,
     short_side_size,
 )
-from .sample import Encoded, Image, SampleParts, require_encoded
+from .sample import (
+    Encoded,
+    Image,
+    SampleParts,
+    as_given,
+    moved,
+    numbers,
+    require_encoded,
+)
 
 DECODER = CropDecoder()
 REDUCTIONS = (8, 4, 2)
