@@ -31,7 +31,7 @@ from .. import config
 from ..engine.batch.tensors import is_default_unchanged
 from ..engine.plan import BatchPlan, Drawing
 from ..engine.plan.drawn import AHEAD, LateOrder
-from ..engine.recipe import check_name
+from ..engine.recipe import Options, check_name
 from ..errors import StateError, check
 from ..system.forking import FORKS
 from ..system.printing import Printed, loader_call
@@ -87,14 +87,8 @@ RUNNING = frozenset(
 )
 """The attributes that a copy of a loader does not get."""
 UNTUNED = "autotune is off"
-NO_WORKERS = "num_workers=0"
 BEFORE_WORKERS = 4
 """Torch's arguments between `dataset` and `num_workers`."""
-STREAM = (
-    "the dataset has a random generator of its own, so its draws depend on which worker"
-    " makes a sample"
-)
-SHARES = "an iterable dataset says itself which worker reads what"
 UNORDERED = (
     "in_order=False: which {} batches were consumed is not known, because they come in"
     " the order in which workers finish them; resuming here would repeat some samples"
@@ -388,12 +382,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         reasons = {
             "sample_seeding is off": seeded is False,
             UNTUNED: not (seeded or config.get_enable_autotune()),
-            SHARES: isinstance(self.dataset, IterableDataset),
+            "an iterable dataset says itself which worker reads what": isinstance(
+                self.dataset, IterableDataset
+            ),
             "batch_size=None asks for single samples": not self._auto_collation,
             "worker_init_fn is for processes, and thread_safe asks for threads": (
                 self.worker_init_fn is not None and safe
             ),
-            STREAM: (
+            "the dataset has a random generator of its own, so its draws depend on"
+            " which worker makes a sample": (
                 config.get_enable_autotune()
                 and not (seeded or safe)
                 and self._draws_in_workers()
@@ -411,9 +408,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         """Whether draws depend on which of the requested workers makes a sample."""
         from ..engine.witness.hazards import keeps_stream
 
-        if not self.num_workers:
-            return False
-        return keeps_stream(self.dataset, self.worker_init_fn)
+        asked = bool(self.num_workers)
+        return asked and keeps_stream(self.dataset, self.worker_init_fn)
 
     def _iterate_torchs(self, drawing: Drawing) -> Iterator[Any]:
         from ..engine.observe.trainer_meter import TrainerMeter
@@ -461,35 +457,19 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
     ) -> Any:
         """Return torch's own iterator, whose order may be drawn later than it is made.
 
+        Torch's workers take the attributes given here with them; no other code sees
+        them.
+
         Args:
-            drawing: the epoch.
+            drawing: the epoch. Torch draws no base seed for workers that it would have
+                kept, so the generator of the order is left to the samplers.
             watch: the watch on new workers of an iterable.
             new: whether the epoch begins only now.
         """
-        iterator = self._torchs(drawing.base, watch)
-        if self.num_workers or isinstance(self.dataset, IterableDataset):
-            return iterator
-        if new:
-            order, seed = iterator._sampler_iter, iterator._base_seed
-            iterator._sampler_iter = LateOrder(order, drawing, seed, self.generator)
-        elif drawing.seed is not None:  # the states are those at the order
-            drawing.restore(self.generator)
-        return iterator
-
-    def _torchs(self, base: int | None, watch: ShareWatch | None) -> Any:
-        """Return torch's own iterator.
-
-        Torch's workers take these attributes with them; no other code sees them.
-
-        Args:
-            base: the base seed of workers that torch would have kept. Torch draws no
-                seed for those, so the generator of the order is left to the samplers.
-            watch: the watch on new workers of an iterable.
-        """
         given: dict[str, Any] = {}
         piped = isinstance(self.dataset, IterDataPipe)  # its order is also drawn here
-        if base is not None and self._iterator is None and not piped:
-            given["generator"] = torch.Generator().manual_seed(base)
+        if drawing.base is not None and self._iterator is None and not piped:
+            given["generator"] = torch.Generator().manual_seed(drawing.base)
         if watch is not None:
             given["worker_init_fn"] = watch
         before = {name: vars(self)[name] for name in given}
@@ -499,6 +479,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         finally:
             vars(self).update(before)
         self._base = int(iterator._base_seed) if self._keeps_workers else None
+        if self.num_workers or isinstance(self.dataset, IterableDataset):
+            return iterator
+        if new:
+            order, seed = iterator._sampler_iter, iterator._base_seed
+            iterator._sampler_iter = LateOrder(order, drawing, seed, self.generator)
+        elif drawing.seed is not None:  # the states are those at the order
+            drawing.restore(self.generator)
         return iterator
 
     def _forks_readers(self) -> bool:
@@ -596,8 +583,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
     def _samplers(self) -> list[Any]:
         inner = getattr(self.batch_sampler, "sampler", None)
-        found: dict[int, Any] = {}
-        found |= {id(s): s for s in (self.sampler, self.batch_sampler, inner)}
+        found = {id(s): s for s in (self.sampler, self.batch_sampler, inner)}
         return list(found.values())
 
     def _sampler_epochs(self) -> list[Any]:
@@ -606,7 +592,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
     def _compiled(self) -> Recipe:
         from ..engine.program.seeding import WorkerStart
-        from ..engine.recipe import Options
         from .compile.recipes import compile_drawn
         from .stages import BatchStage, Defaults, SourceStage
         from .torch_workers import start_method, tell_of_cuda
@@ -642,7 +627,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             options,
             start=start if self._seeds else None,
             pin_memory=self.pin_memory,
-            fixed=NO_WORKERS if self._zero_workers and tuned else "",
+            fixed="num_workers=0" if self._zero_workers and tuned else "",
         )
 
     @property

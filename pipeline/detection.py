@@ -27,7 +27,15 @@ from .image import horizontal_flip
 from .image.codec import pixels_of
 from .image.geometry import Box, Placement, writable
 from .image.operators import check_size, placed
-from .image.sample import IMAGE, Flags, Points, SampleParts, areas, boxes_of, described
+from .image.sample import (
+    IMAGE,
+    Points,
+    SampleParts,
+    areas,
+    boxes_of,
+    described,
+    middles_inside,
+)
 
 __all__ = ["aspect_groups", "collate", "crop", "flip", "resize"]
 
@@ -155,7 +163,10 @@ def drawn_part(height: int, width: int, boxes: Points, rng: np.random.Generator)
         part = Box(top, left, tall, wide)
         if not len(boxes):
             return part
-        if jaccard(boxes, part).max() >= least and middle_inside(boxes, part).any():
+        if (
+            jaccard(boxes, part).max() >= least
+            and middles_inside(boxes, edges_of(part)).any()
+        ):
             return part
     return whole
 
@@ -167,15 +178,6 @@ def jaccard(boxes: Points, part: Box) -> Points:
     shared = areas(np.concatenate([low, np.minimum(boxes[:, 2:], edges[2:])], axis=1))
     union = areas(boxes) + part.height * part.width - shared
     found: Points = np.divide(shared, union, out=np.zeros_like(union), where=union > 0)
-    return found
-
-
-def middle_inside(boxes: Points, part: Box) -> Flags:
-    """Return whether the center of each box is inside a part, `bool [n]`."""
-    edges = edges_of(part)
-    middles = (boxes[:, :2] + boxes[:, 2:]) / 2
-    inside = (middles >= edges[:2]) & (middles < edges[2:])
-    found: Flags = np.all(inside, axis=1)
     return found
 
 

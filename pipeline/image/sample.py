@@ -235,9 +235,16 @@ def moved_boxes(
     inside = np.clip(whole, (left, top) * 2, (right, bottom) * 2)
     kept = areas(inside) > 0
     if by_middle:
-        middles = (whole[:, :2] + whole[:, 2:]) / 2
-        kept &= ((middles >= (left, top)) & (middles < (right, bottom))).all(axis=1)
+        kept &= middles_inside(whole, move.shown)
     return inside, kept
+
+
+def middles_inside(boxes: Points, edges: Any) -> Flags:
+    """Return whether the middle of each box is inside these edges, `bool [n]`."""
+    low, high = edges[:2], edges[2:]
+    middles = (boxes[:, :2] + boxes[:, 2:]) / 2
+    found: Flags = ((middles >= low) & (middles < high)).all(axis=1)
+    return found
 
 
 def areas(boxes: Points) -> NDArray[np.float64]:

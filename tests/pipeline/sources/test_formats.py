@@ -329,7 +329,7 @@ def test_row_groups_in_memory_are_bounded_in_bytes(
     path = write_groups(tmp_path, groups=20, rows=8, nbytes=1000)
     source = source_of(ps.Pipeline.from_parquet(path))
     for budget, kept in ((8 * 5 * 8500, range(3, 6)), (8, [1]), (1 << 30, [20])):
-        monkeypatch.setattr("penstock.config._memory_bytes", budget)
+        monkeypatch.setattr("penstock.config._measured_bytes", lambda n=budget: n)
         source = source_of(ps.Pipeline.from_parquet(path))
         for at in range(0, len(source), 4):
             assert source[at]["number"] == at
