@@ -369,19 +369,14 @@ class Slot:
             self._busy = False
 
     def close(self) -> None:
-        """Stop and forget the run, if there is one.
-
-        A forked child must not call this.
-        """
-        if os.getpid() != self._owner:
-            self.run, self._busy = None, False
-            return
+        """Stop and forget the run, if there is one; a forked child only forgets it."""
+        self._forget_inherited()
         with self._lock:  # a finaliser may be closing it: wait until it is closed
             self._closing = True
             try:
-                if (run := self.run) is not None:
-                    run.close()
-                    self._last, self._found = run.last, run.found
+                if self.run is not None:
+                    self.run.close()
+                    self._last, self._found = self.run.last, self.run.found
                 self.run, self._busy = None, False
             finally:
                 self._closing = False

@@ -537,7 +537,6 @@ def check_place(stages: Sequence[Stage], stage: Stage) -> None:
     )
     if isinstance(stage, CacheStage):
         check_cacheable(stages, shown)
-        check_local(stages, shown)
     source = stages[0]
     check(
         not (
@@ -571,7 +570,10 @@ def check_batch_map(stages: Sequence[Stage], stage: MapStage, shown: str) -> Non
 
 
 def check_cacheable(stages: Sequence[Stage], shown: str) -> None:
-    """Raise `SpecError` unless `stages` always make the same sample of an index."""
+    """Raise `SpecError` unless `stages` always make the same sample of an index, here.
+
+    An actor on another machine cannot write to a cache.
+    """
     for stage in stages:
         check(
             not (isinstance(stage, SourceStage) and stage.iterable),
@@ -588,11 +590,6 @@ def check_cacheable(stages: Sequence[Stage], shown: str) -> None:
             f"{shown} would store one draw of a random function forever: a map()"
             " before it takes `rng`; put the cache before that",
         )
-
-
-def check_local(stages: Sequence[Stage], shown: str) -> None:
-    """Raise `SpecError` if an actor would have to write to a cache."""
-    for stage in stages:
         check(
             not (isinstance(stage, PerSample) and stage.executor == "ray"),
             f'{shown} cannot come after executor="ray": its workers may be on other'

@@ -153,24 +153,20 @@ class color_jitter:
 # reduced search space", 2019. The list of changes, and the amount that a magnitude
 # stands for in each, are those of torchvision's `RandAugment` with its 31 bins.
 
-MAX_SHEAR = 0.3
-"""Pixels of shift per pixel of distance."""
-MAX_SHIFT = 150 / 331
-"""Share of the side in its direction (images in the paper have 331 pixels)."""
-MAX_TURN = 30.0
-"""Degrees."""
 MAX_FACTOR = 0.9
 """Distance of a factor from 1."""
 MAX_POSTERIZED = 4
 """Bits, of eight, that may be cleared."""
 WARPS = {
-    "shear x": MAX_SHEAR,
-    "shear y": MAX_SHEAR,
-    "shift x": MAX_SHIFT,
-    "shift y": MAX_SHIFT,
-    "rotate": MAX_TURN,
+    "shear x": 0.3,
+    "shear y": 0.3,
+    "shift x": 150 / 331,
+    "shift y": 150 / 331,
+    "rotate": 30.0,
 }
-"""The warps, and the largest amount of each. Its sign is drawn, as for a factor."""
+"""The warps, and the largest amount of each: pixels of shift per pixel of distance, a
+share of the side in its direction (images in the paper have 331 pixels), and degrees.
+Its sign is drawn, as for a factor."""
 UNSIGNED = ("posterize", "solarize", "autocontrast", "equalize", "identity")
 CHANGES = (*WARPS, *ENHANCERS, *UNSIGNED)
 

@@ -34,11 +34,6 @@ class Box:
     height: int
     width: int
 
-    @property
-    def short_side(self) -> int:
-        """The smaller of height and width, in pixels."""
-        return min(self.height, self.width)
-
     def reduced(self, factor: int) -> Box:
         """Return the box that covers the same part of the image at 1/`factor` scale.
 

@@ -194,7 +194,18 @@ class random_resized_crop(Placing):
     per_box: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_crop(self.size, self.scale, self.ratio)
+        if self.size is not None:
+            check_size(self.size)
+        check(
+            0 < self.scale[0] <= self.scale[1] <= 1,
+            "`scale` must be (min, max) with 0 < min <= max <= 1, got"
+            f" {self.scale}; (0.08, 1.0) is usual",
+        )
+        check(
+            0 < self.ratio[0] <= self.ratio[1],
+            f"`ratio` must be (min, max) with 0 < min <= max, got {self.ratio}; "
+            "(3/4, 4/3) is usual",
+        )
 
     def __call__(
         self,
@@ -485,7 +496,7 @@ class pad:
 
 
 @dataclass(frozen=True, slots=True)
-class decode_random_resized_crop(Placing):
+class decode_random_resized_crop(random_resized_crop):
     """`decode`, `random_resized_crop` and `horizontal_flip` in one, with less decoding.
 
     The crop is chosen from the size in the file's header. Then the image is decoded at
@@ -509,14 +520,9 @@ class decode_random_resized_crop(Placing):
         SpecError: an argument is out of range.
     """
 
-    size: int | None
     _: KW_ONLY
-    antialias: bool = True
-    scale: Range = (0.08, 1.0)
-    ratio: Range = (3 / 4, 4 / 3)
     flip: float = 0.0
     reducing_gap: float = 3.0
-    per_box: tuple[str, ...] = ()
     decoder: CropDecoder = field(
         default=CropDecoder(), init=False, repr=False, compare=False
     )
@@ -524,7 +530,7 @@ class decode_random_resized_crop(Placing):
     and ranks compare operators."""
 
     def __post_init__(self) -> None:
-        check_crop(self.size, self.scale, self.ratio)
+        random_resized_crop.__post_init__(self)
         check_probability("flip", self.flip)
         check(
             self.reducing_gap >= 1,
@@ -581,7 +587,7 @@ class decode_only_random_resized_crop(decode_random_resized_crop):
 
 def reduction(box: Box, pixels: float) -> int:
     """Return the largest n at which `box` still has `pixels` on both sides; else 1."""
-    room = box.short_side / pixels
+    room = min(box.height, box.width) / pixels
     return next((factor for factor in REDUCTIONS if factor <= room), 1)
 
 
@@ -618,26 +624,6 @@ def with_pairs(sample: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
         order[one], order[other] = other, one
     changed = as_given(points[:, order], given)
     return parts.made(parts.image, {**parts.target, "keypoints": changed})
-
-
-def check_crop(size: int | None, scale: Range, ratio: Range) -> None:
-    """Check the arguments of a random resized crop.
-
-    Raises:
-        SpecError: one is out of range.
-    """
-    if size is not None:
-        check_size(size)
-    check(
-        0 < scale[0] <= scale[1] <= 1,
-        f"`scale` must be (min, max) with 0 < min <= max <= 1, got {scale}; "
-        "(0.08, 1.0) is usual",
-    )
-    check(
-        0 < ratio[0] <= ratio[1],
-        f"`ratio` must be (min, max) with 0 < min <= max, got {ratio}; "
-        "(3/4, 4/3) is usual",
-    )
 
 
 def check_size(size: object) -> None:
