@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ..engine.observe.observation import Observation
     from ..engine.observe.trainer_meter import TrainerMeter
     from ..engine.recipe import Executor, Recipe
-    from .session import TunedRun
+    from ..engine.run import Run
     from .torch_workers import ShareWatch
 
 BYPASSED = (
@@ -529,7 +529,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             weakref.finalize(loop, slot.finalise)
         return loop
 
-    def _begin(self, slot: Slot, recipe: Recipe, drawing: Drawing) -> TunedRun:
+    def _begin(self, slot: Slot, recipe: Recipe, drawing: Drawing) -> Run:
         """Draw the rest of the epoch's order and run it."""
         from ..engine.program.seeding import mixed
 

@@ -763,10 +763,10 @@ class Pipeline(Printed):
         remark = ""
         if self._options.cache == "auto" and not cursor.batch:
             recipe, remark = self._cached(recipe)
-        run = self._slot.start(recipe, cursor, plan.shard.rank)
-        run.remark = remark
-        self._run = run.run
-        return Epoch(self._slot, run, partial(self._hand_over, self._slot.loops))
+        self._run = self._slot.start(recipe, cursor, plan.shard.rank)
+        self._slot.remark = remark
+        hand_over = partial(self._hand_over, self._slot.loops)
+        return Epoch(self._slot, self._run, hand_over)
 
     def __len__(self) -> int:
         """Return the number of batches in the epoch.

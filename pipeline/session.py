@@ -2,8 +2,8 @@
 
     Epoch        one loop, from `iter()` to its end or to where the user leaves it
     Loop         an epoch with the interface of torch's iterators
-    Slot         the holder of at most one run, closed when the face is dropped
-    TunedRun     a run and, while autotune is on, the thread that tunes it
+    Slot         the holder of at most one run, closed when the face is dropped; while
+                 autotune is on, with the thread that tunes the run
 
 pipeline/ and autotune/ meet here. So do loops and the end of a program that closed
 nothing: then the interpreter calls the functions of `atexit`, while daemon threads
@@ -23,7 +23,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ..engine.feed import Delivery
     from ..engine.observe.observation import Observation
     from ..engine.recipe import Executor, Recipe, SegmentRecipe
+    from ..engine.run import Run
     from .torch_workers import TorchsRow
 
 
@@ -120,7 +121,7 @@ class Epoch(Iterator[Any]):
     def __init__(
         self,
         slot: Slot,
-        run: TunedRun,
+        run: Run,
         hand_over: Callable[[Delivery | None], None],
         *,
         keeps: bool = False,
@@ -134,7 +135,7 @@ class Epoch(Iterator[Any]):
         self._process = os.getpid()
         self._join(run)
 
-    def _join(self, run: TunedRun) -> None:
+    def _join(self, run: Run) -> None:
         """Loop over a run that the slot has just started."""
         self._abandon = weakref.finalize(self, self._leave, run)
         self._run, self._number = run, self._slot.loops
@@ -157,7 +158,7 @@ class Epoch(Iterator[Any]):
         Without workers, the loop may go on, as in torch. After Ctrl-C, the error's
         traceback would keep this loop from being dropped.
         """
-        goes_on = self._run.run.alone and not isinstance(error, KeyboardInterrupt)
+        goes_on = self._run.alone and not isinstance(error, KeyboardInterrupt)
         if not goes_on and self._abandon.detach():
             self._slot.finalise(self._run)
 
@@ -179,15 +180,15 @@ class Epoch(Iterator[Any]):
 
     def _next(self) -> Delivery | None:
         if os.getpid() != self._process:
-            if (alone := self._run.run.alone) is None:
+            if (alone := self._run.alone) is None:
                 raise PenstockError(FORKED)
             alone.undecided = False  # a forked child has none of the threads
             self._process = os.getpid()
         if not self._given:
-            return self._run.next()
+            return self._slot.next(self._run)
         with self._slot.loops_lock:
             ours = self._slot.loops == self._number
-            return self._run.next() if ours else None
+            return self._slot.next(self._run) if ours else None
 
 
 FORKED = (
@@ -213,7 +214,7 @@ class Loop(Epoch):
     def __init__(
         self,
         slot: Slot,
-        begin: Callable[[], TunedRun],
+        begin: Callable[[], Run],
         hand_over: Callable[[Delivery | None], None],
         order: Callable[[], list[Any]],
         length: Callable[[], int],
@@ -222,7 +223,7 @@ class Loop(Epoch):
         pinned: bool,
     ) -> None:
         super().__init__(slot, begin(), hand_over, keeps=keeps)
-        self._begin: Callable[[], TunedRun] | None = begin
+        self._begin: Callable[[], Run] | None = begin
         self._order = order
         self._drawn_from = order()  # after it: some samplers go on by themselves
         self._length = length
@@ -260,7 +261,10 @@ class Slot:
     """Holds the run of a face, separate from it, so that a finaliser can close it.
 
     A run is busy while an iterator is in the middle of it. Between epochs it is idle
-    but alive, and loads the first batches of the next epoch.
+    but alive, and loads the first batches of the next epoch. A tuner follows
+    `set_enable_autotune`, even while the run goes on.
+
+    `start` and `next` belong to the trainer's threads; `close` may be called from any.
     """
 
     def __init__(self, name: str) -> None:
@@ -270,15 +274,23 @@ class Slot:
         self._closing = False
         self.name = name
         """The name of the face in the log."""
-        self.run: TunedRun | None = None
+        self.run: Run | None = None
         self.loops = 0
         """Number of loops begun so far; the newest loop owns the run."""
         self._busy = False
+        self.remark = ""
+        """A line for the log, written before the first batch of a new run."""
+        self._rank = 0
+        # The settings that the run's tuner follows; None before its first batch.
+        self._settings: config.Settings | None = None
+        self._tuner: Tuner[Any] | None = None
+        self._tuning: contextlib.ExitStack | None = None
+        # The last seconds of a run that is closed, or closing.
         self._last: Observation | None = None
         # Values from a file; runs start with them, tuned or not.
         self._loaded: Saved | None = None
-        # Values that a run of this face found; runs start with them while autotune is
-        # on.
+        # Values that a run of this face began with or found; runs start with them while
+        # autotune is on.
         self._found: Saved | None = None
         slots.add(self)
 
@@ -311,8 +323,8 @@ class Slot:
         )
         cores = config.cpu_cores()
         if saved.fits(cores):
+            self.close()  # its tuner's values are older
             self._loaded, self._found = saved, None
-            self.close()
             return
         announce(
             f"the autotune result is not used: it was found with {saved.cpu_cores:g}"
@@ -338,32 +350,44 @@ class Slot:
         self._forget_inherited()
         return self._loops_lock
 
-    def start(self, recipe: Recipe, cursor: Cursor, rank: int) -> TunedRun:
+    def start(self, recipe: Recipe, cursor: Cursor, rank: int) -> Run:
         """Return a run that goes on at `cursor`; end the loop that is busy now."""
         with self.loops_lock:
             return looping_threads.run(lambda: self._start(recipe, cursor, rank))
 
-    def _start(self, recipe: Recipe, cursor: Cursor, rank: int) -> TunedRun:
+    def _start(self, recipe: Recipe, cursor: Cursor, rank: int) -> Run:
+        # Import the engine only when a pipeline runs.
+        from ..engine.core.byte_budget import process_byte_budget
+        from ..engine.run import Run
+
         self.loops += 1
-        run = self.run
-        if run is None or self._busy:
+        if self.run is None or self._busy:
             self.close()
-            known = self._found or self._loaded
             begun = self.begun(recipe, cursor)
-            run = TunedRun(begun, cursor, rank, known, self.name)
-            self.run = run
+            self._found = self._found or self._loaded
+            run = Run(begun, process_byte_budget(), cursor)
+            self.run, self._rank = run, rank
+            self._last = self._settings = None
+            at_exit()
         else:
             self._busy = True  # if Ctrl-C comes now, the next loop needs another run
-            run.run.begin(cursor)
+            self.run.begin(cursor)
         self._busy = True
-        return run
+        return self.run
+
+    def next(self, run: Run) -> Delivery | None:
+        """Return the next batch of the epoch, or None at its end."""
+        settings = config.settings()
+        if settings is not self._settings and run is self.run:
+            self._follow(run, settings)
+        return run.next()
 
     @property
     def busy(self) -> bool:
         """Whether an iterator is in the middle of an epoch."""
         return self.run is not None and self._busy
 
-    def release(self, run: TunedRun) -> None:
+    def release(self, run: Run) -> None:
         """Mark the run of an iterator as idle, because its epoch is over."""
         if self.run is run:
             self._busy = False
@@ -375,13 +399,14 @@ class Slot:
             self._closing = True
             try:
                 if self.run is not None:
+                    self._last = self._observed(self.run)
+                    self.stop_tuning()
                     self.run.close()
-                    self._last, self._found = self.run.last, self.run.found
                 self.run, self._busy = None, False
             finally:
                 self._closing = False
 
-    def finalise(self, run: TunedRun | None = None) -> None:
+    def finalise(self, run: Run | None = None) -> None:
         """Close from a finaliser, either the face's or that of an iterator of `run`.
 
         Finalisers run wherever the last reference is dropped, and in the collector,
@@ -394,7 +419,7 @@ class Slot:
             return
         if self._closing:  # by this thread, perhaps
             return
-        free = self.run.run.is_free()
+        free = self.run.is_free()
         closed = threading.Event()
 
         def close() -> None:
@@ -419,18 +444,21 @@ class Slot:
         """Forget the run in a forked child; its threads are in the parent only."""
         if os.getpid() != self._owner:
             self._owner, self.run, self._busy = os.getpid(), None, False
+            self._tuner = self._tuning = None
             self._lock, self._closing = threading.RLock(), False
             self._loops_lock = threading.RLock()  # who held it is not there
 
     def stats(self) -> Observation | None:
         """Return what has happened since the run began; None if there is no run."""
-        return None if self.run is None else self.run.run.read().bounded
+        return None if self.run is None else self.run.read().bounded
 
-    def seen(self, recipe: Callable[[], Recipe]) -> tuple[Observation, Explanation]:
+    def seen(
+        self, recipe: Callable[[], Recipe] | None = None
+    ) -> tuple[Observation, Explanation]:
         """Return the last seconds of training, of this run or the previous one.
 
         Args:
-            recipe: recipe of the next run, used if there was no run; nothing is
+            recipe: recipe of the next run, needed if there was no run; nothing is
                 measured.
 
         Returns:
@@ -439,75 +467,18 @@ class Slot:
         from ..autotune.explain import explain
         from ..engine.monitor import unmeasured
 
-        seen = self._last if self.run is None else self.run.observation()
+        run = self.run  # another thread may close it
+        seen = self._last if run is None else self._observed(run)
         if seen is None:
+            assert recipe is not None
             seen = unmeasured(recipe())
-        tuned = config.get_enable_autotune() or self._found is not None
-        tuned = tuned or (self.run is not None and self.run.tuned)
+        tuned = config.get_enable_autotune() or bool(self._found or self._tuner)
         return seen, explain(seen, config.budget(), tuned=tuned)
 
+    def _observed(self, run: Run) -> Observation:
+        return run.recent() if self._last is None else self._last
 
-TUNING = attrgetter("autotune", "filepath_prefix", "autotune_interval", "cpu_budget")
-"""The settings that a tuner depends on."""
-
-
-class TunedRun:
-    """A run whose tuner follows `set_enable_autotune`, even while it runs.
-
-    `next` belongs to the trainer's thread; `close` may be called from any.
-    """
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        cursor: Cursor,
-        rank: int,
-        found: Saved | None = None,
-        name: str = "",
-    ) -> None:
-        # Import the engine only when a pipeline runs.
-        from ..engine.core.byte_budget import process_byte_budget
-        from ..engine.run import Run
-
-        self._rank = rank
-        self.name = name
-        """The name of the run in the log."""
-        self.found = found
-        """Values found for such runs: first by an earlier run, then by this one."""
-        self._tuner: Tuner[Any] | None = None
-        self.run = Run(recipe, process_byte_budget(), cursor)
-        running.add(self)
-        at_exit()
-        self._tuning: contextlib.ExitStack | None = None
-        self._settings: config.Settings | None = None
-        self.last: Observation | None = None
-        """The state of the run when it was closed."""
-        self.remark = ""
-        """A line for the log, written before the first batch."""
-
-    def next(self) -> Delivery | None:
-        """Return the next batch of the epoch, or None at its end."""
-        settings = config.settings()
-        if settings is not self._settings:
-            self._follow(settings)
-        return self.run.next()
-
-    def close(self) -> None:
-        """Stop tuning, then the workers. Idempotent."""
-        self.last = self.observation()
-        self.stop_tuning()
-        self.run.close()
-
-    @property
-    def tuned(self) -> bool:
-        """Whether a tuner works or worked on this run, or found its first values."""
-        return self._tuner is not None or self.found is not None
-
-    def observation(self) -> Observation:
-        """Return the last seconds of training."""
-        return self.last if self.last is not None else self.run.recent()
-
-    def _follow(self, settings: config.Settings) -> None:
+    def _follow(self, run: Run, settings: config.Settings) -> None:
         """Start, restart or stop the tuner after a change of settings."""
         before, self._settings = self._settings, settings
         if before is not None and TUNING(before) == TUNING(settings):
@@ -515,13 +486,13 @@ class TunedRun:
         self.stop_tuning()
         remark, self.remark = self.remark, ""
         if settings.autotune:
-            self._start_tuning(settings, remark)
+            self._start_tuning(run, settings, remark)
         elif remark:
             from ..autotune.log import announce
 
             announce(remark, self.name)
 
-    def _start_tuning(self, settings: config.Settings, remark: str) -> None:
+    def _start_tuning(self, run: Run, settings: config.Settings, remark: str) -> None:
         # Import this when needed: it would take a fifth of the time to import penstock.
         from ..autotune.host_peers import HostPeers
         from ..autotune.log import AutotuneLog, show_by_default
@@ -539,15 +510,16 @@ class TunedRun:
             place = runtime_folder() if settings.cpu_budget is None else None
             others = stack.enter_context(HostPeers(place))
             tuner = self._tuner = Tuner(
-                self.run,
+                run,
                 BottleneckLaw(),
                 config.budget(),
                 log,
                 interval_steps=settings.autotune_interval,
                 host_peers=others,
-                found=None if self.found is None else self.found.regimes,
+                found=None if self._found is None else self._found.regimes,
             )
-            stack.enter_context(TunerThread(tuner, log, self.observation))
+            observed = partial(self._observed, run)
+            stack.enter_context(TunerThread(tuner, log, observed))
             self._tuning = stack.pop_all()
 
     def stop_tuning(self) -> None:
@@ -555,33 +527,30 @@ class TunedRun:
         stack, self._tuning = self._tuning, None
         if stack is not None:
             stack.close()
-        self.run.calm = True
+        if self.run is not None:
+            self.run.calm = True
         tuner, self._tuner = self._tuner, None
         if tuner is not None:
-            self.found = tuner.found()
+            self._found = tuner.found()
 
 
-running: weakref.WeakSet[TunedRun | TorchsRow] = weakref.WeakSet()
-"""What writes into the autotune log."""
+TUNING = attrgetter("autotune", "filepath_prefix", "autotune_interval", "cpu_budget")
+"""The settings that a tuner depends on."""
+
+
+torchs_rows: weakref.WeakSet[TorchsRow] = weakref.WeakSet()
 slots: weakref.WeakSet[Slot] = weakref.WeakSet()
 
 
 def explanations() -> dict[str, Explanation]:
     """Return the explanation of each pipeline that runs in this process, by name."""
-    from ..autotune.explain import explain
-
-    budget = config.budget()
-    runs = [run for run in list(running) if isinstance(run, TunedRun)]
-    return {
-        run.name: explain(run.observation(), budget, tuned=run.tuned)
-        for run in runs
-        if run.last is None
-    }
+    return {slot.name: slot.seen()[1] for slot in list(slots) if slot.run is not None}
 
 
 def end_tuning() -> None:
     """Turn autotune off, also for current runs, and save the values found."""
-    for each in list(running):
+    ending: list[Slot | TorchsRow] = [*slots, *torchs_rows]
+    for each in ending:
         each.stop_tuning()
     config.set_enable_autotune(enable=False)
 

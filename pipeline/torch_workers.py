@@ -28,7 +28,7 @@ from ..engine.plan import Drawing
 from ..engine.witness.hazards import find_on_device
 from ..errors import StateError
 from ..system.shared_memory import SHARED_MEMORY
-from .session import at_exit, looping_threads, rank_of_process, running
+from .session import at_exit, looping_threads, rank_of_process, torchs_rows
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
@@ -82,7 +82,7 @@ class TorchsRow:
     def __init__(self, name: str, told: Callable[[], Explanation]) -> None:
         self._name = name
         self._told: Callable[[], Explanation] | None = told
-        running.add(self)
+        torchs_rows.add(self)
 
     def stop_tuning(self) -> None:
         """Write the row, once, if there is a log and a step was measured."""

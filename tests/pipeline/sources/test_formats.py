@@ -131,10 +131,10 @@ def test_a_source_moves_to_processes_and_back_while_it_is_read(
         for at, batch in enumerate(pipe):
             found += batch
             run: Any = pipe._slot.run  # noqa: SLF001 there is no other way to a live one
-            executor = next(k for k in run.run.knobs() if k.name == "executor")
+            executor = next(k for k in run.knobs() if k.name == "executor")
             if at in moves:
                 executor.write(moves[at])
-            kinds.append(run.run.host.engine.segments[0].executor)
+            kinds.append(run.host.engine.segments[0].executor)
     assert found == [source[at] for at in range(N)] * 2
     assert [kinds[4], kinds[19], kinds[-1]] == ["thread", "process", "thread"]
 
