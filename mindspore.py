@@ -79,18 +79,7 @@ def _instead(name: str, table: dict[str, str]) -> str:
 class _Config:
     """MindSpore's `config`: the settings that penstock has under the same name."""
 
-    NAMES: ClassVar = {
-        "get_autotune_interval",
-        "get_enable_autotune",
-        "get_num_parallel_workers",
-        "get_prefetch_size",
-        "get_seed",
-        "set_autotune_interval",
-        "set_enable_autotune",
-        "set_num_parallel_workers",
-        "set_prefetch_size",
-        "set_seed",
-    }
+    NAMES: ClassVar = {name for name in _config.__all__ if "budget" not in name}
 
     def __getattr__(self, name: str) -> Any:
         if name not in self.NAMES:

@@ -911,7 +911,7 @@ class Pipeline(Printed):
         Returns:
             The recipe to run, and what the log says about it.
         """
-        from .compile.caches import IDLE, is_idle, place
+        from .compile.recipes import IDLE, is_idle, place
 
         if self._slot.run is None or self._slot.busy or not self._may_cache:
             return recipe, ""

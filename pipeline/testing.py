@@ -254,17 +254,19 @@ def assert_exact_resume(
         AssertionError: a check fails; the message names the state and the difference.
     """
     pipe = make_pipeline()
-    states, batches = [], []
+    states: list[tuple[Any, int]] = []
+    batches: list[tuple[Any, Any]] = []
     for epoch in range(epochs):
-        states.append(carried(pipe))
+        states.append((carried(pipe), len(batches)))
         for batch in pipe:
             batches.append((batch, pipe.plan))
-            states.append(carried(pipe))
+            states.append((carried(pipe), len(batches)))
         assert len(batches) > 0, f"epoch {epoch} has no batch"
     pipe.close()
     checked = [at for at in range(len(states)) if at % every == 0]
     for at in sorted({*checked, len(states) - 1}):
-        check(make_pipeline, states[at], batches, at, epochs)
+        state, given = states[at]
+        check(make_pipeline, state, batches, at, given, epochs)
 
 
 def carried(pipe: Any) -> Any:
@@ -277,27 +279,23 @@ def check(
     state: Any,
     batches: list[tuple[Any, Any]],
     at: int,
+    given: int,
     epochs: int,
 ) -> None:
-    """Resume at one state, and compare all later batches."""
+    """Resume at one state, taken after `given` batches, and compare all later ones."""
     pipe = make_pipeline()
     pipe.load_state_dict(state)
     again = carried(pipe)
     assert again == state, f"state {at} is {again} once loaded, was {state}"
-    given = iter(rest_of(pipe, epochs))
-    start = None
-    for got, plan in given:
-        if start is None:
-            stamps = [(p.epoch, p.batch) for _, p in batches]
-            start = stamps.index((plan.epoch, plan.batch))
-        wanted, stamp = batches[start]
+    for got, plan in rest_of(pipe, epochs):
+        wanted, stamp = batches[given]
         if isinstance(pipe, torch.utils.data.DataLoader):  # which counts since it began
             stamp = stamp._replace(step=plan.step)
         assert plan == stamp, f"after state {at}: stamp {plan}, was {stamp}"
         text = f"after state {at}: batch of step {plan.step} differs"
         assert equal(got, wanted), text
-        start += 1
-    assert start in (None, len(batches)), f"after state {at}: ended at {start}"
+        given += 1
+    assert given == len(batches), f"after state {at}: ended at {given}"
     pipe.close()
 
 
