@@ -31,7 +31,7 @@ from .. import config
 from ..engine.batch.tensors import is_default_unchanged
 from ..engine.plan import BatchPlan, Drawing
 from ..engine.plan.drawn import AHEAD, LateOrder
-from ..engine.recipe import Options, check_name
+from ..engine.recipe import Executor, Options, Recipe, check_name
 from ..errors import StateError, check
 from ..system.forking import FORKS
 from ..system.printing import Printed, loader_call
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from ..engine.feed import Delivery
     from ..engine.observe.observation import Observation
     from ..engine.observe.trainer_meter import TrainerMeter
-    from ..engine.recipe import Executor, Recipe
     from ..engine.run import Run
     from .torch_workers import ShareWatch
 
@@ -328,8 +327,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             SpecError: `path` is not such a file or has no such loader; or torch loads.
         """
         why = self._why_torchs()
-        text = f"torch's own workers load ({why}); leave load_autotune() out"
-        check(why is None, text)
+        check(
+            why is None,
+            f"torch's own workers load ({why}); leave load_autotune() out",
+        )
         self._slot.load(path, name, self._compiled())
 
     def close(self) -> None:

@@ -261,18 +261,14 @@ def channels_first(image: Any) -> torch.Tensor:
         SampleError: it is not an image.
         ValueError: it is the bytes of a file that cannot be decoded.
     """
-    numbers = torch.from_numpy(writable(image)) if is_numbers(image) else image
+    is_float = isinstance(image, np.ndarray) and image.dtype == np.float32
+    numbers = torch.from_numpy(writable(image)) if is_float else image
     if isinstance(numbers, torch.Tensor) and numbers.ndim == 3:
         if numbers.shape[0] == 3:
             return numbers
         if numbers.shape[-1] == 3:
             return numbers.permute(2, 0, 1)
     return torch.from_numpy(writable(pixels_of(image))).permute(2, 0, 1)
-
-
-def is_numbers(image: Any) -> bool:
-    """Whether this is an array `float32`, as `normalize` makes."""
-    return isinstance(image, np.ndarray) and image.dtype == np.float32
 
 
 def aspect_groups(sizes: Any, groups: int = 7) -> NDArray[np.int64]:

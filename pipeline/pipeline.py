@@ -21,7 +21,14 @@ from .. import config
 from ..cache.codec import Name as CodecName
 from ..engine.batch.device import DeviceStage, Normalize
 from ..engine.plan import BatchPlan, Cursor, Lengths, Shard
-from ..engine.recipe import AS_SHIPPED, Executor, Host, Options, StartMethod
+from ..engine.recipe import (
+    AS_SHIPPED,
+    Executor,
+    Host,
+    Options,
+    Recipe,
+    StartMethod,
+)
 from ..errors import check
 from ..system.printing import Printed
 from ..system.resources import parse_bytes
@@ -54,7 +61,6 @@ if TYPE_CHECKING:
     from ..autotune.explain import Explanation
     from ..engine.feed import Delivery
     from ..engine.observe.observation import Observation
-    from ..engine.recipe import Recipe
     from ..engine.run import Run
     from .schedule import Scheduled
     from .sources.files import Urls

@@ -77,8 +77,8 @@ def kind_of(stages: Sequence[PerSample]) -> Kind:
     declared = not isinstance(source, SourceStage) or source.thread_safe is not False
     if said in ("inline", "async"):
         return Kind(said, declared)
-    found = filter(None, map(_find, stages))
-    finding = next(found, None) if declared else None
+    found = (_find(stage) for stage in stages if not _is_known(stage))
+    finding = next(filter(None, found), None) if declared else None
     safe = declared and finding is None
     if said != "auto":
         return Kind(said, safe, finding if said == "thread" else None)
@@ -101,18 +101,17 @@ def _automatic(stages: Sequence[PerSample], *, safe: bool) -> Executor:
 
 
 def _find(stage: PerSample) -> Finding | None:
-    """Return an object with one position or user, unless threads may share it."""
-    if _is_known(stage):
-        return None
-    name = "dataset" if isinstance(stage, SourceStage) else name_of(stage.called)
-    return find_unsafe(subject_of(stage), name)
+    """Return an object with one position or user, unless declared safe for threads."""
+    if isinstance(stage, SourceStage):
+        safe = stage.thread_safe
+        return None if safe else find_unsafe(stage.dataset, "dataset")
+    return find_unsafe(stage.called, name_of(stage.called))
 
 
 def _is_doubtful(stage: PerSample) -> bool:
     """Whether threads are penstock's choice, without a word from the user."""
-    if executor_of(stage) not in ("auto", "process") or _is_read_on(stage):
-        return False
-    return not _is_known(stage)
+    chosen = executor_of(stage) in ("auto", "process") and not _is_read_on(stage)
+    return chosen and not _is_known(stage)
 
 
 def _is_known(stage: PerSample) -> bool:

@@ -133,13 +133,6 @@ class Placement:
         return cls(Box(0, 0, *of), of=of, **said)
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of the new image, in pixels."""
-        if self.canvas is None:
-            return self.height, self.width
-        return self.canvas.height, self.canvas.width
-
-    @property
     def shown(self) -> tuple[float, float, float, float]:
         """Left, top, right, bottom of the old image in the new one, in pixels."""
         left, top = self._offset()
@@ -179,7 +172,8 @@ class Placement:
         if self.mirrored:
             made = made.flip(2)
         if self.canvas is not None:
-            around = made.new_full((len(made), *self.size), fill)
+            size = self.canvas.height, self.canvas.width
+            around = made.new_full((len(made), *size), fill)
             left, top = self._offset()
             around[:, top : top + self.height, left : left + self.width] = made
             return around

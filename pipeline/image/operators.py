@@ -138,11 +138,12 @@ def drawn(image: Image, placement: Placement) -> Image:
 
 def on_canvas(image: Image, placement: Placement) -> Image:
     """Return an image with what goes around it; itself if that is nothing."""
-    if placement.canvas is None:
+    canvas = placement.canvas
+    if canvas is None:
         return image
-    around: Image = np.empty((*placement.size, image.shape[2]), np.uint8)
+    around: Image = np.empty((canvas.height, canvas.width, image.shape[2]), np.uint8)
     around[:] = placement.fill
-    left, top = placement.canvas.left, placement.canvas.top
+    left, top = canvas.left, canvas.top
     around[top : top + placement.height, left : left + placement.width] = image
     return around
 
@@ -305,8 +306,9 @@ class resize(Placing):
     ) -> Placement:
         given = self.size
         tall, wide = sides(wanted_size(None, ctx) if given is None else given)
-        sizes = {"height": tall, "width": wide, "antialias": self.antialias}
-        return Placement.whole((height, width), **sizes)
+        return Placement.whole(
+            (height, width), height=tall, width=wide, antialias=self.antialias
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,8 +349,9 @@ class resize_short_side(Placing):
 
     def _choose(self, _: object, __: object, height: int, width: int) -> Placement:
         tall, wide = short_side_size(height, width, self.size, self.max_size)
-        sizes = {"height": tall, "width": wide, "antialias": self.antialias}
-        return Placement.whole((height, width), **sizes)
+        return Placement.whole(
+            (height, width), height=tall, width=wide, antialias=self.antialias
+        )
 
 
 @dataclass(frozen=True, slots=True)
