@@ -136,9 +136,5 @@ def rows_of(batch: Any) -> int:
         if not isinstance(first, (torch.Tensor, dict, list, tuple)):
             return len(batch)
         batch = first
-    return len(batch) if hasattr(batch, "__len__") and batch_dims(batch) else 1
-
-
-def batch_dims(batch: Any) -> int:
-    """Return the number of dimensions: a number has none, a list one."""
-    return int(getattr(batch, "ndim", 1))
+    has_rows = hasattr(batch, "__len__") and getattr(batch, "ndim", 1) > 0
+    return len(batch) if has_rows else 1

@@ -196,25 +196,8 @@ def run(
 
     Everything after TARGET is passed to the script.
     """
-    run_script(target, context.args, module=module, prefix=log)
-
-
-def run_script(
-    target: str, arguments: Sequence[str], *, module: bool, prefix: str
-) -> None:
-    """Run a script as Python would, tune it, and print a report at its end.
-
-    The script is unchanged, but finds penstock's DataLoader in place of torch's.
-
-    Args:
-        target: path of the script, or name of the module.
-        arguments: the script's `sys.argv[1:]`.
-        module: whether `target` is a module.
-        prefix: prefix of the autotune files; empty: they are temporary.
-
-    Raises:
-        SpecError: there is no such script.
-    """
+    # It runs as Python would run it, but finds penstock's DataLoader in place of
+    # torch's. A report follows at its end.
     check(
         module or Path(target).is_file(),
         f"there is no script {target!r}; to run a module, pass -m",
@@ -222,12 +205,12 @@ def run_script(
     from .pipeline.session import end_tuning, rank_of_process
 
     with tempfile.TemporaryDirectory(prefix="penstock-run-") as folder:
-        files = prefix or str(Path(folder) / "run")
+        files = log or str(Path(folder) / "run")
         _replace_torchs_loader()
         config.enable_autotune_of_run(files)
         sys.excepthook = partial(_show_its_frames, sys.excepthook)
         try:
-            _as_main(target, arguments, module=module)
+            _as_main(target, context.args, module=module)
         finally:
             own = config.settings().filepath_prefix or files
             end_tuning()

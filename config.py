@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from .errors import check, checked_seed
@@ -51,8 +52,6 @@ class Settings:
 
 
 _settings = Settings()
-# The default memory budget in bytes, measured when it was first needed.
-_memory_bytes: int | None = None
 _watchers: list[Callable[[int], object]] = []
 
 
@@ -208,12 +207,12 @@ def memory_bytes() -> int:
 
     Free memory is measured once, at the first call.
     """
-    global _memory_bytes  # noqa: PLW0603 one a process
-    if _settings.memory_bytes is not None:
-        return _settings.memory_bytes
-    if _memory_bytes is None:
-        _memory_bytes = Budget.of_machine().memory_bytes
-    return _memory_bytes
+    return _settings.memory_bytes or _measured_bytes()
+
+
+@cache
+def _measured_bytes() -> int:
+    return Budget.of_machine().memory_bytes
 
 
 def watch_memory(watcher: Callable[[int], object]) -> None:

@@ -79,18 +79,7 @@ def _instead(name: str, table: dict[str, str]) -> str:
 class _Config:
     """MindSpore's `config`: the settings that penstock has under the same name."""
 
-    NAMES: ClassVar = {
-        "get_autotune_interval",
-        "get_enable_autotune",
-        "get_num_parallel_workers",
-        "get_prefetch_size",
-        "get_seed",
-        "set_autotune_interval",
-        "set_enable_autotune",
-        "set_num_parallel_workers",
-        "set_prefetch_size",
-        "set_seed",
-    }
+    NAMES: ClassVar = {name for name in _config.__all__ if "budget" not in name}
 
     def __getattr__(self, name: str) -> Any:
         if name not in self.NAMES:
@@ -123,21 +112,19 @@ class Columns:
         for operation in self._operations:
             made = operation(*values)
             values = made if isinstance(made, tuple) else (made,)
-        return self._placed(row, values)
+        return _placed(row, self._taken, values)
 
-    def _placed(self, row: Row, values: Row) -> Row:
-        """Return the row with results in place of the columns they are made from.
 
-        If there are as many results as such columns, each takes the place of one.
-        Otherwise the results come first, followed by the other columns.
-        """
-        if len(values) == len(self._taken):
-            new = list(row)
-            for at, value in zip(self._taken, values, strict=True):
-                new[at] = value
-            return tuple(new)
-        rest = (value for at, value in enumerate(row) if at not in self._taken)
-        return (*values, *rest)
+def _placed(row: Row, taken: Sequence[int], values: Row) -> Row:
+    """Return a row, or its names, with results in place of the columns they come from.
+
+    If there are as many results as such columns, each takes the place of one. Otherwise
+    the results come first, followed by the other columns.
+    """
+    if len(values) == len(taken):
+        results = dict(zip(taken, values, strict=True))
+        return tuple(results.get(at, value) for at, value in enumerate(row))
+    return (*values, *(value for at, value in enumerate(row) if at not in taken))
 
 
 class Arrays:
@@ -199,7 +186,8 @@ class Dataset:
     def __init__(
         self, pipeline: Pipeline, columns: Sequence[str], *, batched: bool = False
     ) -> None:
-        self._pipeline = pipeline
+        self.pipeline = pipeline
+        """The `Pipeline` inside, for everything else that penstock can do."""
         self._columns = list(columns)
         self._batched = batched
 
@@ -207,11 +195,6 @@ class Dataset:
         if name.startswith("_"):
             raise AttributeError(name)
         raise AttributeError(_instead(name, METHODS))
-
-    @property
-    def pipeline(self) -> Pipeline:
-        """The `Pipeline` inside, for everything else that penstock can do."""
-        return self._pipeline
 
     def map(
         self,
@@ -240,13 +223,8 @@ class Dataset:
         places = [self._place(name) for name in taken]
         inner = getattr(calls[0], "__name__", type(calls[0]).__name__)
         function = Columns(calls, places, inner)
-        made = self._pipeline.map(function, num_parallel_workers=num_parallel_workers)
-        columns = list(self._columns)
-        if len(given) == len(taken):
-            for at, name in zip(places, given, strict=True):
-                columns[at] = name
-        else:
-            columns = [*given, *(name for name in columns if name not in taken)]
+        made = self.pipeline.map(function, num_parallel_workers=num_parallel_workers)
+        columns = _placed(tuple(self._columns), places, tuple(given))
         return type(self)(made, columns, batched=self._batched)
 
     def batch(
@@ -267,12 +245,12 @@ class Dataset:
             SpecError: an option is unknown.
         """
         _known(options, "num_parallel_workers", "python_multiprocessing", "max_rowsize")
-        made = self._pipeline.batch(batch_size, drop_last=drop_remainder)
+        made = self.pipeline.batch(batch_size, drop_last=drop_remainder)
         return type(self)(made, self._columns, batched=True)
 
     def shuffle(self, buffer_size: int) -> Self:
         """Shuffle the whole dataset again in each epoch, whatever the buffer size."""
-        return type(self)(self._pipeline.shuffle(), self._columns)
+        return type(self)(self.pipeline.shuffle(), self._columns)
 
     def repeat(self, count: int | None = None) -> Self:
         """Make each epoch `count` passes over the data."""
@@ -280,13 +258,13 @@ class Dataset:
             count is not None and count > 0,
             f"repeat() needs a count > 0, got {count!r}; loop over the data instead",
         )
-        return type(self)(self._pipeline.repeat(count or 1), self._columns)
+        return type(self)(self.pipeline.repeat(count or 1), self._columns)
 
     def take(self, count: int = -1) -> Self:
         """Use only the first `count` samples; -1: all."""
         if count == -1:
             return self
-        return type(self)(self._pipeline.take(count), self._columns)
+        return type(self)(self.pipeline.take(count), self._columns)
 
     def create_dict_iterator(
         self,
@@ -340,7 +318,7 @@ class Dataset:
             "only batches can be iterated, and this dataset has none: call .batch(n)",
         )
         places = [self._place(name) for name in names]
-        for batch in self._pipeline:
+        for batch in self.pipeline:
             values = [batch[at] for at in places]
             yield [np.asarray(value) for value in values] if as_arrays else values
 
@@ -356,7 +334,7 @@ class Dataset:
 
     def get_dataset_size(self) -> int:
         """Return the number of batches in an epoch."""
-        return len(self._pipeline)
+        return len(self.pipeline)
 
     def __len__(self) -> int:
         return self.get_dataset_size()
@@ -367,7 +345,7 @@ class Dataset:
 
     def close(self) -> None:
         """Stop all workers."""
-        self._pipeline.close()
+        self.pipeline.close()
 
 
 def GeneratorDataset(

@@ -89,7 +89,7 @@ def workers_of(pipe: ps.Pipeline) -> Knob:
     """Return the knob of the number of workers."""
     live = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
     assert live is not None
-    return next(k for k in live.run.knobs() if k.name == "num_parallel_workers")
+    return next(k for k in live.knobs() if k.name == "num_parallel_workers")
 
 
 def at_work_ms(events: list[Event], start: MakePool) -> float | None:

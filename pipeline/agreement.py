@@ -79,7 +79,7 @@ def decoders(stages: Sequence[Stage]) -> dict[str, str]:
     inside a user's function is not found.
     """
     return {
-        f"decoder of {stage.label}": decoder.version
+        f"decoder of {stage.label}": decoder.__penstock_fingerprint__()
         for stage in stages
         if isinstance(stage, FunctionStage)
         and isinstance(decoder := getattr(stage.function, "decoder", None), CropDecoder)

@@ -8,14 +8,15 @@ Without autotune it *is* torch's loader: the same workers, seeding and bytes. Wi
 autotune or `sample_seeding=True`, penstock's engine loads map-style data in the order
 that torch's samplers draw. The batches are then the same for any number of workers.
 """
+# ruff: noqa: SLF001 some of what torch's iterators know is private
 
 from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from operator import index
@@ -30,13 +31,13 @@ from .. import config
 from ..engine.batch.tensors import is_default_unchanged
 from ..engine.plan import BatchPlan, Drawing
 from ..engine.plan.drawn import AHEAD, LateOrder
-from ..engine.recipe import check_name
+from ..engine.recipe import Executor, Options, Recipe, check_name
 from ..errors import StateError, check
 from ..system.forking import FORKS
 from ..system.printing import Printed, loader_call
-from .exiting import looping_threads
+from ..system.weak_methods import weakly
 from .naming import found_name
-from .session import Epoch, Loop, Slot, rank_of_process
+from .session import Loop, Slot, looping_threads, rank_of_process
 from .sources.datasets import has_length, warn_of
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from ..engine.feed import Delivery
     from ..engine.observe.observation import Observation
     from ..engine.observe.trainer_meter import TrainerMeter
-    from ..engine.recipe import Executor, Recipe
+    from ..engine.run import Run
     from .torch_workers import ShareWatch
 
 BYPASSED = (
@@ -54,23 +55,18 @@ BYPASSED = (
 )
 
 
-class Bypass(threading.local):
-    """Whether Accelerate works on loaders that are put back afterwards."""
-
-    known = False
-
-
-BYPASS = Bypass()
+KNOWN_BYPASS = ContextVar("known_bypass", default=False)
+"""Whether Accelerate works on loaders that are put back afterwards."""
 
 
 @contextlib.contextmanager
 def known_bypass() -> Iterator[None]:
     """Suppress the warning about Accelerate's plain loaders inside this context."""
-    before, BYPASS.known = BYPASS.known, True
+    token = KNOWN_BYPASS.set(True)
     try:
         yield
     finally:
-        BYPASS.known = before
+        KNOWN_BYPASS.reset(token)
 
 
 RUNNING = frozenset(
@@ -90,14 +86,8 @@ RUNNING = frozenset(
 )
 """The attributes that a copy of a loader does not get."""
 UNTUNED = "autotune is off"
-NO_WORKERS = "num_workers=0"
 BEFORE_WORKERS = 4
 """Torch's arguments between `dataset` and `num_workers`."""
-STREAM = (
-    "the dataset has a random generator of its own, so its draws depend on which worker"
-    " makes a sample"
-)
-SHARES = "an iterable dataset says itself which worker reads what"
 UNORDERED = (
     "in_order=False: which {} batches were consumed is not known, because they come in"
     " the order in which workers finish them; resuming here would repeat some samples"
@@ -208,7 +198,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             self._tell(f"torch's own workers load, untuned: {why}.")
             loop = self._iterate_torchs(drawing)
         self._running[id(drawing)] = drawing
-        weakref.finalize(loop, forget, weakref.ref(self), drawing)
+        weakref.finalize(loop, weakly(self._forget), drawing)
         return loop
 
     # Position and state
@@ -254,6 +244,39 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             self._drawing, self._resumed = Drawing.from_state(state), True
             self._base = self._drawing.base
             self._iterator = None  # kept workers are ahead of the state
+
+    # A loop's methods keep its loader alive.
+
+    def _take(self, drawing: Drawing, delivery: Delivery | None) -> None:
+        """Record a batch that a loop delivered; None means that its epoch is over."""
+        if delivery is None:
+            drawing.end()
+        else:
+            drawing.batch = delivery.plan.batch + 1  # failed batches count
+            drawing.whole = delivery.plan.last
+            vars(self)["_plan"] = delivery.plan  # torch's setter takes 2 us
+        self._given(drawing)
+
+    def _given(self, drawing: Drawing, watch: ShareWatch | None = None) -> None:
+        """Set the loader's position to the position of a loop."""
+        if watch is not None:
+            watch.tell()
+        if self._drawing is not drawing and not self._resumed:
+            self._drawing = drawing
+            self._running.pop(id(drawing), None)
+            self._running[id(drawing)] = drawing
+        if drawing.torchs is None:
+            self._running.pop(id(drawing), None)
+
+    def _forget(self, drawing: Drawing) -> None:
+        """Drop a loop; the loader's position becomes that of another current loop.
+
+        So a peek at a batch in the middle of an epoch does not change the state.
+        """
+        if self._running.pop(id(drawing), None) is None:
+            return
+        if self._drawing is drawing and self._running:
+            self._drawing = next(reversed(self._running.values()))
 
     # Reports and tuning
 
@@ -304,8 +327,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             SpecError: `path` is not such a file or has no such loader; or torch loads.
         """
         why = self._why_torchs()
-        text = f"torch's own workers load ({why}); leave load_autotune() out"
-        check(why is None, text)
+        check(
+            why is None,
+            f"torch's own workers load ({why}); leave load_autotune() out",
+        )
         self._slot.load(path, name, self._compiled())
 
     def close(self) -> None:
@@ -332,8 +357,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
     @property
     def _is_accelerate_prepared(self) -> bool:
         """Accelerate reads this before it builds a plain loader from this one."""
-        if config.get_enable_autotune() and not BYPASS.known:
-            BYPASS.known = True  # once is enough
+        if config.get_enable_autotune() and not KNOWN_BYPASS.get():
+            KNOWN_BYPASS.set(True)  # once is enough
             self._tell(BYPASSED)
         return False
 
@@ -358,12 +383,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         reasons = {
             "sample_seeding is off": seeded is False,
             UNTUNED: not (seeded or config.get_enable_autotune()),
-            SHARES: isinstance(self.dataset, IterableDataset),
+            "an iterable dataset says itself which worker reads what": isinstance(
+                self.dataset, IterableDataset
+            ),
             "batch_size=None asks for single samples": not self._auto_collation,
             "worker_init_fn is for processes, and thread_safe asks for threads": (
                 self.worker_init_fn is not None and safe
             ),
-            STREAM: (
+            "the dataset has a random generator of its own, so its draws depend on"
+            " which worker makes a sample": (
                 config.get_enable_autotune()
                 and not (seeded or safe)
                 and self._draws_in_workers()
@@ -381,13 +409,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         """Whether draws depend on which of the requested workers makes a sample."""
         from ..engine.witness.hazards import keeps_stream
 
-        if not self.num_workers:
-            return False
-        return keeps_stream(self.dataset, self.worker_init_fn)
+        asked = bool(self.num_workers)
+        return asked and keeps_stream(self.dataset, self.worker_init_fn)
 
     def _iterate_torchs(self, drawing: Drawing) -> Iterator[Any]:
         from ..engine.observe.trainer_meter import TrainerMeter
         from .torch_workers import (
+            ShareWatch,
             TorchsRow,
             resumed,
             tell_of_cuda,
@@ -402,12 +430,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         new = not drawing.restore(self.generator)
         if new:
             drawing.note(self.generator)
-        note = Note(self, drawing)
-        begin = partial(self._begun_by_torch, drawing, note, new=new)
+        watch = None
+        if self._forks_readers() and config.get_enable_autotune():
+            watch = ShareWatch(self.worker_init_fn, self.num_workers)
+        begin = partial(self._begun_by_torch, drawing, watch, new=new)
+        given = partial(self._given, drawing, watch)
         alone = self.dataset if iterable and self.num_workers == 0 else None
         meter = self._torchs_meter = TrainerMeter()
         rows = self.batch_size or 1
-        loop = resumed(begin, drawing, alone, note.given, meter, rows)
+        loop = resumed(begin, drawing, alone, given, meter, rows)
         if config.get_enable_autotune():
             weakref.finalize(
                 loop, TorchsRow(self.name, self._told_of(meter)).stop_tuning
@@ -422,44 +453,26 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         here = isinstance(dataset, IterableDataset) and self.num_workers == 0
         return dataset.state_dict() if here and is_keeper(dataset) else None
 
-    def _begun_by_torch(self, drawing: Drawing, note: Note, *, new: bool) -> Any:
+    def _begun_by_torch(
+        self, drawing: Drawing, watch: ShareWatch | None, *, new: bool
+    ) -> Any:
         """Return torch's own iterator, whose order may be drawn later than it is made.
 
+        Torch's workers take the attributes given here with them; no other code sees
+        them.
+
         Args:
-            drawing: the epoch.
-            note: the note of the loop.
+            drawing: the epoch. Torch draws no base seed for workers that it would have
+                kept, so the generator of the order is left to the samplers.
+            watch: the watch on new workers of an iterable.
             new: whether the epoch begins only now.
-        """
-        iterator = self._torchs(drawing.base, note)
-        if self.num_workers or isinstance(self.dataset, IterableDataset):
-            return iterator
-        if new:
-            order, seed = iterator._sampler_iter, iterator._base_seed
-            iterator._sampler_iter = LateOrder(order, drawing, seed, self.generator)
-        elif drawing.seed is not None:  # the states are those at the order
-            drawing.restore(self.generator)
-        return iterator
-
-    def _torchs(self, base: int | None, note: Note) -> Any:
-        """Return torch's own iterator.
-
-        Torch's workers take these attributes with them; no other code sees them.
-
-        Args:
-            base: the base seed of workers that torch would have kept. Torch draws no
-                seed for those, so the generator of the order is left to the samplers.
-            note: the note of the loop; it receives the watch on new workers of an
-                iterable.
         """
         given: dict[str, Any] = {}
         piped = isinstance(self.dataset, IterDataPipe)  # its order is also drawn here
-        if base is not None and self._iterator is None and not piped:
-            given["generator"] = torch.Generator().manual_seed(base)
-        if self._forks_readers() and config.get_enable_autotune():
-            from .torch_workers import ShareWatch
-
-            note.watch = ShareWatch(self.worker_init_fn, self.num_workers)
-            given["worker_init_fn"] = note.watch
+        if drawing.base is not None and self._iterator is None and not piped:
+            given["generator"] = torch.Generator().manual_seed(drawing.base)
+        if watch is not None:
+            given["worker_init_fn"] = watch
         before = {name: vars(self)[name] for name in given}
         try:
             vars(self).update(given)
@@ -467,6 +480,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         finally:
             vars(self).update(before)
         self._base = int(iterator._base_seed) if self._keeps_workers else None
+        if self.num_workers or isinstance(self.dataset, IterableDataset):
+            return iterator
+        if new:
+            order, seed = iterator._sampler_iter, iterator._base_seed
+            iterator._sampler_iter = LateOrder(order, drawing, seed, self.generator)
+        elif drawing.seed is not None:  # the states are those at the order
+            drawing.restore(self.generator)
         return iterator
 
     def _forks_readers(self) -> bool:
@@ -498,17 +518,22 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
                 f" {'each sample' if self._seeds else 'no sample'} seeded for itself."
             )
         loop = Loop(
+            slot,
             partial(self._begin, slot, recipe, drawing),
+            partial(self._take, drawing),
             self._sampler_epochs,
             self.__len__,
+            keeps=self._keeps_workers,
             pinned=self.pin_memory and torch.cuda.is_available(),
         )
         if slot is not self._slot:
             weakref.finalize(loop, slot.finalise)
         return loop
 
-    def _begin(self, slot: Slot, recipe: Recipe, drawing: Drawing) -> Epoch:
+    def _begin(self, slot: Slot, recipe: Recipe, drawing: Drawing) -> Run:
         """Draw the rest of the epoch's order and run it."""
+        from ..engine.program.seeding import mixed
+
         plan = recipe.drawn
         assert plan is not None
         late = drawing.torchs is None and not self.num_workers
@@ -521,7 +546,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
                 if self.num_workers:  # with workers, torch begins and draws twice
                     batches = iter(self._index_sampler)
             else:
-                seed = seed_of_epoch(drawing.base, drawing.epoch)
+                seed = mixed((drawing.base, drawing.epoch)) >> 1
             if late:
                 batches = LateOrder(batches, drawing, seed, self.generator)
             cursor = plan.begin(
@@ -533,8 +558,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
                 self._may_draw(),
                 late=late,
             )
-        run = slot.start(recipe, cursor, rank_of_process())
-        return Epoch(slot, run, Note(self, drawing).take, keeps=self._keeps_workers)
+        return slot.start(recipe, cursor, rank_of_process())
 
     def _may_draw(self) -> int:
         """Return how many batches may be drawn in advance: by default as by torch."""
@@ -560,8 +584,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
     def _samplers(self) -> list[Any]:
         inner = getattr(self.batch_sampler, "sampler", None)
-        found: dict[int, Any] = {}
-        found |= {id(s): s for s in (self.sampler, self.batch_sampler, inner)}
+        found = {id(s): s for s in (self.sampler, self.batch_sampler, inner)}
         return list(found.values())
 
     def _sampler_epochs(self) -> list[Any]:
@@ -570,7 +593,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
     def _compiled(self) -> Recipe:
         from ..engine.program.seeding import WorkerStart
-        from ..engine.recipe import Options
         from .compile.recipes import compile_drawn
         from .stages import BatchStage, Defaults, SourceStage
         from .torch_workers import start_method, tell_of_cuda
@@ -606,7 +628,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             options,
             start=start if self._seeds else None,
             pin_memory=self.pin_memory,
-            fixed=NO_WORKERS if self._zero_workers and tuned else "",
+            fixed="num_workers=0" if self._zero_workers and tuned else "",
         )
 
     @property
@@ -640,58 +662,3 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             self._told = line
             show_by_default(rank_of_process())
             announce(line, self.name)
-
-
-# What follows belongs to the loader and uses its private attributes.
-# ruff: noqa: SLF001
-
-
-class Note:
-    """Records the batches that one loop received. Keeps its loader alive."""
-
-    def __init__(self, loader: DataLoader[Any], drawing: Drawing) -> None:
-        self._loader = loader
-        self._drawing = drawing
-        self.watch: ShareWatch | None = None
-
-    def take(self, delivery: Delivery | None) -> None:
-        """Record a delivered batch; None means that the epoch is over."""
-        if delivery is None:
-            self._drawing.end()
-        else:
-            self._drawing.batch = delivery.plan.batch + 1  # failed batches count
-            self._drawing.whole = delivery.plan.last
-            vars(self._loader)["_plan"] = delivery.plan  # torch's setter takes 2 us
-        self.given()
-
-    def given(self) -> None:
-        """Set the loader's position to the position of this loop."""
-        watch, self.watch = self.watch, None
-        if watch is not None:
-            watch.tell()
-        loader, drawing = self._loader, self._drawing
-        if loader._drawing is not drawing and not loader._resumed:
-            loader._drawing = drawing
-            loader._running.pop(id(drawing), None)
-            loader._running[id(drawing)] = drawing
-        if drawing.torchs is None:
-            loader._running.pop(id(drawing), None)
-
-
-def forget(reference: weakref.ref[DataLoader[Any]], drawing: Drawing) -> None:
-    """Drop a loop; the loader's position becomes that of another current loop.
-
-    So a peek at a batch in the middle of an epoch does not change the state.
-    """
-    loader = reference()
-    if loader is None or loader._running.pop(id(drawing), None) is None:
-        return
-    if loader._drawing is drawing and loader._running:
-        loader._drawing = next(reversed(loader._running.values()))
-
-
-def seed_of_epoch(base: int, epoch: int) -> int:
-    """Return the seed of an epoch's samples if the epoch draws none."""
-    from ..engine.program.seeding import mixed
-
-    return mixed((base, epoch)) >> 1

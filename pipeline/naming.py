@@ -16,7 +16,6 @@ import os
 import re
 import sys
 from types import FrameType
-from typing import NamedTuple
 
 __all__ = ["found_name"]
 
@@ -39,14 +38,6 @@ KIND = re.compile(r"_?(data_?loader|loader|dl|pipeline|pipe)$", re.IGNORECASE)
 """Suffixes that name the kind of an object rather than the object."""
 
 
-class Goes(NamedTuple):
-    """The place where the result of a call goes."""
-
-    name: str = ""
-    """The name that the result is stored under."""
-    returned: bool = False
-
-
 def found_name() -> str:
     """Return the name of the object being made: a variable, or file and line."""
     frame = _users(sys._getframe(1))  # noqa: SLF001 as `inspect` does
@@ -56,12 +47,13 @@ def found_name() -> str:
     for _ in range(MAX_CALLERS):
         if frame is None:
             break
-        goes = _goes(frame)
-        if goes.name.isidentifier():
-            return KIND.sub("", goes.name) or goes.name
-        if not goes.returned:
+        name = _stored_as(frame)
+        if name is None:
+            frame = frame.f_back
+        elif name.isidentifier():
+            return KIND.sub("", name) or name
+        else:
             break
-        frame = frame.f_back
     return place
 
 
@@ -74,20 +66,23 @@ def _users(frame: FrameType | None) -> FrameType | None:
     return None
 
 
-def _goes(frame: FrameType) -> Goes:
-    """Return where the result of a frame's current call goes."""
+def _stored_as(frame: FrameType) -> str | None:
+    """Return the name that the result of a frame's current call is stored under.
+
+    None if the result is returned; empty if it goes elsewhere.
+    """
     code, argument = frame.f_code, 0
     words = code.co_code[frame.f_lasti + 2 :]
     for number, low in zip(words[::2], words[1::2], strict=True):
         kind, argument = dis.opname[number], argument << 8 | low
         if kind in STORES_NAMED:
-            return Goes(code.co_names[argument])
+            return str(code.co_names[argument])
         if kind.startswith("STORE_FAST_"):  # and another instruction in one, from 3.13
             kind, argument = "STORE_FAST", argument >> 4
         if kind in STORES_LOCAL:
-            return Goes(code._varname_from_oparg(argument))  # type: ignore[attr-defined]  # noqa: SLF001 as `dis` does
+            return str(code._varname_from_oparg(argument))  # type: ignore[attr-defined]  # noqa: SLF001 as `dis` does
         if kind not in PASSING:
-            return Goes(returned=kind == "RETURN_VALUE")
+            return None if kind == "RETURN_VALUE" else ""
         if kind != "EXTENDED_ARG":
             argument = 0
-    return Goes()
+    return ""

@@ -10,20 +10,21 @@ from ..engine.plan import BatchPlan
 from ..errors import SpecError
 from .pipeline import Pipeline
 
-__all__ = ["Follow", "follow"]
+__all__ = ["follow"]
 
 
-class Follow:
-    """Puts learning rate and momentum of each batch into an optimiser.
+class follow:  # noqa: N801 it is used like a function
+    """Let an optimiser follow the schedule of a pipeline, batch by batch.
 
-    The rate of a group is its base rate times the stamp's `lr_mult`. The base rate is
-    the one that the optimiser was made with, or that a learning rate scheduler has set
-    since. The new rate is set when a batch is handed over. A scheduler continues from
-    the rate that it finds, so `Follow` restores the base rate after each step.
+    It puts learning rate and momentum of each batch into the optimiser. The rate of a
+    group is its base rate times the stamp's `lr_mult`. The base rate is the one that
+    the optimiser was made with, or that a learning rate scheduler has set since. The
+    new rate is set when a batch is handed over. A scheduler continues from the rate
+    that it finds, so `follow` restores the base rate after each step.
 
     Args:
         optimizer: any torch optimiser.
-        pipe: the pipeline that provides the batches.
+        pipe: the pipeline that provides the batches; the loop itself needs no change.
         lr_in_velocity: whether its velocity is a sum of steps, v = m v + lr g, rather
             than of gradients, as in torch: v = m v + g. Then v is multiplied by new /
             old whenever the rate changes (P. Goyal et al., arXiv:1706.02677, section 3,
@@ -90,16 +91,3 @@ def set_momentum(group: dict[str, Any], value: float) -> None:
             "the schedule sets a momentum, and this optimiser has neither `momentum`"
             " nor `betas`; leave the momentum out of the schedule"
         )
-
-
-def follow(
-    optimizer: torch.optim.Optimizer, pipe: Pipeline, *, lr_in_velocity: bool = False
-) -> Follow:
-    """Let an optimiser follow the schedule of a pipeline, batch by batch.
-
-    Args:
-        optimizer: any torch optimiser.
-        pipe: the pipeline that provides the batches; the loop itself needs no change.
-        lr_in_velocity: whether its velocity holds the learning rate: see `Follow`.
-    """
-    return Follow(optimizer, pipe, lr_in_velocity=lr_in_velocity)

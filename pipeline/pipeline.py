@@ -12,31 +12,65 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import FunctionType
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import torch
 
 from .. import config
-from ..engine.plan import BatchPlan, Cursor, Shard
-from ..engine.recipe import AS_SHIPPED, Options
+from ..cache.codec import Name as CodecName
+from ..engine.batch.device import DeviceStage, Normalize
+from ..engine.plan import BatchPlan, Cursor, Lengths, Shard
+from ..engine.recipe import (
+    AS_SHIPPED,
+    Executor,
+    Host,
+    Options,
+    Recipe,
+    StartMethod,
+)
 from ..errors import check
-from .description import Description
+from ..system.printing import Printed
+from ..system.resources import parse_bytes
 from .naming import found_name
 from .session import Epoch, Slot
-from .stages import Defaults, Stage
+from .sources.datasets import is_iterable
+from .sources.folder import URL, Folder
+from .sources.source import Source
+from .stages import (
+    BatchStage,
+    CacheStage,
+    Defaults,
+    FilterStage,
+    MapStage,
+    OnError,
+    RepeatStage,
+    SelectStage,
+    ShuffleStage,
+    SourceStage,
+    Stage,
+    TakeStage,
+    Workers,
+    check_place,
+    check_ray,
+    check_sized,
+    order_of,
+)
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
     from ..engine.feed import Delivery
     from ..engine.observe.observation import Observation
-    from ..engine.recipe import Recipe
     from ..engine.run import Run
     from .schedule import Scheduled
+    from .sources.files import Urls
+    from .sources.paths import Paths
 
 DESCRIBED = frozenset(("_stages", "_shard", "_options", "_schedule", "_epoch", "_next"))
 """The attributes that a copy of a pipeline keeps."""
 
 
-class Pipeline(Description):
+class Pipeline(Printed):
     """Describe what to load, stage by stage; iterate to run one epoch of batches.
 
     Each method returns a new pipeline and leaves this one as it is; nothing runs until
@@ -51,7 +85,10 @@ class Pipeline(Description):
         options: Options = AS_SHIPPED,
         schedule: Scheduled | None = None,
     ) -> None:
-        super().__init__(stages, shard, options, schedule)
+        self._stages = stages
+        self._shard = shard
+        self._options = options
+        self._schedule = schedule
         # The epoch that the next loop runs, unless `_next` says where to go on.
         self._epoch = 0
         self._next: Cursor | None = None
@@ -79,6 +116,641 @@ class Pipeline(Description):
         vars(self).update(state)
         self._set_up()
 
+    # Where it begins: a source
+
+    @classmethod
+    def from_folder(
+        cls,
+        root: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        name: str | None = None,
+        shard: Shard | None = None,
+        schedule: Scheduled | None = None,
+    ) -> Self:
+        """Read images from class sub-folders: samples are `(bytes, label)`.
+
+        Args:
+            root: a folder with one sub-folder of images per class; labels number the
+                sub-folders in sorted order. A URL, such as "s3://bucket/train", is
+                listed now; its files are read as in `from_files`.
+            storage_options: options of the URL's file system, named as in its fsspec
+                package.
+            num_parallel_workers: the number of readers: n, (lo, hi) or, by default, as
+                configured. Readers mostly wait for the storage, so many of them cost
+                little.
+            executor: "auto", "inline", "thread", "process", "ray", or for a URL
+                "async".
+            name: the name of this stage in the log.
+            shard: this rank's share of the global batches (default: see `Shard.found`).
+            schedule: the values that change during training; `.batch()` then takes no
+                size.
+
+        Raises:
+            SpecError: the folder does not exist, or has no images in class folders.
+        """
+        return cls.from_dataset(
+            _folder(os.fspath(root), storage_options, executor),
+            num_parallel_workers=num_parallel_workers,
+            executor=executor,
+            name=name,
+            shard=shard,
+            schedule=schedule,
+        )
+
+    @classmethod
+    def from_files(  # noqa: PLR0913 all are keyword arguments
+        cls,
+        urls: Urls,
+        labels: Sequence[Any] | None = None,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        name: str | None = None,
+        retries: int = 4,
+        backoff: float = 0.5,
+        timeout: float | None = None,
+        max_bytes: int | str = "1GiB",
+        hedge: bool = True,
+        bandwidth: int | str | None = None,
+        shard: Shard | None = None,
+        schedule: Scheduled | None = None,
+    ) -> Self:
+        """Read whole files through fsspec: samples are `bytes`, or `(bytes, label)`.
+
+        An event loop reads from web servers and object stores, so that a waiting read
+        costs no thread. Threads read from other file systems.
+
+        Args:
+            urls: paths or URLs of one file system, or one pattern that matches them:
+                "photos/**/*.jpg", "s3://bucket/train/*.jpg".
+            labels: one label per file, in the order of `urls` (for a pattern: sorted).
+            storage_options: options of the file system, named as in its fsspec package.
+            num_parallel_workers: the number of reads in flight: n, or (lo, hi).
+            executor: "auto", "inline", "thread", "process", "async" or "ray".
+            name: the name of this stage in the log.
+            retries: how often a remote read is retried after an error that may pass: a
+                lost connection, a stall of a minute, a short body, or a status of 5xx,
+                408, 425 or 429.
+            backoff: the longest wait before the first retry, in seconds; it doubles
+                with each further retry.
+            timeout: seconds that a file may take with all its retries, as for `map`.
+            max_bytes: the largest size of a remote file; a body is not read beyond it.
+            hedge: whether an event loop repeats a request that takes longer than nearly
+                all others; it repeats at most one in twenty, besides the first ten, or
+                one a second.
+            bandwidth: the most bytes per second that this rank's event loop reads, such
+                as "100MB".
+            shard: this rank's share of the global batches (default: see `Shard.found`).
+            schedule: the values that change during training; `.batch()` then takes no
+                size.
+
+        Raises:
+            SpecError: there is no file, the files are on several file systems, or there
+                is not one label per file.
+        """
+        from .sources.files import find_files
+        from .sources.patience import Patience
+
+        rate = None if bandwidth is None else parse_bytes(bandwidth)
+        patience = Patience(retries, backoff, parse_bytes(max_bytes), hedge, rate)
+        return cls.from_dataset(
+            find_files(urls, labels, storage_options, executor, patience),
+            num_parallel_workers=num_parallel_workers,
+            executor=executor,
+            name=name,
+            timeout=timeout,
+            shard=shard,
+            schedule=schedule,
+        )
+
+    @classmethod
+    def from_lmdb(
+        cls,
+        path: str | os.PathLike[str],
+        keys: Sequence[bytes] | None = None,
+        *,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        name: str | None = None,
+        shard: Shard | None = None,
+        schedule: Scheduled | None = None,
+    ) -> Self:
+        """Read the values of an LMDB database: samples are `bytes`.
+
+        Args:
+            path: the database: a folder with `data.mdb`, or the file. Each process
+                opens it once, for reading.
+            keys: the keys of the samples, in order (default: all, in the database's
+                order).
+            num_parallel_workers: the number of readers: n, (lo, hi) or, by default, as
+                configured.
+            executor: "auto", "inline", "thread", "process" or "ray".
+            name: the name of this stage in the log.
+            shard: this rank's share of the global batches (default: see `Shard.found`).
+            schedule: the values that change during training; `.batch()` then takes no
+                size.
+
+        Raises:
+            SpecError: there is no database, or it has no key.
+        """
+        from .sources.lmdb_records import Lmdb
+
+        return cls.from_dataset(
+            Lmdb.find(path, keys),
+            num_parallel_workers=num_parallel_workers,
+            executor=executor,
+            name=name,
+            shard=shard,
+            schedule=schedule,
+        )
+
+    @classmethod
+    def from_webdataset(
+        cls,
+        shards: Paths,
+        fields: Sequence[str] | None = None,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        name: str | None = None,
+        shard: Shard | None = None,
+        schedule: Scheduled | None = None,
+    ) -> Self:
+        """Read WebDataset tar files by random access; they are indexed now.
+
+        Args:
+            shards: paths or URLs, each with braces if you like, or one pattern that
+                matches them: "train-*.tar", "s3://bucket/train-{000..146}.tar". The
+                headers of shards in a store are read now, side by side; a sample is
+                then a request for its bytes.
+            fields: the fields of each sample, a tuple: `("jpg", "cls")`. None: samples
+                are dicts of all fields and `__key__`. Fields that end in cls, index,
+                txt, json or npy are decoded; all others are `bytes`. Nothing is
+                unpickled.
+            storage_options: options of the URLs' file system, named as in its fsspec
+                package.
+            num_parallel_workers: the number of readers: n, (lo, hi) or, by default, as
+                configured.
+            executor: "auto", "inline", "thread", "process", "ray", or for URLs "async".
+            name: the name of this stage in the log.
+            shard: this rank's share of the global batches (default: see `Shard.found`).
+            schedule: the values that change during training; `.batch()` then takes no
+                size.
+
+        Raises:
+            SpecError: a file is not a tar file or is compressed, a field comes twice in
+                a sample or would have to be unpickled, or a server sends no parts.
+        """
+        return cls.from_dataset(
+            _shards(shards, fields, storage_options, executor),
+            num_parallel_workers=num_parallel_workers,
+            executor=executor,
+            name=name,
+            shard=shard,
+            schedule=schedule,
+        )
+
+    @classmethod
+    def from_parquet(
+        cls,
+        files: Paths,
+        columns: Sequence[str] | None = None,
+        *,
+        groups_in_memory: int = 32,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        name: str | None = None,
+        shard: Shard | None = None,
+        schedule: Scheduled | None = None,
+    ) -> Self:
+        """Read the rows of Parquet files: samples are dicts by column.
+
+        Args:
+            files: paths, or one pattern that matches them: "train-*.parquet".
+            columns: the columns to read (default: all).
+            groups_in_memory: the number of row groups that a process keeps, as far as
+                they take an eighth of the memory budget. Use twice the window of
+                `shuffle(window=...)`; with fewer, each sample reads a whole group.
+            num_parallel_workers: the number of readers: n, (lo, hi) or, by default, as
+                configured.
+            executor: "auto", "inline", "thread", "process" or "ray".
+            name: the name of this stage in the log.
+            shard: this rank's share of the global batches (default: see `Shard.found`).
+            schedule: the values that change during training; `.batch()` then takes no
+                size.
+
+        Raises:
+            SpecError: pyarrow is not installed, or there is no row or no such column.
+        """
+        from .sources.columnar import Parquet
+
+        return cls.from_dataset(
+            Parquet.find(files, columns, groups_in_memory),
+            num_parallel_workers=num_parallel_workers,
+            executor=executor,
+            name=name,
+            shard=shard,
+            schedule=schedule,
+        )
+
+    @classmethod
+    def from_arrow(
+        cls,
+        files: Paths,
+        columns: Sequence[str] | None = None,
+        *,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        name: str | None = None,
+        shard: Shard | None = None,
+        schedule: Scheduled | None = None,
+    ) -> Self:
+        """Read the rows of Arrow files: samples are dicts by column.
+
+        Args:
+            files: paths, or one pattern that matches them: "train-*.arrow".
+            columns: the columns to read (default: all).
+            num_parallel_workers: the number of readers: n, (lo, hi) or, by default, as
+                configured.
+            executor: "auto", "inline", "thread", "process" or "ray".
+            name: the name of this stage in the log.
+            shard: this rank's share of the global batches (default: see `Shard.found`).
+            schedule: the values that change during training; `.batch()` then takes no
+                size.
+
+        Raises:
+            SpecError: pyarrow is not installed, or there is no row or no such column.
+        """
+        from .sources.columnar import GROUPS, Arrow
+
+        return cls.from_dataset(
+            Arrow.find(files, columns, GROUPS),
+            num_parallel_workers=num_parallel_workers,
+            executor=executor,
+            name=name,
+            shard=shard,
+            schedule=schedule,
+        )
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Any,
+        *,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        thread_safe: bool | None = None,
+        name: str | None = None,
+        timeout: float | None = None,
+        shard: Shard | None = None,
+        schedule: Scheduled | None = None,
+    ) -> Self:
+        """Read from a torch dataset, a list or an array, map-style or iterable.
+
+        Args:
+            dataset: an object with `__len__` and `__getitem__`, or with `__iter__`.
+            num_parallel_workers: n, (lo, hi) or, by default, as configured.
+            executor: "auto" (chosen by measurement), "inline", "thread", "process"
+                or "ray".
+            thread_safe: whether `__getitem__` may run on several threads of a process
+                at once. None: they may, unless penstock finds an open file, a database
+                or the like a few levels down in it; then "auto" uses processes.
+            name: the name of this stage in the log.
+            timeout: seconds that a sample may take, as for `map`.
+            shard: this rank's share of the global batches (default: see `Shard.found`).
+            schedule: the values that change during training; `.batch()` then takes no
+                size.
+
+        Raises:
+            SpecError: `dataset` is not a dataset, or is empty.
+        """
+        stage = SourceStage(
+            dataset,
+            iterable=is_iterable(dataset),
+            num_parallel_workers=num_parallel_workers,
+            executor=executor,
+            thread_safe=thread_safe,
+            name=name,
+            timeout=timeout,
+        )
+        return cls((stage,), shard, schedule=schedule)
+
+    # Stages of samples
+
+    def map(
+        self,
+        function: Callable[..., Any],
+        *,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        name: str | None = None,
+        tune: bool = True,
+        timeout: float | None = None,
+    ) -> Self:
+        """Call `function(sample)` on each sample; after `batch`, call it on each batch.
+
+        A function with a parameter `rng` gets the sample's own numpy Generator, which
+        depends on seed, epoch and index alone, not on the workers. A function with a
+        parameter `ctx` gets `ctx.epoch`, `ctx.step` and `ctx.image_size`.
+
+        After `batch`, the function gets a batch: a tensor with one row per sample, a
+        dict of such tensors, or what `collate_fn` returned. It may return any number of
+        rows. Its `rng` depends on seed, epoch, step and rank. An exception in it is
+        raised when the batch is due, whatever `batch(on_error=...)` says, because no
+        substitute for a whole batch exists. After a filter or an iterable it runs in
+        the trainer.
+
+        Args:
+            function: returns the new sample; must not return None. Coroutine functions
+                (`async def`) run in an event loop, where hundreds of calls wait at once
+                in one thread.
+            num_parallel_workers: n at first, or (lo, hi): bounds for the autotuner, lo
+                at first; by default, as configured.
+            executor: "auto" (chosen by measurement), "inline", "thread", "process",
+                "async", or "ray": actors of a Ray cluster, perhaps on other machines.
+            name: the name of this stage in the log.
+            tune: False keeps the autotuner from changing this stage's settings.
+            timeout: seconds that a sample may take. penstock reports the stack of a
+                process that takes longer and replaces it; it cancels a coroutine that
+                waits longer.
+        """
+        return self._with(
+            MapStage(
+                function,
+                num_parallel_workers=num_parallel_workers,
+                executor=executor,
+                name=name,
+                tune=tune,
+                timeout=timeout,
+            )
+        )
+
+    def filter(
+        self,
+        predicate: Callable[[Any], Any],
+        *,
+        num_parallel_workers: Workers = None,
+        executor: Executor = "auto",
+        name: str | None = None,
+        tune: bool = True,
+        timeout: float | None = None,
+    ) -> Self:
+        """Drop the samples for which `predicate(sample)` is false, at run time.
+
+        Batches stay full, the length of the pipeline becomes unknown, and only one rank
+        is supported. If you know beforehand which indices to keep, use `select`.
+        """
+        return self._with(
+            FilterStage(
+                predicate,
+                num_parallel_workers=num_parallel_workers,
+                executor=executor,
+                name=name,
+                tune=tune,
+                timeout=timeout,
+            )
+        )
+
+    def cache(
+        self,
+        *,
+        ram: int | str = 0,
+        disk: str | os.PathLike[str] | None = None,
+        disk_limit: int | str | None = None,
+        codec: CodecName = "auto",
+        version: int | str | None = None,
+    ) -> Self:
+        """Store samples as they are at this stage; later epochs start from these.
+
+        All processes and ranks of a host share the stored samples and make each sample
+        only once among them. The cache does not use pickle: samples are bytes, arrays,
+        tensors, text, numbers, None, and tuples, lists and dicts of these. Stored
+        samples stay valid as long as the data and the functions before this stage stay
+        the same. A dataset may identify itself by `__penstock_fingerprint__`.
+
+        Args:
+            ram: bytes of the tier in RAM: 2 << 30, "2GB"; 0 for none. They come on top
+                of the memory budget, which covers batches in flight.
+            disk: folder on a disk of this machine. Later runs use the samples there,
+                too.
+            disk_limit: bytes on disk (default: four fifths of the free space).
+            codec: "raw", "lz4", "zstd", "filter" (zstd of the part of each pixel that
+                adjacent ones do not predict, for `uint8` images), or "auto": the codec
+                expected to take the least time, as measured on the first samples.
+            version: change it when the samples have changed in a way that code and data
+                do not show.
+
+        Raises:
+            SpecError: no tier is given; or an earlier stage is random, a filter or an
+                iterable, so that the cache has no key for a sample.
+        """
+        check(
+            isinstance(disk, (str, os.PathLike, type(None))),
+            f'`disk` must be the path of a folder, got {disk!r}, such as "/nvme/cache"',
+        )
+        stage = CacheStage(
+            parse_bytes(ram) if ram else 0,
+            None if disk is None else Path(disk),
+            None if disk_limit is None else parse_bytes(disk_limit),
+            codec,
+            version,
+        )
+        return self._with(stage)
+
+    def select(self, indices: Sequence[int]) -> Self:
+        """Use only these samples, in this order."""
+        return self._with(SelectStage(indices))
+
+    def shuffle(
+        self,
+        *buffer: object,
+        seed: int | None = None,
+        window: int | None = None,
+        parts: int | None = None,
+    ) -> Self:
+        """Shuffle every epoch, in an order that depends only on the seed and the epoch.
+
+        Args:
+            buffer: not supported, because the whole dataset is shuffled.
+            seed: the seed of the order (default: the seed of `set_seed`).
+            window: for sources with shards or row groups: shuffle these, then shuffle
+                the samples of this many of them at a time, so that each is read once an
+                epoch. None: mix all samples.
+            parts: divide the data into this many equal parts, the same in each epoch,
+                and take each global batch from all of them, so that a rank reads only
+                its own parts. `parts` must be a multiple of the number of ranks, and
+                each global batch a multiple of `parts`. With a `window`, each part has
+                its own window. None: any rank reads any sample.
+
+        Raises:
+            SpecError: an argument is given without its name, or the source has no
+                shards.
+        """
+        check(not buffer, NO_BUFFER.format(next(iter(buffer), "")))
+        chosen = config.get_seed() if seed is None else seed
+        return self._with(ShuffleStage(chosen, window, parts))
+
+    def take(self, count: int) -> Self:
+        """Use the first `count` samples; after a shuffle, those of each order."""
+        return self._with(TakeStage(count))
+
+    def repeat(self, count: int) -> Self:
+        """Make one epoch of `count` passes; each has its own order and draws."""
+        return self._with(RepeatStage(count))
+
+    # Stages of batches
+
+    def batch(  # noqa: PLR0913 all are keyword arguments
+        self,
+        size: int | None = None,
+        *,
+        global_size: int | None = None,
+        drop_last: bool = False,
+        max_tokens: int | None = None,
+        global_max_tokens: int | None = None,
+        lengths: Any = None,
+        window: int = 100,
+        microbatches: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        tail: Literal["pad_mask", "pad_repeat"] = "pad_mask",
+        on_error: OnError = "raise",
+        error_budget: float = 0.01,
+    ) -> Self:
+        """Group samples into batches.
+
+        With `lengths`, a batch holds samples of similar length, so it needs little
+        padding. penstock sorts each window of the epoch's order by length and cuts it
+        into batches; if the pipeline is shuffled, it shuffles these. The batches depend
+        on the order and the lengths alone, not on the number of workers. With
+        `global_size` or `global_max_tokens` they do not depend on the number of ranks
+        either.
+
+        Args:
+            size: samples per rank; leave it out if the pipeline has a schedule.
+            global_size: samples over all ranks; use it instead of `size`.
+            max_tokens: tokens of a rank's batch, padded to its longest sample; use it
+                instead of a size. All ranks get the same number of samples and steps.
+            global_max_tokens: tokens over all ranks; use it instead of `max_tokens`.
+            lengths: `int [N]`, tokens, or any other cost, of each sample of the
+                dataset (of all samples, also before a select()).
+            window: the approximate number of batches that are sorted together.
+            drop_last: drop the last batch of an epoch if it is short.
+            microbatches: hand over each batch as a list of this many parts of equal
+                size, the form that `torch.distributed.pipelining` takes.
+            collate_fn: turns a list of samples into a batch (default: torch's).
+            tail: how several ranks handle a short last batch, if it is kept.
+            on_error: "raise" an exception of a stage's function when its batch is due,
+                or "substitute" another sample of the batch, marked in `.plan`. With a
+                filter or an iterable, "substitute" drops a failed sample and fills the
+                batch with the samples that follow.
+            error_budget: the largest share of an epoch's samples that may be
+                substituted.
+        """
+        stage = BatchStage(
+            size,
+            global_size,
+            drop_last,
+            collate_fn,
+            tail,
+            on_error,
+            error_budget,
+            microbatches,
+            max_tokens,
+            global_max_tokens,
+            None if lengths is None else Lengths.of(lengths),
+            window,
+        )
+        check_sized(stage, scheduled=self._schedule is not None)
+        return self._with(stage)
+
+    def to_device(
+        self,
+        device: str | torch.device,
+        *,
+        normalize: Normalize | None = None,
+        dtype: torch.dtype = torch.float32,
+        channels_last: bool = False,
+    ) -> Self:
+        """Copy batches to a device, and optionally turn images into floats there.
+
+        While you capture a CUDA graph, workers may allocate pinned memory, as with
+        torch's `pin_memory=True`: pass `capture_error_mode="thread_local"`.
+
+        Args:
+            device: "cpu", "cuda:0", ...
+            normalize: (means, deviations) of the channels, for values from 0 to 1.
+                Images `uint8 [N, H, W, C]` are copied as bytes and become `dtype [N, C,
+                H, W]`, (x / 255 - mean) / deviation.
+            dtype: of the normalised images.
+            channels_last: keep the memory format of the images, for models in that
+                format.
+        """
+        stage = DeviceStage.of(device, normalize, dtype, channels_last=channels_last)
+        return self._with(stage)
+
+    def options(
+        self,
+        *,
+        host: Host = "auto",
+        persistent_workers: bool = True,
+        multiprocessing_context: StartMethod | None = None,
+        name: str = "",
+        cache: Literal["auto"] | None = None,
+        ray_options: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Set how the whole pipeline runs. No option changes a byte of any batch.
+
+        Args:
+            host: where the engine and its threads run: "trainer", beside the trainer;
+                "process", in a child process, so that the trainer has its GIL to
+                itself; or "auto".
+            persistent_workers: False ends all workers after each epoch, so that the
+                next epoch's worker processes see changes made to the dataset in
+                between.
+            multiprocessing_context: how worker processes start: "fork", "forkserver" or
+                "spawn" (default: fork; forkserver if the dataset or functions hold
+                tensors on a CUDA device).
+            name: the name of this pipeline in the log and its files (default: the
+                variable that it is stored in, without `_loader` or `_pipe`; or file and
+                line).
+            cache: "auto" lets penstock place a cache in RAM between two epochs, where
+                it saves the most work. It only stores samples that, as far as the code
+                shows, are the same each time, takes at most half of the memory budget,
+                and logs its place.
+            ray_options: what each actor of `executor="ray"` claims, and where it may
+                be placed: Ray's `num_cpus` (default: 1), `num_gpus`, `memory`,
+                `resources`, `accelerator_type`, `label_selector`,
+                `scheduling_strategy` and `runtime_env`.
+        """
+        chosen = Options(
+            host,
+            persistent_workers,
+            multiprocessing_context,
+            name,
+            cache,
+            ray_options,
+        )
+        check_ray(self._stages, chosen)
+        return type(self)(self._stages, self._shard, chosen, self._schedule)
+
+    def __repr__(self) -> str:
+        """Return the code that makes this description."""
+        return "".join(map(repr, (*self._stages, self._options)))
+
+    def _with(self, stage: Stage) -> Self:
+        check_place(self._stages, stage)
+        check_ray((stage,), self._options)
+        stages = (*self._stages, stage)
+        order_of(stages)  # raises errors here, in the user's line
+        return type(self)(stages, self._shard, self._options, self._schedule)
+
+    # Loops
+
     def __iter__(self) -> Iterator[Any]:
         """Run the next epoch, or the rest of the epoch that a loaded state left off in.
 
@@ -97,10 +769,10 @@ class Pipeline(Description):
         remark = ""
         if self._options.cache == "auto" and not cursor.batch:
             recipe, remark = self._cached(recipe)
-        run = self._slot.start(recipe, cursor, plan.shard.rank)
-        run.remark = remark
-        self._run = run.run
-        return Epoch(self._slot, run, partial(self._hand_over, self._slot.loops))
+        self._run = self._slot.start(recipe, cursor, plan.shard.rank)
+        self._slot.remark = remark
+        hand_over = partial(self._hand_over, self._slot.loops)
+        return Epoch(self._slot, self._run, hand_over)
 
     def __len__(self) -> int:
         """Return the number of batches in the epoch.
@@ -192,12 +864,9 @@ class Pipeline(Description):
         seen, said = self._slot.seen(
             lambda: self._slot.begun(recipe, self._here(recipe))
         )
-        if not (caches := recipe.caches):
-            points = tuple(point.line for point in cache_points(seen))
-            return replace(said, caching=points)
-        found = (cache.statistics() for cache in caches)
-        lines = tuple(each.line for each in found if each is not None)
-        return replace(said, caching=lines)
+        opened = filter(None, (cache.statistics() for cache in recipe.caches))
+        found = opened if recipe.caches else cache_points(seen)
+        return replace(said, caching=tuple(each.line for each in found))
 
     def stats(self) -> Observation | None:
         """Return all counters since the engine started.
@@ -248,7 +917,7 @@ class Pipeline(Description):
         Returns:
             The recipe to run, and what the log says about it.
         """
-        from .placing import IDLE, Placed, is_idle, place
+        from .compile.recipes import IDLE, is_idle, place
 
         if self._slot.run is None or self._slot.busy or not self._may_cache:
             return recipe, ""
@@ -258,12 +927,12 @@ class Pipeline(Description):
             found = place(self._stages, seen, config.budget(), self._recipe_of)
         elif is_idle(recipe.caches[0]):
             self._may_cache = False
-            found = Placed(self._recipe_of(self._stages), IDLE)
+            found = self._recipe_of(self._stages), IDLE
         if found is None:
             return recipe, ""
         self.close()
-        self._recipe = found.recipe
-        return found.recipe, found.line
+        self._recipe, _ = found
+        return found
 
     def _here(self, recipe: Recipe) -> Cursor:
         """Return where the next batch starts, in the current loop or the next."""
@@ -282,12 +951,39 @@ class Pipeline(Description):
                 listener(delivery.plan)
 
 
-def _as_own(described: type) -> None:
-    """Make errors about a method's arguments name the method as users know it."""
-    for method in vars(described).values():
-        function = getattr(method, "__func__", method)
-        if isinstance(function, FunctionType):
-            function.__qualname__ = f"{Pipeline.__name__}.{function.__name__}"
+NO_BUFFER = (
+    "Pipeline.shuffle() takes nothing but `seed=`, got {!r}: it needs no buffer, as it"
+    " shuffles the whole dataset, differently each epoch;"
+    " call shuffle(), or shuffle(seed=...)"
+    " for an order that is the same in each run"
+)
 
 
-_as_own(Description)
+def _folder(root: str, options: Mapping[str, Any] | None, executor: Executor) -> Source:
+    """Return the images in class folders on this machine or in a store."""
+    if Path(root).is_dir() or not URL.match(root):
+        return Folder.scan(root)
+    from .sources.patience import PATIENCE
+    from .sources.remote_folder import find_folder
+
+    protocol, path = root.split(":/", 1)
+    url = f"{protocol}://{path.removeprefix('/')}"  # a Path drops one of two slashes
+    return find_folder(url, options, executor, PATIENCE)
+
+
+def _shards(
+    shards: Paths,
+    fields: Sequence[str] | None,
+    options: Mapping[str, Any] | None,
+    executor: Executor,
+) -> Source:
+    """Return the samples of tar files on this machine or in a store."""
+    from .sources.paths import listed
+    from .sources.tar_shards import WebDataset
+
+    urls = listed("from_webdataset", shards)
+    if not any(map(URL.match, urls)):
+        return WebDataset.find(shards, fields)
+    from .sources.remote_shards import find_shards
+
+    return find_shards(urls, fields, options, executor)

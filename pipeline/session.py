@@ -2,24 +2,30 @@
 
     Epoch        one loop, from `iter()` to its end or to where the user leaves it
     Loop         an epoch with the interface of torch's iterators
-    Slot         the holder of at most one run, closed when the face is dropped
-    TunedRun     a run and, while autotune is on, the thread that tunes it
+    Slot         the holder of at most one run, closed when the face is dropped; while
+                 autotune is on, with the thread that tunes the run
 
-pipeline/ and autotune/ meet here.
+pipeline/ and autotune/ meet here. So do loops and the end of a program that closed
+nothing: then the interpreter calls the functions of `atexit`, while daemon threads
+still go on. First, no thread may ask for another batch, so those that loop end. Then
+the runs are closed, and only then what the runs use.
 """
 
 from __future__ import annotations
 
 import _thread
+import atexit
 import contextlib
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache, partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch.autograd import profiler
@@ -28,7 +34,6 @@ from .. import config
 from ..engine.plan import Cursor
 from ..errors import PenstockError, check, set_on, users_frames
 from ..system.runtime_folder import runtime_folder
-from .exiting import at_exit, looping_threads
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
@@ -38,6 +43,68 @@ if TYPE_CHECKING:
     from ..engine.feed import Delivery
     from ..engine.observe.observation import Observation
     from ..engine.recipe import Executor, Recipe, SegmentRecipe
+    from ..engine.run import Run
+    from .torch_workers import TorchsRow
+
+
+T = TypeVar("T")
+
+LEAVE_S = 1.0
+"""How long a thread may go on with its batch. User code may be stuck."""
+
+
+class LoopingThreads:
+    """Knows the threads that loop beside the main one, to end them with the program.
+
+    A thread that loops ends without a word. An interpreter that is being torn down
+    would end it anyway, perhaps in the midst of native code, which aborts the process.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Know no thread, as in a forked child: who held the lock is not there."""
+        self._lock = threading.Lock()
+        self._over = False
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+    def run(self, call: Callable[[], T]) -> T:
+        """Return the call's result; end the thread if the program has ended.
+
+        The main thread pays nothing: it is what ends.
+        """
+        if threading.get_ident() == threading.main_thread().ident:
+            return call()
+        with self._lock:
+            self._end_if_over()
+            self._threads.add(threading.current_thread())
+        try:
+            return call()
+        finally:  # what the call raises now is the end's doing
+            self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        if self._over:
+            raise SystemExit  # threads end by it without a traceback
+
+    def end(self) -> None:
+        """Let no thread in any more, and wait a little until those inside have ended.
+
+        A thread that has dropped its loop takes a moment to end: what it held is freed.
+        """
+        with self._lock:
+            self._over = True
+            threads = list(self._threads)
+        until_s = time.monotonic() + LEAVE_S
+        for thread in threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+
+
+looping_threads = LoopingThreads()
+"""The one of this process."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=looping_threads.forget)
 
 
 class Epoch(Iterator[Any]):
@@ -54,21 +121,24 @@ class Epoch(Iterator[Any]):
     def __init__(
         self,
         slot: Slot,
-        run: TunedRun,
+        run: Run,
         hand_over: Callable[[Delivery | None], None],
         *,
         keeps: bool = False,
     ) -> None:
         self._slot = slot
-        self._run = run
         self._hand_over = hand_over
-        self._number = slot.loops
-        self._process = os.getpid()
+        self._leave = slot.release if keeps else slot.finalise
         # Whether the last batch is handed over; another loop may use the run then.
         self._given = False
         self._over = False
-        leave = slot.release if keeps else slot.finalise
-        self._abandon = weakref.finalize(self, leave, run)
+        self._process = os.getpid()
+        self._join(run)
+
+    def _join(self, run: Run) -> None:
+        """Loop over a run that the slot has just started."""
+        self._abandon = weakref.finalize(self, self._leave, run)
+        self._run, self._number = run, self._slot.loops
 
     def __next__(self) -> Any:
         try:
@@ -88,7 +158,7 @@ class Epoch(Iterator[Any]):
         Without workers, the loop may go on, as in torch. After Ctrl-C, the error's
         traceback would keep this loop from being dropped.
         """
-        goes_on = self._run.run.alone and not isinstance(error, KeyboardInterrupt)
+        goes_on = self._run.alone and not isinstance(error, KeyboardInterrupt)
         if not goes_on and self._abandon.detach():
             self._slot.finalise(self._run)
 
@@ -110,21 +180,15 @@ class Epoch(Iterator[Any]):
 
     def _next(self) -> Delivery | None:
         if os.getpid() != self._process:
-            if (alone := self._run.run.alone) is None:
+            if (alone := self._run.alone) is None:
                 raise PenstockError(FORKED)
             alone.undecided = False  # a forked child has none of the threads
             self._process = os.getpid()
         if not self._given:
-            return self._run.next()
+            return self._slot.next(self._run)
         with self._slot.loops_lock:
             ours = self._slot.loops == self._number
-            return self._run.next() if ours else None
-
-    def withdraw(self) -> None:
-        """Leave the run to another epoch, which replaces this one."""
-        self._over = True
-        self._abandon.detach()
-        self._slot.release(self._run)
+            return self._slot.next(self._run) if ours else None
 
 
 FORKED = (
@@ -133,57 +197,52 @@ FORKED = (
 )
 
 
-class Loop(Iterator[Any]):
+class Loop(Epoch):
     """One epoch of penstock's engine with the interface of torch's iterators.
 
     Args:
-        begin: starts the epoch. It is called at once, and again at the first `next` if
+        slot: as for `Epoch`.
+        begin: starts the run. It is called at once, and again at the first `next` if
             `set_epoch` was called in between, as Lightning does after a resume.
+        hand_over: as for `Epoch`.
         order: returns what the samplers draw their order from.
         length: number of batches in the epoch.
+        keeps: as for `Epoch`.
         pinned: whether to copy batches to pinned memory.
     """
 
     def __init__(
         self,
-        begin: Callable[[], Epoch],
+        slot: Slot,
+        begin: Callable[[], Run],
+        hand_over: Callable[[Delivery | None], None],
         order: Callable[[], list[Any]],
         length: Callable[[], int],
         *,
+        keeps: bool,
         pinned: bool,
     ) -> None:
-        self._begin: Callable[[], Epoch] | None = begin
+        super().__init__(slot, begin(), hand_over, keeps=keeps)
+        self._begin: Callable[[], Run] | None = begin
         self._order = order
-        self._epoch = begin()
         self._drawn_from = order()  # after it: some samplers go on by themselves
         self._length = length
         self._pinned = pinned
 
-    def __next__(self) -> Any:
-        try:
-            if not profiler._is_profiler_enabled:  # noqa: SLF001 as torch.compile asks
-                return self._next()
-            # Torch's profilers recognise loading by the beginning and the end of this
-            # name.
-            with profiler.record_function(
-                "enumerate(DataLoader)#_PenstockIter.__next__"
-            ):
-                return self._next()
-        except StopIteration:
-            raise
-        except Exception as error:
-            set_on(error, "__traceback__", users_frames(error))
-            raise
-        except BaseException as error:  # as in the epoch's own
-            self._epoch.abandon(error)
-            raise
+    def _deliver(self) -> Any:
+        if not profiler._is_profiler_enabled:  # noqa: SLF001 as torch.compile asks
+            return self._loaded()
+        # Torch's profilers recognise loading by the beginning and the end of this name.
+        with profiler.record_function("enumerate(DataLoader)#_PenstockIter.__next__"):
+            return self._loaded()
 
-    def _next(self) -> Any:
+    def _loaded(self) -> Any:
         begin, self._begin = self._begin, None
         if begin is not None and self._order() != self._drawn_from:
-            self._epoch.withdraw()
-            self._epoch = begin()
-        data = next(self._epoch)
+            self._abandon.detach()
+            self._slot.release(self._run)
+            self._join(begin())
+        data = super()._deliver()
         if self._pinned:
             from torch.utils.data._utils.pin_memory import pin_memory
 
@@ -198,27 +257,14 @@ CLOSE_S = 3.0
 """How long a finaliser waits: somewhat longer than a run may take to close."""
 
 
-class Closing(threading.Thread):
-    """Closes something. It is over before the thread itself has ended."""
-
-    def __init__(self, close: Callable[[], None]) -> None:
-        super().__init__(name="penstock closing")
-        self._close = close
-        self.over = threading.Event()
-
-    def run(self) -> None:
-        """Close it, and tell whoever waits."""
-        try:
-            self._close()
-        finally:
-            self.over.set()
-
-
 class Slot:
     """Holds the run of a face, separate from it, so that a finaliser can close it.
 
     A run is busy while an iterator is in the middle of it. Between epochs it is idle
-    but alive, and loads the first batches of the next epoch.
+    but alive, and loads the first batches of the next epoch. A tuner follows
+    `set_enable_autotune`, even while the run goes on.
+
+    `start` and `next` belong to the trainer's threads; `close` may be called from any.
     """
 
     def __init__(self, name: str) -> None:
@@ -228,15 +274,23 @@ class Slot:
         self._closing = False
         self.name = name
         """The name of the face in the log."""
-        self.run: TunedRun | None = None
+        self.run: Run | None = None
         self.loops = 0
         """Number of loops begun so far; the newest loop owns the run."""
         self._busy = False
+        self.remark = ""
+        """A line for the log, written before the first batch of a new run."""
+        self._rank = 0
+        # The settings that the run's tuner follows; None before its first batch.
+        self._settings: config.Settings | None = None
+        self._tuner: Tuner[Any] | None = None
+        self._tuning: contextlib.ExitStack | None = None
+        # The last seconds of a run that is closed, or closing.
         self._last: Observation | None = None
         # Values from a file; runs start with them, tuned or not.
         self._loaded: Saved | None = None
-        # Values that a run of this face found; runs start with them while autotune is
-        # on.
+        # Values that a run of this face began with or found; runs start with them while
+        # autotune is on.
         self._found: Saved | None = None
         slots.add(self)
 
@@ -269,8 +323,8 @@ class Slot:
         )
         cores = config.cpu_cores()
         if saved.fits(cores):
+            self.close()  # its tuner's values are older
             self._loaded, self._found = saved, None
-            self.close()
             return
         announce(
             f"the autotune result is not used: it was found with {saved.cpu_cores:g}"
@@ -286,7 +340,9 @@ class Slot:
         known = tuned or self._loaded
         if known is None:
             return recipe
-        return begun_with(recipe, known, recipe.plan.regime(cursor.step))
+        values = known.values(recipe.plan.regime(cursor.step))
+        segments = (_begun(each, values, known.executors) for each in recipe.segments)
+        return replace(recipe, segments=tuple(segments))
 
     @property
     def loops_lock(self) -> threading.RLock:
@@ -294,55 +350,63 @@ class Slot:
         self._forget_inherited()
         return self._loops_lock
 
-    def start(self, recipe: Recipe, cursor: Cursor, rank: int) -> TunedRun:
+    def start(self, recipe: Recipe, cursor: Cursor, rank: int) -> Run:
         """Return a run that goes on at `cursor`; end the loop that is busy now."""
         with self.loops_lock:
             return looping_threads.run(lambda: self._start(recipe, cursor, rank))
 
-    def _start(self, recipe: Recipe, cursor: Cursor, rank: int) -> TunedRun:
+    def _start(self, recipe: Recipe, cursor: Cursor, rank: int) -> Run:
+        # Import the engine only when a pipeline runs.
+        from ..engine.core.byte_budget import process_byte_budget
+        from ..engine.run import Run
+
         self.loops += 1
-        run = self.run
-        if run is None or self._busy:
+        if self.run is None or self._busy:
             self.close()
-            known = self._found or self._loaded
             begun = self.begun(recipe, cursor)
-            run = TunedRun(begun, cursor, rank, known, self.name)
-            self.run = run
+            self._found = self._found or self._loaded
+            run = Run(begun, process_byte_budget(), cursor)
+            self.run, self._rank = run, rank
+            self._last = self._settings = None
+            at_exit()
         else:
             self._busy = True  # if Ctrl-C comes now, the next loop needs another run
-            run.run.begin(cursor)
+            self.run.begin(cursor)
         self._busy = True
-        return run
+        return self.run
+
+    def next(self, run: Run) -> Delivery | None:
+        """Return the next batch of the epoch, or None at its end."""
+        settings = config.settings()
+        if settings is not self._settings and run is self.run:
+            self._follow(run, settings)
+        return run.next()
 
     @property
     def busy(self) -> bool:
         """Whether an iterator is in the middle of an epoch."""
         return self.run is not None and self._busy
 
-    def release(self, run: TunedRun) -> None:
+    def release(self, run: Run) -> None:
         """Mark the run of an iterator as idle, because its epoch is over."""
         if self.run is run:
             self._busy = False
 
     def close(self) -> None:
-        """Stop and forget the run, if there is one.
-
-        A forked child must not call this.
-        """
-        if os.getpid() != self._owner:
-            self.run, self._busy = None, False
-            return
+        """Stop and forget the run, if there is one; a forked child only forgets it."""
+        self._forget_inherited()
         with self._lock:  # a finaliser may be closing it: wait until it is closed
             self._closing = True
             try:
-                if (run := self.run) is not None:
-                    run.close()
-                    self._last, self._found = run.last, run.found
+                if self.run is not None:
+                    self._last = self._observed(self.run)
+                    self.stop_tuning()
+                    self.run.close()
                 self.run, self._busy = None, False
             finally:
                 self._closing = False
 
-    def finalise(self, run: TunedRun | None = None) -> None:
+    def finalise(self, run: Run | None = None) -> None:
         """Close from a finaliser, either the face's or that of an iterator of `run`.
 
         Finalisers run wherever the last reference is dropped, and in the collector,
@@ -355,36 +419,46 @@ class Slot:
             return
         if self._closing:  # by this thread, perhaps
             return
-        free = self.run.run.is_free()
-        closing = Closing(self.close)
+        free = self.run.is_free()
+        closed = threading.Event()
+
+        def close() -> None:
+            try:
+                self.close()
+            finally:
+                closed.set()  # before the thread itself has ended
+
         try:
-            closing.start()
+            threading.Thread(target=close, name="penstock closing").start()
         except RuntimeError:  # the program is ending, or has too many threads
             self.close()
             return
         if free:
             try:
-                closing.over.wait(CLOSE_S)
+                closed.wait(CLOSE_S)
             except KeyboardInterrupt:  # would be lost here
-                closing.over.wait(CLOSE_S)
+                closed.wait(CLOSE_S)
                 _thread.interrupt_main()
 
     def _forget_inherited(self) -> None:
         """Forget the run in a forked child; its threads are in the parent only."""
         if os.getpid() != self._owner:
             self._owner, self.run, self._busy = os.getpid(), None, False
+            self._tuner = self._tuning = None
             self._lock, self._closing = threading.RLock(), False
             self._loops_lock = threading.RLock()  # who held it is not there
 
     def stats(self) -> Observation | None:
         """Return what has happened since the run began; None if there is no run."""
-        return None if self.run is None else self.run.run.read().bounded
+        return None if self.run is None else self.run.read().bounded
 
-    def seen(self, recipe: Callable[[], Recipe]) -> tuple[Observation, Explanation]:
+    def seen(
+        self, recipe: Callable[[], Recipe] | None = None
+    ) -> tuple[Observation, Explanation]:
         """Return the last seconds of training, of this run or the previous one.
 
         Args:
-            recipe: recipe of the next run, used if there was no run; nothing is
+            recipe: recipe of the next run, needed if there was no run; nothing is
                 measured.
 
         Returns:
@@ -393,76 +467,18 @@ class Slot:
         from ..autotune.explain import explain
         from ..engine.monitor import unmeasured
 
-        seen = self._last if self.run is None else self.run.observation()
+        run = self.run  # another thread may close it
+        seen = self._last if run is None else self._observed(run)
         if seen is None:
+            assert recipe is not None
             seen = unmeasured(recipe())
-        tuned = config.get_enable_autotune() or self._found is not None
-        tuned = tuned or (self.run is not None and self.run.tuned)
+        tuned = config.get_enable_autotune() or bool(self._found or self._tuner)
         return seen, explain(seen, config.budget(), tuned=tuned)
 
+    def _observed(self, run: Run) -> Observation:
+        return run.recent() if self._last is None else self._last
 
-TUNING = attrgetter("autotune", "filepath_prefix", "autotune_interval", "cpu_budget")
-"""The settings that a tuner depends on."""
-
-
-class TunedRun:
-    """A run whose tuner follows `set_enable_autotune`, even while it runs.
-
-    `next` belongs to the trainer's thread; `close` may be called from any.
-    """
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        cursor: Cursor,
-        rank: int,
-        found: Saved | None = None,
-        name: str = "",
-    ) -> None:
-        # Import the engine only when a pipeline runs.
-        from ..engine.core.byte_budget import process_byte_budget
-        from ..engine.run import Run
-
-        self._rank = rank
-        self.name = name
-        """The name of the run in the log."""
-        self.found = found
-        """Values found for such runs: first by an earlier run, then by this one."""
-        self._tuner: Tuner[Any] | None = None
-        self.run = Run(recipe, process_byte_budget(), cursor)
-        running.add(self)
-        at_exit(close_all)
-        self._tuning: contextlib.ExitStack | None = None
-        self._settings: config.Settings | None = None
-        self.last: Observation | None = None
-        """The state of the run when it was closed."""
-        self.remark = ""
-        """A line for the log, written before the first batch."""
-
-    def next(self) -> Delivery | None:
-        """Return the next batch of the epoch, or None at its end."""
-        settings = config.settings()
-        if settings is not self._settings:
-            self._follow(settings)
-        return self.run.next()
-
-    def close(self) -> None:
-        """Stop tuning, then the workers. Idempotent."""
-        if self.last is None:
-            self.last = self.run.recent()
-        self.stop_tuning()
-        self.run.close()
-
-    @property
-    def tuned(self) -> bool:
-        """Whether a tuner works or worked on this run, or found its first values."""
-        return self._tuner is not None or self.found is not None
-
-    def observation(self) -> Observation:
-        """Return the last seconds of training."""
-        return self.last if self.last is not None else self.run.recent()
-
-    def _follow(self, settings: config.Settings) -> None:
+    def _follow(self, run: Run, settings: config.Settings) -> None:
         """Start, restart or stop the tuner after a change of settings."""
         before, self._settings = self._settings, settings
         if before is not None and TUNING(before) == TUNING(settings):
@@ -470,13 +486,13 @@ class TunedRun:
         self.stop_tuning()
         remark, self.remark = self.remark, ""
         if settings.autotune:
-            self._start_tuning(settings, remark)
+            self._start_tuning(run, settings, remark)
         elif remark:
             from ..autotune.log import announce
 
             announce(remark, self.name)
 
-    def _start_tuning(self, settings: config.Settings, remark: str) -> None:
+    def _start_tuning(self, run: Run, settings: config.Settings, remark: str) -> None:
         # Import this when needed: it would take a fifth of the time to import penstock.
         from ..autotune.host_peers import HostPeers
         from ..autotune.log import AutotuneLog, show_by_default
@@ -494,15 +510,16 @@ class TunedRun:
             place = runtime_folder() if settings.cpu_budget is None else None
             others = stack.enter_context(HostPeers(place))
             tuner = self._tuner = Tuner(
-                self.run,
+                run,
                 BottleneckLaw(),
                 config.budget(),
                 log,
                 interval_steps=settings.autotune_interval,
                 host_peers=others,
-                found=None if self.found is None else self.found.regimes,
+                found=None if self._found is None else self._found.regimes,
             )
-            stack.enter_context(TunerThread(tuner, log, self.observation))
+            observed = partial(self._observed, run)
+            stack.enter_context(TunerThread(tuner, log, observed))
             self._tuning = stack.pop_all()
 
     def stop_tuning(self) -> None:
@@ -510,42 +527,30 @@ class TunedRun:
         stack, self._tuning = self._tuning, None
         if stack is not None:
             stack.close()
-        self.run.calm = True
+        if self.run is not None:
+            self.run.calm = True
         tuner, self._tuner = self._tuner, None
         if tuner is not None:
-            self.found = tuner.found()
-
-    def __repr__(self) -> str:
-        return f"<TunedRun {'tuned' if self._tuning else 'as set'}: {self.run!r}>"
+            self._found = tuner.found()
 
 
-class Tuned(Protocol):
-    """An object that writes into the autotune log."""
-
-    def stop_tuning(self) -> None:
-        """Save the values found, and stop tuning."""
+TUNING = attrgetter("autotune", "filepath_prefix", "autotune_interval", "cpu_budget")
+"""The settings that a tuner depends on."""
 
 
-running: weakref.WeakSet[Tuned] = weakref.WeakSet()
+torchs_rows: weakref.WeakSet[TorchsRow] = weakref.WeakSet()
 slots: weakref.WeakSet[Slot] = weakref.WeakSet()
 
 
 def explanations() -> dict[str, Explanation]:
     """Return the explanation of each pipeline that runs in this process, by name."""
-    from ..autotune.explain import explain
-
-    budget = config.budget()
-    runs = [run for run in list(running) if isinstance(run, TunedRun)]
-    return {
-        run.name: explain(run.observation(), budget, tuned=run.tuned)
-        for run in runs
-        if run.last is None
-    }
+    return {slot.name: slot.seen()[1] for slot in list(slots) if slot.run is not None}
 
 
 def end_tuning() -> None:
     """Turn autotune off, also for current runs, and save the values found."""
-    for each in list(running):
+    ending: list[Slot | TorchsRow] = [*slots, *torchs_rows]
+    for each in ending:
         each.stop_tuning()
     config.set_enable_autotune(enable=False)
 
@@ -559,16 +564,22 @@ def close_all() -> None:
             slot.close()  # nobody is left whom it could interrupt
 
 
-def begun_with(recipe: Recipe, saved: Saved, regime: str = "") -> Recipe:
-    """Return the recipe with an earlier run's values, within the user's bounds."""
-    values = saved.values(regime)
-    segments = (_begun(each, values, saved.executors) for each in recipe.segments)
-    return replace(recipe, segments=tuple(segments))
+@cache
+def at_exit() -> None:
+    """Have all runs closed at exit, before what they use.
+
+    Call it when a face has a finaliser: `weakref` ends objects in the reverse order of
+    their birth, so a cache that was opened for the first batch would be gone before
+    the run that reads it. What is registered with `atexit` later is called earlier.
+    """
+    atexit.register(close_all)
+    atexit.register(looping_threads.end)
 
 
 def _begun(
     segment: SegmentRecipe, values: Values, executors: Mapping[str, str]
 ) -> SegmentRecipe:
+    """Return a segment with an earlier run's values, within the user's bounds."""
     if not segment.tunable:
         return segment
     lower, upper = segment.bounds

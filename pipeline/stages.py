@@ -2,8 +2,8 @@
 
 A pipeline's description is a tuple of these. Stages compare by value and print as the
 code that makes them; `compile/` turns them into a recipe that can run. Each stage
-checks its own arguments when it is made, so an error points to the line with the
-mistake. `description.py` checks how stages fit together.
+checks its own arguments when it is made, and its place when it is added, so an error
+points to the line with the mistake.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any, ClassVar, Literal
 from .. import config
 from ..cache.codec import NAMES, Name
 from ..engine.batch.device import DeviceStage
-from ..engine.plan import Lengths
-from ..engine.recipe import Executor
-from ..errors import check
+from ..engine.plan import Lengths, Order, group_shuffle, shuffled_by_part
+from ..engine.recipe import Executor, Options
+from ..errors import SpecError, check
 from ..system.printing import Bare, call, name_of
 from ..system.resources import memory_limit_bytes
 from .sources.source import Source
@@ -509,3 +509,172 @@ def numbered(stages: Sequence[Stage]) -> Iterator[tuple[int, Stage]]:
     for stage in stages:
         number += not (isinstance(stage, CacheStage) and stage.placed)
         yield number, stage
+
+
+def named(number: int, stage: PerSample | CacheStage) -> str:
+    """Return what the log calls a stage: `Map(ID:2) decode`, `Cache(ID:1)`."""
+    label = "" if isinstance(stage, CacheStage) else f" {stage.label}"
+    return f"{stage.kind}(ID:{number}){label}"
+
+
+# The places in a pipeline where a stage may stand.
+
+
+def check_place(stages: Sequence[Stage], stage: Stage) -> None:
+    """Raise `SpecError` if `stage` cannot come after `stages`."""
+    batched = any(isinstance(before, BatchStage) for before in stages)
+    shown = f"Pipeline{stage!r}"
+    if isinstance(stage, DeviceStage):
+        check(batched, f"{shown} copies batches: put it after .batch(n)")
+        return
+    if batched and isinstance(stage, MapStage):
+        check_batch_map(stages, stage, shown)
+        return
+    check(
+        not batched,
+        f"{shown} cannot come after .batch(), where only map() and to_device() may;"
+        " put stages that change or store samples before it",
+    )
+    if isinstance(stage, CacheStage):
+        check_cacheable(stages, shown)
+    source = stages[0]
+    check(
+        not (
+            isinstance(source, SourceStage)
+            and source.iterable
+            and isinstance(stage, (SelectStage, ShuffleStage, RepeatStage))
+        ),
+        f"{shown} needs samples with an index, which an iterable dataset does not "
+        "have; let the dataset do it, or use a map-style one",
+    )
+
+
+def check_batch_map(stages: Sequence[Stage], stage: MapStage, shown: str) -> None:
+    """Raise `SpecError` unless `stage` may work on the batches of `stages`."""
+    check(
+        not any(isinstance(before, DeviceStage) for before in stages),
+        f"{shown} cannot come after .to_device(), as workers do not run on the device;"
+        " put it between .batch() and .to_device()",
+    )
+    source = stages[0]
+    dealt = isinstance(source, SourceStage) and source.iterable
+    dealt = dealt or any(isinstance(before, FilterStage) for before in stages)
+    plain = stage.num_parallel_workers is None and stage.timeout is None
+    check(
+        not dealt or (plain and executor_of(stage) in ("auto", "inline")),
+        f"{shown} cannot have workers of its own after .batch(): after a filter() or an"
+        " iterable dataset, the trainer makes the batches; leave out"
+        " num_parallel_workers, executor and timeout, or do its work in a map() before"
+        " .batch()",
+    )
+
+
+def check_cacheable(stages: Sequence[Stage], shown: str) -> None:
+    """Raise `SpecError` unless `stages` always make the same sample of an index, here.
+
+    An actor on another machine cannot write to a cache.
+    """
+    for stage in stages:
+        check(
+            not (isinstance(stage, SourceStage) and stage.iterable),
+            f"{shown} needs samples with an index to be found by, which an iterable"
+            " dataset does not have; use a map-style one",
+        )
+        check(
+            not isinstance(stage, FilterStage),
+            f"{shown} cannot come after filter(); put it before that, or use select()"
+            " with the indices to keep",
+        )
+        check(
+            not (isinstance(stage, MapStage) and "rng" in wanted_by(stage.function)),
+            f"{shown} would store one draw of a random function forever: a map()"
+            " before it takes `rng`; put the cache before that",
+        )
+        check(
+            not (isinstance(stage, PerSample) and stage.executor == "ray"),
+            f'{shown} cannot come after executor="ray": its workers may be on other'
+            " machines, and a cache belongs to one; put the cache before that stage, or"
+            ' give the stages before it executor="process"',
+        )
+
+
+def check_ray(stages: Sequence[Stage], options: Options) -> None:
+    """Raise `SpecError` if these stages run in actors and the engine in a child."""
+    far = [s for s in stages if isinstance(s, PerSample) and s.executor == "ray"]
+    check(
+        not far or options.host != "process",
+        'executor="ray" needs the engine in the trainer\'s process, because only that'
+        ' process is connected to Ray, got options(host="process"); leave `host` out',
+    )
+
+
+def check_sized(batch: BatchStage, *, scheduled: bool) -> None:
+    """Raise `SpecError` unless the batch size is given exactly once."""
+    sizes = batch.size, batch.global_size, batch.max_tokens, batch.global_max_tokens
+    said = [size for size in sizes if size is not None]
+    if scheduled:
+        check(
+            not said and batch.lengths is None,
+            f"this pipeline has a schedule, which sets the batch size; call .batch()"
+            f" without a size and without lengths, got {said}",
+        )
+        return
+    check(
+        len(said) == 1,
+        "Pipeline.batch() needs one size: batch(n), samples a rank;"
+        " batch(global_size=n), over all ranks;"
+        " batch(max_tokens=n, lengths=...), tokens a rank; or"
+        f" batch(global_max_tokens=n, lengths=...), over all ranks; got {said}",
+    )
+
+
+# The order of samples that the stages define, wherever in the pipeline they stand.
+
+ENDLESS = 1 << 62
+"""The length that a plan assumes for an iterable, which itself decides when it ends."""
+
+
+def order_of(stages: Sequence[Stage]) -> Order:
+    """Return the order of the samples.
+
+    Raises:
+        SpecError: a count is below 1, there are no indices, or an index is not in the
+            dataset.
+    """
+    source = stages[0]
+    assert isinstance(source, SourceStage)
+    endless = source.iterable or source.drawn
+    order = Order.sequential(ENDLESS if endless else len(source.dataset))
+    for stage in stages[1:]:
+        match stage:
+            case SelectStage():
+                order = order.select(stage.indices)
+            case TakeStage():
+                order = order.take(stage.count)
+            case RepeatStage():
+                order = order.repeat(stage.count)
+            case ShuffleStage():
+                order = _shuffled(order, stage, source)
+    return order
+
+
+def _shuffled(order: Order, stage: ShuffleStage, source: SourceStage) -> Order:
+    within = None
+    if stage.window is not None:
+        sizes = _group_sizes(source)
+        within = group_shuffle(order, sizes, stage.seed, stage.window)
+    if stage.parts is not None:
+        return shuffled_by_part(order, stage.seed, stage.parts, within)
+    return order.then(within) if within else order.shuffle(stage.seed)
+
+
+def _group_sizes(source: SourceStage) -> Sequence[int]:
+    """Return the number of samples in each shard of a source."""
+    sizes: Sequence[int] | None = getattr(source.dataset, "group_sizes", None)
+    if sizes is None:
+        raise SpecError(
+            f"Pipeline.shuffle(window=...) mixes a few shards at a time, and"
+            f" {type(source.dataset).__name__} has no `group_sizes`, the samples of"
+            " each of its shards; leave `window` out to mix all samples"
+        )
+    return sizes

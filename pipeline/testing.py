@@ -14,7 +14,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import get_ident
@@ -79,51 +78,37 @@ def draw_photos(
     Raises:
         SpecError: an argument is out of range, or `folder` holds something else.
     """
-    recipe = PhotoRecipe(n=n, classes=classes, size=size, seed=seed, quality=quality)
+    within("n", n, 1, None, "512 photos are enough for a demonstration")
+    within("classes", classes, 1, n, "have at least one photo a class")
+    for side in size:
+        within("size", side, 16, None, "(500, 375) is usual, width first")
+    within("seed", seed, 0, None, "pass, for example, seed=0")
+    within("quality", quality, 1, 100, "90 is usual")
     root = Path(folder)
-    claim(root, recipe)
+    drawn = {"n": n, "classes": classes, "size": size, "seed": seed, "quality": quality}
+    claim(root, json.dumps({"drawn_by": "penstock.testing.draw_photos", **drawn}))
     for number in range(n):
-        name = f"img_{number // classes + 1:04d}.jpg"
-        path = root / f"class_{number % classes}" / name
+        kind = number % classes
+        path = root / f"class_{kind}" / f"img_{number // classes + 1:04d}.jpg"
         if not path.exists():
-            write_whole(path, recipe.encoded(number))
+            rng = np.random.default_rng((seed, number))
+            write_whole(path, encoded(kind, size, quality, rng))
         if progress is not None:
             progress(number + 1, n)
     return root
 
 
-@dataclass(frozen=True, slots=True)
-class PhotoRecipe:
-    """The parameters that decide the bytes of every photo in a folder."""
-
-    n: int
-    classes: int
-    size: tuple[int, int]
-    seed: int
-    quality: int
-
-    def __post_init__(self) -> None:
-        within("n", self.n, 1, None, "512 photos are enough for a demonstration")
-        within("classes", self.classes, 1, self.n, "have at least one photo a class")
-        for side in self.size:
-            within("size", side, 16, None, "(500, 375) is usual, width first")
-        within("seed", self.seed, 0, None, "pass, for example, seed=0")
-        within("quality", self.quality, 1, 100, "90 is usual")
-
-    def manifest(self) -> str:
-        """Return the text that marks a folder as drawn by this recipe."""
-        return json.dumps({"drawn_by": "penstock.testing.draw_photos", **asdict(self)})
-
-    def encoded(self, number: int) -> bytes:
-        """Return photo `number` as a JPEG file."""
-        rng = np.random.default_rng((self.seed, number))
-        width, height = self.size
-        pixels = photo(height, width, number % self.classes, rng)
-        chroma = "420" if rng.random() < 1 / 3 else "444"
-        data: bytes = simplejpeg.encode_jpeg(
-            pixels, quality=self.quality, colorsubsampling=chroma
-        )
-        return data
+def encoded(
+    kind: int, size: tuple[int, int], quality: int, rng: np.random.Generator
+) -> bytes:
+    """Return a photo of class `kind` as a JPEG file."""
+    width, height = size
+    pixels = photo(height, width, kind, rng)
+    chroma = "420" if rng.random() < 1 / 3 else "444"
+    data: bytes = simplejpeg.encode_jpeg(
+        pixels, quality=quality, colorsubsampling=chroma
+    )
+    return data
 
 
 def within(name: str, value: int, low: int, high: int | None, cure: str) -> None:
@@ -133,19 +118,19 @@ def within(name: str, value: int, low: int, high: int | None, cure: str) -> None
         raise SpecError(f"`{name}` must be {rule}, got {value}; {cure}")
 
 
-def claim(root: Path, recipe: PhotoRecipe) -> None:
-    """Mark `root` as drawn by `recipe`, unless it holds something else: `SpecError`."""
+def claim(root: Path, recipe: str) -> None:
+    """Mark `root` as drawn by a recipe, unless it holds something else: `SpecError`."""
     root.mkdir(parents=True, exist_ok=True)
     manifest = root / MANIFEST
     names = {path.name for path in root.iterdir() if path.suffix != PART}
     if not names:
-        write_whole(manifest, recipe.manifest().encode())
+        write_whole(manifest, recipe.encode())
     elif MANIFEST not in names:
         raise SpecError(
             f"`folder` must be empty or drawn by this function, got {root} with other "
             "files in it; give a new folder"
         )
-    elif (there := manifest.read_text()) != recipe.manifest():
+    elif (there := manifest.read_text()) != recipe:
         raise SpecError(
             "`folder` must be empty or drawn with the same arguments, got "
             f"{root} with {there}; give another folder, or remove this one"
@@ -269,17 +254,19 @@ def assert_exact_resume(
         AssertionError: a check fails; the message names the state and the difference.
     """
     pipe = make_pipeline()
-    states, batches = [], []
+    states: list[tuple[Any, int]] = []
+    batches: list[tuple[Any, Any]] = []
     for epoch in range(epochs):
-        states.append(carried(pipe))
+        states.append((carried(pipe), len(batches)))
         for batch in pipe:
             batches.append((batch, pipe.plan))
-            states.append(carried(pipe))
+            states.append((carried(pipe), len(batches)))
         assert len(batches) > 0, f"epoch {epoch} has no batch"
     pipe.close()
     checked = [at for at in range(len(states)) if at % every == 0]
     for at in sorted({*checked, len(states) - 1}):
-        check(make_pipeline, states[at], batches, at, epochs)
+        state, given = states[at]
+        check(make_pipeline, state, batches, at, given, epochs)
 
 
 def carried(pipe: Any) -> Any:
@@ -292,27 +279,23 @@ def check(
     state: Any,
     batches: list[tuple[Any, Any]],
     at: int,
+    given: int,
     epochs: int,
 ) -> None:
-    """Resume at one state, and compare all later batches."""
+    """Resume at one state, taken after `given` batches, and compare all later ones."""
     pipe = make_pipeline()
     pipe.load_state_dict(state)
     again = carried(pipe)
     assert again == state, f"state {at} is {again} once loaded, was {state}"
-    given = iter(rest_of(pipe, epochs))
-    start = None
-    for got, plan in given:
-        if start is None:
-            stamps = [(p.epoch, p.batch) for _, p in batches]
-            start = stamps.index((plan.epoch, plan.batch))
-        wanted, stamp = batches[start]
+    for got, plan in rest_of(pipe, epochs):
+        wanted, stamp = batches[given]
         if isinstance(pipe, torch.utils.data.DataLoader):  # which counts since it began
             stamp = stamp._replace(step=plan.step)
         assert plan == stamp, f"after state {at}: stamp {plan}, was {stamp}"
         text = f"after state {at}: batch of step {plan.step} differs"
         assert equal(got, wanted), text
-        start += 1
-    assert start in (None, len(batches)), f"after state {at}: ended at {start}"
+        given += 1
+    assert given == len(batches), f"after state {at}: ended at {given}"
     pipe.close()
 
 

@@ -15,6 +15,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,8 +28,7 @@ from ..engine.plan import Drawing
 from ..engine.witness.hazards import find_on_device
 from ..errors import StateError
 from ..system.shared_memory import SHARED_MEMORY
-from .exiting import at_exit, looping_threads
-from .session import close_all, rank_of_process, running
+from .session import at_exit, looping_threads, rank_of_process, torchs_rows
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
@@ -50,7 +50,7 @@ class TorchLoop(Iterator[Any]):
         self._torchs = torchs
         self._drawing = drawing
         self._given = given
-        at_exit(close_all)
+        at_exit()
 
     def __next__(self) -> Any:
         meter = self._meter
@@ -82,7 +82,7 @@ class TorchsRow:
     def __init__(self, name: str, told: Callable[[], Explanation]) -> None:
         self._name = name
         self._told: Callable[[], Explanation] | None = told
-        running.add(self)
+        torchs_rows.add(self)
 
     def stop_tuning(self) -> None:
         """Write the row, once, if there is a log and a step was measured."""
@@ -123,7 +123,8 @@ def resumed(
     if owner is not None:
         before, refused = placed(owner, before)  # its iterators begin where it stands
     loop = TorchLoop(begin(), drawing, given, meter, rows)
-    keeper = drawing.keeper = keeper_of(loop, iterable)
+    keeper = next(filter(is_keeper, (iterator_of(loop), iterable)), None)
+    drawing.keeper = keeper
     if refused and before is not None and iterator_of(loop) is not owner:
         raise refused
     if keeper is None and (known is not None or before is not None):
@@ -158,13 +159,6 @@ def placed(owner: Any, state: Any) -> tuple[Any, Exception | None]:
     except Exception as error:  # noqa: BLE001 whatever the user's method raises
         return state, error
     return state, None
-
-
-def keeper_of(loop: TorchLoop, iterable: Any) -> Any:
-    """Return the object that knows how far an iterable is read, if there is one."""
-    if iterable is None:
-        return None
-    return next(filter(is_keeper, (iterator_of(loop), iterable)), None)
 
 
 def iterator_of(loop: TorchLoop) -> Any:
@@ -224,7 +218,6 @@ class ShareWatch:
 LOGGER = logging.getLogger("penstock")
 SMALL = 256 * 2**20
 """Bytes; a container gets a quarter of it by default."""
-TOLD: set[str] = set()
 ON_CUDA = (
     "`%s` is a tensor on %s: forked worker processes cannot use it, and other worker"
     " processes each have a copy. Keep it on the CPU, and move batches to the device"
@@ -275,9 +268,7 @@ def tell_of_shared_memory(folder: str = SHARED_MEMORY) -> None:
         tell_once(TOO_SMALL, folder, total // 2**20)
 
 
+@cache
 def tell_once(text: str, *values: object) -> None:
     """Warn, unless the same warning was given before."""
-    line = text % values
-    if line not in TOLD:
-        TOLD.add(line)
-        LOGGER.warning("%s.", line)
+    LOGGER.warning("%s.", text % values)

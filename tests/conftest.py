@@ -182,5 +182,5 @@ def settings_as_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.engine.core import byte_budget
 
     monkeypatch.setattr(penstock.config, "_settings", penstock.config.Settings())
-    monkeypatch.setattr(penstock.config, "_memory_bytes", None)
+    penstock.config._measured_bytes.cache_clear()  # noqa: SLF001
     monkeypatch.setattr(byte_budget, "_byte_budget", None)

@@ -45,7 +45,7 @@ def two_segments() -> ps.Pipeline:
 def engine_of(pipe: ps.Pipeline) -> Engine:
     run = pipe._slot.run  # noqa: SLF001 moves are the engine's own affair
     assert run is not None
-    return run.run.host.engine  # type: ignore[attr-defined, no-any-return]
+    return run.host.engine  # type: ignore[attr-defined, no-any-return]
 
 
 def moving(pipe: ps.Pipeline, kinds: list[Kind], each: int = 3) -> list[Any]:
@@ -281,7 +281,7 @@ def test_an_explicit_executor_is_never_moved() -> None:
             list(pipe)
             run = pipe._slot.run  # noqa: SLF001 no user can see a knob
             assert run is not None
-            assert "executor" not in {knob.name for knob in run.run.knobs()}
+            assert "executor" not in {knob.name for knob in run.knobs()}
 
 
 @pytest.mark.usefixtures("two_cores")

@@ -53,7 +53,7 @@ def pipe_of(
 def run_of(pipe: ps.Pipeline) -> Run:
     run = pipe._slot.run  # noqa: SLF001 there is no other way to one that is live
     assert run is not None
-    return run.run
+    return run
 
 
 def said(caplog: pytest.LogCaptureFixture) -> str:

@@ -96,7 +96,7 @@ def lose_and_compare(seed: int, kills: int, *, thread_safe: bool, hosts: bool) -
             killed += killed < kills and kill_one(dice)
             run = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
             assert run is not None
-            knobs = [k for k in run.run.knobs() if hosts or k.name != "host"]
+            knobs = [k for k in run.knobs() if hosts or k.name != "host"]
             dice.choice(knobs).set(dice.randint(1, 6))
     assert killed >= kills * 0.9
     whole = ps.Pipeline.from_dataset(Numbers(batches * BATCH), executor="inline")

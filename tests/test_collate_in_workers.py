@@ -158,7 +158,7 @@ def test_workers_moved_to_processes_collate_there() -> None:
             if number == 3:
                 run = pipe._slot.run  # noqa: SLF001 no other way to its knobs
                 assert run is not None
-                knobs = {knob.name: knob for knob in run.run.knobs()}
+                knobs = {knob.name: knob for knob in run.knobs()}
                 knobs["executor"].set("process")
             if len({*pids[-20:]} - {os.getpid()}) == 2:
                 break

@@ -85,7 +85,7 @@ def executors(pipe: ps.Pipeline) -> list[str]:
 def permits_of(pipe: ps.Pipeline) -> Knob:
     run = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
     assert run is not None
-    (found,) = (k for k in run.run.knobs() if k.name == "num_parallel_workers")
+    (found,) = (k for k in run.knobs() if k.name == "num_parallel_workers")
     return found
 
 

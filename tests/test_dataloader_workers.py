@@ -177,9 +177,8 @@ def test_samples_that_torch_gives_twice_come_twice_with_one_warning(
     tuned: bool,  # noqa: FBT001
     kept: bool,  # noqa: FBT001
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch_workers, "TOLD", set())
+    torch_workers.tell_once.cache_clear()
     ps.set_enable_autotune(tuned)
     loader = DataLoader(data(5), 5, num_workers=2, persistent_workers=kept)
     for _ in range(2):

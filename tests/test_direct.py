@@ -51,7 +51,7 @@ def _tuned() -> Iterator[None]:
 
 def knob(loader: Any) -> Any:
     """Return the executor's knob once there is one."""
-    knobs = loader._slot.run.run.knobs()  # noqa: SLF001
+    knobs = loader._slot.run.knobs()  # noqa: SLF001
     return next((each for each in knobs if each.name == "executor"), None)
 
 
@@ -99,7 +99,7 @@ def test_a_samplers_batches_are_one_regime_whatever_their_sizes(workers: int) ->
     for _ in range(2):
         for size, batch in zip(sizes, loader, strict=True):
             assert len(batch[0]) == size
-            assert loader._slot.run.run.read().regime == ""  # noqa: SLF001
+            assert loader._slot.run.read().regime == ""  # noqa: SLF001
 
 
 def test_the_executor_follows_its_knob_there_and_back() -> None:
@@ -107,7 +107,7 @@ def test_the_executor_follows_its_knob_there_and_back() -> None:
         seen = []
         for step, _ in enumerate(pipe):
             assert pipe._slot.run is not None  # noqa: SLF001
-            host = pipe._slot.run.run.host  # noqa: SLF001
+            host = pipe._slot.run.host  # noqa: SLF001
             seen.append(isinstance(host, DirectHost))
             if step in (5, 9, 14):
                 knob(pipe).set("inline" if step == 9 else "process")
@@ -187,7 +187,7 @@ class Stream(torch.utils.data.IterableDataset[int]):
 
 def host_of(pipe: ps.Pipeline) -> type:
     assert pipe._slot.run is not None  # noqa: SLF001
-    return type(pipe._slot.run.run.host)  # noqa: SLF001
+    return type(pipe._slot.run.host)  # noqa: SLF001
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_a_strict_interpreter_has_nothing_to_say_either(
 
 FORKED = """
 import os, penstock as ps
-from penstock.pipeline.exiting import looping_threads
+from penstock.pipeline.session import looping_threads
 for batch in ps.Pipeline.from_dataset(list(range(8))).batch(4): pass
 looping_threads._lock.acquire()  # as another thread may, at any moment
 child = os.fork()

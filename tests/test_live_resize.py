@@ -53,7 +53,7 @@ class Restless(threading.Thread):
     def run(self) -> None:
         run = self._pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
         assert run is not None
-        knobs = [knob for knob in run.run.knobs() if knob.name in self._names.split()]
+        knobs = [knob for knob in run.knobs() if knob.name in self._names.split()]
         assert knobs
         while not self.over:
             self.step.acquire()
@@ -149,7 +149,7 @@ def test_there_are_as_many_workers_as_requested(workers: str) -> None:
         next(loop)
         run = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
         assert run is not None
-        knob = next(k for k in run.run.knobs() if k.name == "num_parallel_workers")
+        knob = next(k for k in run.knobs() if k.name == "num_parallel_workers")
         for asked in (5, 1, 4, 2):
             knob.set(asked)
             for _ in loop:
@@ -186,7 +186,7 @@ def test_fifty_random_kills_while_resizing_change_no_byte(round_: int) -> None:
                 killed.update(kill_a_worker(dice))
                 run = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
                 assert run is not None
-                dice.choice(run.run.knobs()).set(dice.randint(1, 5))
+                dice.choice(run.knobs()).set(dice.randint(1, 5))
             epochs += 1
     assert digest(found) == undisturbed(epochs)
 

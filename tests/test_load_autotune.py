@@ -215,7 +215,7 @@ def test_the_loop_after_one_that_was_left_begins_with_what_it_found() -> None:
         assert run is None
         batches = iter(pipe)
         next(batches)
-        workers = pipe._slot.run.run.knobs()[0]  # type: ignore[union-attr]  # noqa: SLF001
+        workers = pipe._slot.run.knobs()[0]  # type: ignore[union-attr]  # noqa: SLF001
         workers.set(3)
         del batches
         next(iter(pipe))

@@ -64,7 +64,7 @@ faces = pytest.mark.parametrize("make", [loader, processes, threads])
 
 
 def workers(face: Any) -> Knob:
-    knobs = face._slot.run.run.knobs()  # noqa: SLF001
+    knobs = face._slot.run.knobs()  # noqa: SLF001
     return next(knob for knob in knobs if knob.name == "num_parallel_workers")
 
 

@@ -52,8 +52,8 @@ def comes(pipe: ps.Pipeline, condition: Callable[[], bool]) -> bool:
     run = pipe._slot.run  # noqa: SLF001 its lock tells when something moves
     assert run is not None
     moved = threading.Event()
-    assert isinstance(run.run.host, TrainerHost)
-    engine_lock = run.run.host.engine.engine_lock
+    assert isinstance(run.host, TrainerHost)
+    engine_lock = run.host.engine.engine_lock
     with engine_lock.lock:
         for listeners in engine_lock.listeners:
             listeners.append(moved.set)

@@ -142,8 +142,9 @@ def test_a_module_without_a_mirror_has_the_tests_of_its_folder(root: Path) -> No
     assert "tests/autotune/test_kinds.py" in near_tests(
         root, "autotune/policies/backoff.py"
     )
-    assert near_tests(root, "pipeline/detection/operators.py") == [
-        "tests/pipeline/detection/test_detection.py"
+    assert near_tests(root, "pipeline/schedule/curves.py") == [
+        "tests/pipeline/schedule/test_schedule.py",
+        "tests/pipeline/schedule/test_sizes.py",
     ]
 
 

@@ -375,7 +375,7 @@ def test_a_single_requested_worker_stays_alone_on_data_with_one_position(
         alone = {"num_parallel_workers": 1, "executor": "process"}
         face = ps.Pipeline.from_dataset(data, **alone).batch(8)
     next(batches := iter(face))
-    knobs = {knob.name: knob for knob in face._slot.run.run.knobs()}  # noqa: SLF001
+    knobs = {knob.name: knob for knob in face._slot.run.knobs()}  # noqa: SLF001
     assert knobs["num_parallel_workers"].upper == 1
     del batches
     face.close()

@@ -357,7 +357,7 @@ def test_shares_of_workers_change_while_batches_are_made() -> None:
         loop, found = iter(pipe), []
         run = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
         assert run is not None
-        (knob,) = (k for k in run.run.knobs() if k.name == "num_parallel_workers")
+        (knob,) = (k for k in run.knobs() if k.name == "num_parallel_workers")
         for at, batch in enumerate(loop):
             if at % 20 == 0:
                 knob.set(1 + at // 20 % 4)

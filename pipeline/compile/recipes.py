@@ -1,14 +1,24 @@
-"""Compilation of the user's stages into a recipe that can run."""
+"""Compilation of the user's stages into a recipe that can run.
+
+Its caches are placed by the user, or by penstock between two epochs, with
+`options(cache="auto")`: `autotune/caching.py` decides where one pays off. It is put
+among the stages here, if the samples that it would store are the same each time as far
+as penstock can tell.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import Subset
 
+from ...cache.cache import REPEATED, REPEATED_DRAWS, Cache
+from ...cache.fingerprint.key import fingerprint
+from ...cache.tiers import Opening
 from ...engine.batch.buffer import Buffers
 from ...engine.batch.device import DeviceStage
 from ...engine.batch.tensors import collate_by_default
@@ -24,12 +34,12 @@ from ...engine.plan import (
     bucketed,
 )
 from ...engine.plan.drawn import AHEAD
-from ...engine.program.program import Program, Read
+from ...engine.program.program import Read
 from ...engine.program.seeding import SeededRead, WorkerStart
 from ...engine.recipe import AS_SHIPPED, BatchRecipe, Options, Recipe
 from ...engine.witness.hazards import is_stateless
 from ...errors import SpecError, check
-from ..description import order_of
+from ...system.printing import name_of
 from ..schedule import Scheduled
 from ..sources.datasets import identity_of
 from ..stages import (
@@ -37,14 +47,28 @@ from ..stages import (
     CacheStage,
     Defaults,
     FilterStage,
+    MapStage,
     PerSample,
     ShuffleStage,
     SourceStage,
     Stage,
+    executor_of,
+    named,
     numbered,
+    order_of,
 )
-from .caches import caches_of, read_in_threads
 from .segments import Numbered, found_kind, fused, on_batches, with_batch_work
+
+if TYPE_CHECKING:
+    from ...engine.observe.observation import Observation
+    from ...system.resources import Budget
+
+LOGGER = logging.getLogger("penstock")
+PRIVATE = (
+    "%s is private to this run: penstock cannot tell whether %s is the same in a later"
+    " run; give the object that holds it a `__penstock_fingerprint__`, or create it on"
+    " first use, and later runs will find the cache"
+)
 
 
 def compile_recipe(
@@ -117,34 +141,34 @@ def compile_drawn(
         fixed: what the program says that leaves all of this to the trainer.
     """
     recipe = compile_recipe((source, batch), defaults, Shard.single(), options)
-    if pin_memory and torch.cuda.is_available():
-        from ...engine.to_device.pinning import pinned
-
-        recipe = replace(recipe, buffers=pinned(recipe.buffers, None, slabs=True))
     (segment,) = recipe.segments
     (read,) = segment.program.operations
     assert isinstance(read, Read)
-    program = segment.program
-    if whole := reads_batches(source.dataset):
-        read = replace(read, whole=True)
-        program = replace(program, operations=(read,))
-        segment = replace(segment, unsplit=True)
-    apart = source.executor == "process"
-    buffers = collated(recipe.buffers, whole=whole, apart=apart)
-    recipe = replace(recipe, buffers=buffers)
+    whole = reads_batches(source.dataset)
+    program = replace(segment.program, operations=(replace(read, whole=whole),))
     if start is not None:
-        seeded = SeededRead(read.stage, read.get, read.get_many, start, read.whole)
-        program = Program((seeded,), program.places, watched=program.watched)
-    segment = replace(segment, program=program)
+        seeded = SeededRead(read.stage, read.get, read.get_many, start, whole)
+        program = replace(program, operations=(seeded,), doubtful=())
+    executor = segment.executor
     if source.executor == "auto" and source.num_parallel_workers is None:
-        segment = replace(segment, executor="auto", subjects=(source.dataset,))
+        executor = "auto"
         if not source.thread_safe:
-            kind = found_kind(segment.name, source.dataset, defaults.name)
-            segment = replace(segment, executor=kind)
-    segment = replace(segment, fixed=fixed)
-    recipe = replace(recipe, segments=(segment,))
+            executor = found_kind(segment.name, source.dataset, defaults.name)
+    buffers = recipe.buffers
+    if pin_memory and torch.cuda.is_available():
+        from ...engine.to_device.pinning import pinned
+
+        buffers = pinned(buffers, None, slabs=True)
+    segment = replace(
+        segment, program=program, executor=executor, unsplit=whole, fixed=fixed
+    )
+    recipe = replace(
+        recipe,
+        segments=(segment,),
+        buffers=collated(buffers, whole=whole, apart=source.executor == "process"),
+    )
     ahead = 0 if recipe.direct else AHEAD
-    return replace(recipe, plan=DrawnPlan(ahead, whole=recipe.buffers.whole))
+    return replace(recipe, plan=DrawnPlan(ahead, whole=whole))
 
 
 def collated(buffers: Buffers, *, whole: bool, apart: bool) -> Buffers:
@@ -300,3 +324,150 @@ def check_microbatches(plan: Plan, count: int) -> None:
         "microbatches have equal sizes, but an epoch's short last batch cannot be"
         " divided so; pass batch(..., drop_last=True)",
     )
+
+
+# Caches, made from the stages before them.
+
+
+def caches_of(stages: Sequence[Stage]) -> dict[int, Cache]:
+    """Return the caches among the stages by number, none of them open yet."""
+    return {
+        number: _cache(stages[:place], stage, f"Cache(ID:{number})")
+        for place, (number, stage) in enumerate(numbered(stages))
+        if isinstance(stage, CacheStage)
+    }
+
+
+def read_in_threads(stages: Sequence[Stage]) -> Sequence[Stage]:
+    """Let threads read files if plain functions come between the source and a cache.
+
+    The stages before a cache run together, and a plain function would block an event
+    loop.
+    """
+    cached = [at for at, stage in enumerate(stages) if isinstance(stage, CacheStage)]
+    source = stages[0]
+    if not cached or not isinstance(source, SourceStage):
+        return stages
+    plain = [
+        stage
+        for stage in stages[: cached[-1]]
+        if isinstance(stage, MapStage) and executor_of(stage) != "async"
+    ]
+    if not plain or executor_of(source) != "async":
+        return stages
+    check(
+        hasattr(source.dataset, "in_threads"),
+        f"{name_of(plain[0].function)} is a plain function between a dataset that"
+        " is awaited and a cache; write it with async def, or put the cache before"
+        " it",
+    )
+    threaded = source.dataset.in_threads()
+    executor = "auto" if source.executor == "async" else source.executor
+    return replace(source, dataset=threaded, executor=executor), *stages[1:]
+
+
+def _cache(before: Sequence[Stage], stage: CacheStage, name: str) -> Cache:
+    source = before[0]
+    assert isinstance(source, SourceStage)
+    maps = [each for each in before if isinstance(each, MapStage)]
+    _check_mixture(source, maps, name)
+    functions = [(name_of(each.function), each.function) for each in maps]
+    found = fingerprint(source.dataset, functions, stage.version)
+    if found.private_because is not None and not stage.placed:
+        LOGGER.warning(PRIVATE, name, found.private_because)
+    read = f"{type(source.dataset).__name__}({len(source.dataset)})"
+    opening = Opening(
+        name,
+        about=" > ".join([read, *(each.label for each in maps)]),
+        codec=stage.codec,
+        samples=len(source.dataset),
+        repeated=REPEATED_DRAWS if found.draws else REPEATED,
+        disk=stage.disk,
+        disk_limit=stage.disk_limit,
+        optional=stage.placed,
+    )
+    return Cache(opening, found, found.digest.hex(), stage.ram)
+
+
+def _check_mixture(source: Any, maps: Sequence[MapStage], name: str) -> None:
+    """Raise `SpecError` unless all stages before a cache can run together."""
+    stages = (source, *maps)
+    for setting, left_out in (("num_parallel_workers", None), ("executor", "auto")):
+        said = [getattr(stage, setting) for stage in stages]
+        asked = sorted({repr(value) for value in said if value != left_out})
+        check(
+            len(asked) <= 1,
+            f"all stages before {name} run together, so they share one `{setting}`, got"
+            f" {' and '.join(asked)}; give it to one stage, or the same to all",
+        )
+    kinds = {executor_of(each) == "async" for each in (source, *maps)}
+    check(
+        len(kinds) == 1,
+        f"before {name} some functions are coroutine functions and others are not, but"
+        " all stages before a cache run together; make them all of one kind",
+    )
+
+
+# A cache that penstock places.
+
+SHARE = 2
+"""The largest share of the memory budget that a cache may take."""
+IDLE = (
+    "removed the cache: it saves no time, because samples are made as fast as they are"
+    " read from it; penstock will not place it again."
+)
+
+
+def place(
+    stages: Sequence[Stage],
+    seen: Observation,
+    budget: Budget,
+    compile_recipe: Callable[[Sequence[Stage]], Recipe],
+) -> tuple[Recipe, str] | None:
+    """Return the recipe with a cache where it pays off most, and a line for the log.
+
+    None if it never does.
+
+    No cache comes after a function that draws at random, or that penstock cannot tell
+    from another: a cached sample is made once and has to be the same each time.
+
+    Args:
+        stages: the stages without a cache.
+        seen: observation of the last seconds of the previous epoch.
+        budget: the budget; a cache takes at most half of its memory.
+        compile_recipe: makes the recipe of stages.
+    """
+    from ...autotune import phrases
+    from ...autotune.caching import worthwhile
+
+    room = budget.memory_bytes // SHARE
+    for point in worthwhile(seen, room):
+        ram = min(room, point.room_bytes)
+        try:
+            recipe = compile_recipe(with_cache(stages, point.part, ram))
+        except SpecError:  # what would run together then has settings of its own
+            continue
+        (cache,) = recipe.caches
+        found = cache.fingerprint
+        if not found.draws and found.private_because is None:
+            size = phrases.size(ram)
+            return recipe, f"placed a cache of {size} in RAM: {point.line}."
+    return None
+
+
+def with_cache(stages: Sequence[Stage], part: str, ram: int) -> tuple[Stage, ...]:
+    """Return the stages with a cache after the stage that the log calls `part`."""
+    found: list[Stage] = []
+    for number, stage in numbered(stages):
+        found.append(stage)
+        if isinstance(stage, PerSample) and named(number, stage) == part:
+            found.append(CacheStage(ram=ram, placed=True))
+    return tuple(found)
+
+
+def is_idle(cache: Cache) -> bool:
+    """Whether a placed cache has found samples but saved no work."""
+    statistics = cache.statistics()
+    if not cache.opening.optional or statistics is None or not statistics.hits:
+        return False
+    return not any(tier.seconds_saved for tier in statistics.tiers)

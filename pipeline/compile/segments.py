@@ -25,7 +25,7 @@ from ...engine.batch.array_rows import ArrayRowReader
 from ...engine.batch.buffer import Buffers
 from ...engine.batch_work import Collate
 from ...engine.in_children import taken_along
-from ...engine.program.cached import AwaitedCached, Cached, Step, Stored
+from ...engine.program.cached import AwaitedCached, Cached, Stored
 from ...engine.program.program import (
     BatchMap,
     Filter,
@@ -47,6 +47,7 @@ from ..stages import (
     SourceStage,
     Workers,
     executor_of,
+    named,
     wanted_by,
 )
 
@@ -76,8 +77,8 @@ def kind_of(stages: Sequence[PerSample]) -> Kind:
     declared = not isinstance(source, SourceStage) or source.thread_safe is not False
     if said in ("inline", "async"):
         return Kind(said, declared)
-    found = filter(None, map(_find_in, stages))
-    finding = next(found, None) if declared else None
+    found = (_find(stage) for stage in stages if not _is_known(stage))
+    finding = next(filter(None, found), None) if declared else None
     safe = declared and finding is None
     if said != "auto":
         return Kind(said, safe, finding if said == "thread" else None)
@@ -99,15 +100,6 @@ def _automatic(stages: Sequence[PerSample], *, safe: bool) -> Executor:
     return "thread" if waits or counted else "auto"
 
 
-def _find_in(stage: PerSample) -> Finding | None:
-    """Return the object of a stage that no two threads may share, if one is found."""
-    if isinstance(stage, SourceStage) and (
-        stage.waits or stage.thread_safe is not None
-    ):
-        return None
-    return _find(stage)
-
-
 def _find(stage: PerSample) -> Finding | None:
     """Return an object with one position or user, unless declared safe for threads."""
     if isinstance(stage, SourceStage):
@@ -118,9 +110,8 @@ def _find(stage: PerSample) -> Finding | None:
 
 def _is_doubtful(stage: PerSample) -> bool:
     """Whether threads are penstock's choice, without a word from the user."""
-    if executor_of(stage) not in ("auto", "process") or _is_read_on(stage):
-        return False
-    return not _is_known(stage)
+    chosen = executor_of(stage) in ("auto", "process") and not _is_read_on(stage)
+    return chosen and not _is_known(stage)
 
 
 def _is_known(stage: PerSample) -> bool:
@@ -156,8 +147,7 @@ def fused(
         defaults: settings for arguments that the user left out.
         caches: the caches by the number of their stage.
     """
-    start = 1 + max(last_cache(work), 0)
-    groups = _grouped(work[:start], work[start:])
+    groups = _grouped(work)
     last = len(groups) - 1
     source = work[0][1]
     assert isinstance(source, SourceStage)
@@ -195,7 +185,7 @@ def on_batches(
         rank: the rank that gets these batches.
     """
     segments = []
-    for group in _grouped(work[:1], work[1:]) if work else ():
+    for group in _grouped(work) if work else ():
         segment = _segment(group, defaults, None, caches)
         maps = [each for each in segment.program.operations if isinstance(each, Map)]
         operations = tuple(BatchMap.of(each, rank) for each in maps)
@@ -216,15 +206,10 @@ def with_batch_work(
     buffers: Buffers,
     seed: int,
 ) -> tuple[SegmentRecipe, ...]:
-    """Return all segments; a `collate_fn` is one between samples and batches."""
-    collates = batch_work and buffers.collate is not None
-    between = (collating(buffers, seed),) if collates else ()
-    return *segments, *between, *batch_work
-
-
-def collating(buffers: Buffers, seed: int) -> SegmentRecipe:
-    """Return the segment that calls the user's `collate_fn` in the trainer."""
-    return SegmentRecipe(
+    """Return all segments; if others follow, a `collate_fn` is one in the trainer."""
+    if not batch_work or buffers.collate is None:
+        return *segments, *batch_work
+    collates = SegmentRecipe(
         f"{buffers.stage} collate",
         buffers.stage,
         Program((Collate(buffers.stage, buffers.collate, seed),)),
@@ -238,14 +223,14 @@ def collating(buffers: Buffers, seed: int) -> SegmentRecipe:
         per_batch=True,
         in_order=True,
     )
+    return *segments, collates, *batch_work
 
 
-def _grouped(
-    first: Sequence[Numbered], rest: Sequence[Numbered]
-) -> list[list[Numbered]]:
-    """Return groups of stages that run together; `first` is one group."""
-    groups = [list(first)]
-    for numbered in rest:
+def _grouped(work: Sequence[Numbered]) -> list[list[Numbered]]:
+    """Return groups of stages that run together: all up to a cache are one."""
+    start = 1 + max(last_cache(work), 0)
+    groups = [list(work[:start])]
+    for numbered in work[start:]:
         assert not isinstance(numbered[1], CacheStage)
         if _border(_samplers(groups[-1])[-1], numbered[1]):
             groups.append([numbered])
@@ -267,12 +252,8 @@ def subject_of(stage: PerSample) -> Any:
 
 def is_repeatable(operation: Operation) -> bool:
     """Whether an operation declares that equal inputs give equal outputs."""
-    match operation:
-        case Map():
-            return not operation.wants_rng
-        case Read() | Cached():
-            return True
-    return False
+    draws = isinstance(operation, Map) and operation.wants_rng
+    return isinstance(operation, (Map, Read, Cached)) and not draws
 
 
 def _samplers(group: Sequence[Numbered]) -> list[PerSample]:
@@ -325,12 +306,6 @@ def _segment(
         and all(executor_of(s) == "auto" and not _is_read_on(s) for s in stages),
         subjects=tuple(map(subject_of, stages)),
     )
-
-
-def named(number: int, stage: PerSample | CacheStage) -> str:
-    """Return what the log calls a stage: `Map(ID:2) decode`, `Cache(ID:1)`."""
-    label = "" if isinstance(stage, CacheStage) else f" {stage.label}"
-    return f"{stage.kind}(ID:{number}){label}"
 
 
 def found_kind(name: str, dataset: Any, pipeline: str) -> Executor:
@@ -403,33 +378,26 @@ def _operations(
     group: Sequence[Numbered], name: str, caches: Mapping[int, Cache]
 ) -> tuple[Operation, ...]:
     """Return the operations on samples; all up to the last cache form one."""
-    last = last_cache(group)
     written = [n for n, cache in caches.items() if not cache.opening.optional]
-    steps: list[Step] = []
+    steps: list[Any] = []
     sized = False
-    for number, stage in group[: last + 1]:
+    for number, stage in group:
         if isinstance(stage, CacheStage):
             steps.append(Stored(caches[number], sized))
             continue
-        operation = _operation(stage, number, named(number, stage), written)
-        assert isinstance(operation, (Read, Map))
+        operation = _operation(stage, number, written)
         sized = sized or (isinstance(operation, Map) and operation.wants_ctx)
         steps.append(operation)
-    behind = [
-        _operation(stage, number, named(number, stage), written)
-        for number, stage in group[last + 1 :]
-        if not isinstance(stage, CacheStage)
-    ]
-    if not steps:
-        return tuple(behind)
+    stored = last_cache(group) + 1
+    if not stored:
+        return tuple(steps)
     waits = executor_of(_samplers(group)[0]) == "async"
     kind = AwaitedCached if waits else Cached
-    return kind(name, tuple(steps)), *behind
+    return kind(name, tuple(steps[:stored])), *steps[stored:]
 
 
-def _operation(
-    stage: PerSample, number: int, name: str, caches: Collection[int]
-) -> Operation:
+def _operation(stage: PerSample, number: int, caches: Collection[int]) -> Operation:
+    name = named(number, stage)
     match stage:
         case SourceStage(iterable=True):
             return ReadOn(name, stage.dataset)

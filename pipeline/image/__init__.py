@@ -25,10 +25,9 @@ on that number. Cropping, resizing and mirroring release the GIL.
 
 from __future__ import annotations
 
+from .augmenting import color_jitter, rand_augment
+from .batches import IMAGENET_MEAN, IMAGENET_STD, cutmix, mixup, normalize
 from .codec import decode
-from .color import color_jitter
-from .mixing import cutmix, mixup
-from .normalizing import IMAGENET_MEAN, IMAGENET_STD, normalize
 from .operators import (
     center_crop,
     decode_only_random_resized_crop,
@@ -40,7 +39,6 @@ from .operators import (
     resize,
     resize_short_side,
 )
-from .rand_augment import rand_augment
 
 __all__ = [
     "IMAGENET_MEAN",

@@ -19,8 +19,7 @@ import numpy as np
 import simplejpeg
 
 from .codec import decode_reduced
-from .geometry import Box, mirror, resize
-from .placement import Placement
+from .geometry import Box, Placement, mirror, resize
 from .sample import Encoded, Image
 
 FULL = "in full"
@@ -37,16 +36,12 @@ SAMPLINGS = ("444", "422", "440", "420", "Gray")
 
 @dataclass(frozen=True, slots=True)
 class CropDecoder:
-    """Decodes and resizes crops. Fingerprints identify it by its version."""
-
-    @property
-    def version(self) -> str:
-        """The versions of the extension and its libjpeg-turbo; `FULL` without it."""
-        extension, _ = crop_extension()
-        return FULL if extension is None else str(extension.VERSION)
+    """Decodes and resizes crops."""
 
     def __penstock_fingerprint__(self) -> str:
-        return self.version
+        """Return the versions of the extension and its libjpeg-turbo, or `FULL`."""
+        extension, _ = crop_extension()
+        return FULL if extension is None else str(extension.VERSION)
 
     def sizes(self, files: list[Encoded]) -> list[tuple[int, int]]:
         """Return the height and width of each image; (0, 0) if a file is refused."""

@@ -1,4 +1,4 @@
-"""Which part of an image to cut out, and how to resize and mirror it. Pure.
+"""Where an image and its annotations go: cut, resized, mirrored, on a canvas. Pure.
 
 Boxes are random or central. Pixels are `uint8 [H, W, 3]`; torch works on them without
 holding the GIL.
@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from .sample import Image
+from .sample import Image, Points
 
 Range: TypeAlias = tuple[float, float]
 """The smallest and the largest value; both are included."""
+
+Fill = int | tuple[int, int, int]
+"""The value of pixels around an image, 0 to 255: one number, or one per channel."""
 
 TRIES = 10
 """Boxes drawn before the central one is taken."""
@@ -30,11 +33,6 @@ class Box:
     left: int
     height: int
     width: int
-
-    @property
-    def short_side(self) -> int:
-        """The smaller of height and width, in pixels."""
-        return min(self.height, self.width)
 
     def reduced(self, factor: int) -> Box:
         """Return the box that covers the same part of the image at 1/`factor` scale.
@@ -105,6 +103,98 @@ def short_side_size(
     if longest is not None and long > longest:
         short, long = max(1, longest * low // high), longest
     return (short, long) if height <= width else (long, short)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which part of an image to take, how large to make it, and what goes around it."""
+
+    box: Box
+    """The part to take."""
+    height: int
+    """Its height in pixels, after resizing."""
+    width: int
+    """Its width, likewise."""
+    of: tuple[int, int]
+    """Height and width of the original image, in pixels."""
+    mirrored: bool = False
+    canvas: Box | None = None
+    """The new image, of `height` by `width`, with the part placed at `top`, `left`.
+    None: the part is the new image."""
+    fill: Fill = 0
+    antialias: bool = True
+    factor: int = 1
+    """The n of the scale 1/n at which a file is decoded: 1, 2, 4 or 8."""
+
+    @classmethod
+    def whole(cls, of: tuple[int, int], **changes: Any) -> Placement:
+        """Return the placement that leaves an image as it is, apart from `changes`."""
+        said = {"height": of[0], "width": of[1]} | changes
+        return cls(Box(0, 0, *of), of=of, **said)
+
+    @property
+    def shown(self) -> tuple[float, float, float, float]:
+        """Left, top, right, bottom of the old image in the new one, in pixels."""
+        left, top = self._offset()
+        return left, top, left + self.width, top + self.height
+
+    @property
+    def reduced(self) -> Box:
+        """The part to take, in pixels of the image at 1/`factor` scale."""
+        return self.box if self.factor == 1 else self.box.reduced(self.factor)
+
+    @property
+    def resizes(self) -> bool:
+        """Whether the part is made larger or smaller."""
+        box = self.reduced
+        return (box.height, box.width) != (self.height, self.width)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether it takes less than the whole image."""
+        return (self.box.height, self.box.width) != self.of
+
+    def points(self, points: Points) -> Points:
+        """Return where points come to lie, `float64 [m, 2]`."""
+        box = self.box
+        scale = (self.width / box.width, self.height / box.height)
+        found: Points = (points - (box.left, box.top)) * scale
+        if self.mirrored:
+            found[:, 0] = self.width - found[:, 0]
+        return found + self._offset()
+
+    def masks(self, masks: torch.Tensor, fill: int) -> torch.Tensor:
+        """Return masks `[n, H, W]` of the new image, by nearest pixels."""
+        box = self.box
+        made = masks[:, box.top : box.top + box.height, box.left : box.left + box.width]
+        if made.shape[1:] != (self.height, self.width):
+            made = nearest(made, self.height, self.width)
+        if self.mirrored:
+            made = made.flip(2)
+        if self.canvas is not None:
+            size = self.canvas.height, self.canvas.width
+            around = made.new_full((len(made), *size), fill)
+            left, top = self._offset()
+            around[:, top : top + self.height, left : left + self.width] = made
+            return around
+        return made.clone() if made._is_view() else made  # noqa: SLF001 public in use
+
+    def _offset(self) -> tuple[int, int]:
+        """Return left and top of the part on its canvas, in pixels."""
+        return (0, 0) if self.canvas is None else (self.canvas.left, self.canvas.top)
+
+
+def nearest(masks: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Return masks `[n, H, W]` resized: each pixel copies the one at its center."""
+    rows = nearest_places(masks.shape[1], height)
+    columns = nearest_places(masks.shape[2], width)
+    return masks[:, rows][:, :, columns]
+
+
+def nearest_places(before: int, after: int) -> torch.Tensor:
+    """Return which of `before` pixels each of `after` pixels copies, as in Pillow."""
+    middles = (np.arange(after) + 0.5) * (before / after)
+    return torch.from_numpy(np.minimum(middles.astype(np.int64), before - 1))
 
 
 def resize(image: Image, height: int, width: int, *, antialias: bool) -> Image:

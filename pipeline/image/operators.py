@@ -1,7 +1,7 @@
 """The operators that cut, resize and mirror; users pass them to `map`.
 
 Each takes an image, or a sample that holds one (`SampleParts`), and moves boxes, masks
-and keypoints along with it (`annotations`).
+and keypoints along with it.
 
 Each is a frozen value that compares, pickles and prints as the call that makes it, also
 in the log. That is why the classes have lower-case names: they are used like functions,
@@ -12,7 +12,7 @@ as `functools.partial` is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -21,15 +21,131 @@ import numpy as np
 
 from ...engine.plan import Context
 from ...errors import SpecError, check
-from .crop_decoder import CropDecoder
-from .geometry import Box, Range, central_box, random_box, short_side_size
-from .kinds import on_pixels
-from .placement import Fill, Placement
-from .placing import placed, placed_together
-from .sample import SampleParts, require_encoded
+from .codec import is_bomb, like, on_pixels, pixels_of, size_of
+from .crop_decoder import CropDecoder, shaped
+from .geometry import (
+    Box,
+    Fill,
+    Placement,
+    Range,
+    central_box,
+    random_box,
+    short_side_size,
+)
+from .sample import (
+    Encoded,
+    Image,
+    SampleParts,
+    as_given,
+    moved,
+    numbers,
+    require_encoded,
+)
 
+DECODER = CropDecoder()
 REDUCTIONS = (8, 4, 2)
 """The n of the scales 1/n at which libjpeg decodes faster than at full size."""
+
+
+def placed(
+    sample: Any,
+    choose: Callable[[int, int], Placement],
+    *,
+    per_box: Sequence[str] = (),
+    by_middle: bool = False,
+    mask_fill: int = 0,
+    to_end: bool = True,
+) -> Any:
+    """Return a sample with its image and its annotations placed.
+
+    Args:
+        sample: an image, or a sample that holds one: see `SampleParts`.
+        choose: returns the placement for an image of this height and width.
+        per_box: see `moved`.
+        by_middle: see `moved`.
+        mask_fill: see `moved`.
+        to_end: see `CropDecoder.crops`.
+
+    Raises:
+        SampleError: it has no image, or its annotations have wrong shapes.
+        ValueError: it has the bytes of a file that cannot be decoded.
+    """
+    parts = SampleParts.of(sample)
+    height, width = size_of(parts.image)
+    placement = choose(height, width)
+    if isinstance(parts.image, Encoded):
+        made = DECODER.crop(parts.image, placement, to_end=to_end)
+        image = on_canvas(made, placement)
+    else:
+        image = like(parts.image, drawn(pixels_of(parts.image), placement))
+    if parts.target is None:
+        return parts.made(image)
+    target = moved(
+        parts.target,
+        placement,
+        (height, width),
+        per_box=per_box,
+        by_middle=by_middle,
+        mask_fill=mask_fill,
+    )
+    return parts.made(image, target)
+
+
+def placed_together(
+    samples: Sequence[Any],
+    rngs: Iterator[np.random.Generator],
+    choose: Callable[[np.random.Generator, int, int], Placement],
+    *,
+    to_end: bool = True,
+) -> list[Any]:
+    """Return samples with their images placed, made in one call without the GIL.
+
+    Args:
+        samples: as for `placed`.
+        rngs: the generator of each.
+        choose: returns the placement for an image of this height and width.
+        to_end: see `CropDecoder.crops`.
+
+    Returns:
+        None for a sample that must be made by itself: its image is no file, or one that
+        the extension refuses, or it has annotations.
+    """
+    made: list[Any] = [None] * len(samples)
+    parts = [SampleParts.of(sample) for sample in samples]
+    files = [part.file for part in parts]
+    chosen = {
+        at: choose(rng, height, width)
+        for at, ((height, width), rng) in enumerate(
+            zip(DECODER.sizes(files), rngs, strict=True)
+        )
+        if height and not is_bomb(height, width)
+    }
+    taken = [files[at] for at in chosen]
+    images = DECODER.crops(taken, [*chosen.values()], to_end=to_end)
+    for (at, placement), image in zip(chosen.items(), images, strict=True):
+        if image is not None:
+            made[at] = parts[at].made(on_canvas(image, placement))
+    return made
+
+
+def drawn(image: Image, placement: Placement) -> Image:
+    """Return the new image, `uint8 [H, W, 3]`, in new memory."""
+    part = placement.box.cut(image) if placement.cuts else image
+    made = on_canvas(shaped(part, placement), placement)
+    # The batch must not keep a whole photo alive for a part of it.
+    return made.copy() if np.may_share_memory(made, image) else made
+
+
+def on_canvas(image: Image, placement: Placement) -> Image:
+    """Return an image with what goes around it; itself if that is nothing."""
+    canvas = placement.canvas
+    if canvas is None:
+        return image
+    around: Image = np.empty((canvas.height, canvas.width, image.shape[2]), np.uint8)
+    around[:] = placement.fill
+    left, top = canvas.left, canvas.top
+    around[top : top + placement.height, left : left + placement.width] = image
+    return around
 
 
 class Placing(ABC):
@@ -79,7 +195,18 @@ class random_resized_crop(Placing):
     per_box: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_crop(self.size, self.scale, self.ratio)
+        if self.size is not None:
+            check_size(self.size)
+        check(
+            0 < self.scale[0] <= self.scale[1] <= 1,
+            "`scale` must be (min, max) with 0 < min <= max <= 1, got"
+            f" {self.scale}; (0.08, 1.0) is usual",
+        )
+        check(
+            0 < self.ratio[0] <= self.ratio[1],
+            f"`ratio` must be (min, max) with 0 < min <= max, got {self.ratio}; "
+            "(3/4, 4/3) is usual",
+        )
 
     def __call__(
         self,
@@ -179,8 +306,9 @@ class resize(Placing):
     ) -> Placement:
         given = self.size
         tall, wide = sides(wanted_size(None, ctx) if given is None else given)
-        sizes = {"height": tall, "width": wide, "antialias": self.antialias}
-        return Placement.whole((height, width), **sizes)
+        return Placement.whole(
+            (height, width), height=tall, width=wide, antialias=self.antialias
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +349,9 @@ class resize_short_side(Placing):
 
     def _choose(self, _: object, __: object, height: int, width: int) -> Placement:
         tall, wide = short_side_size(height, width, self.size, self.max_size)
-        sizes = {"height": tall, "width": wide, "antialias": self.antialias}
-        return Placement.whole((height, width), **sizes)
+        return Placement.whole(
+            (height, width), height=tall, width=wide, antialias=self.antialias
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +499,7 @@ class pad:
 
 
 @dataclass(frozen=True, slots=True)
-class decode_random_resized_crop(Placing):
+class decode_random_resized_crop(random_resized_crop):
     """`decode`, `random_resized_crop` and `horizontal_flip` in one, with less decoding.
 
     The crop is chosen from the size in the file's header. Then the image is decoded at
@@ -394,14 +523,9 @@ class decode_random_resized_crop(Placing):
         SpecError: an argument is out of range.
     """
 
-    size: int | None
     _: KW_ONLY
-    antialias: bool = True
-    scale: Range = (0.08, 1.0)
-    ratio: Range = (3 / 4, 4 / 3)
     flip: float = 0.0
     reducing_gap: float = 3.0
-    per_box: tuple[str, ...] = ()
     decoder: CropDecoder = field(
         default=CropDecoder(), init=False, repr=False, compare=False
     )
@@ -409,7 +533,7 @@ class decode_random_resized_crop(Placing):
     and ranks compare operators."""
 
     def __post_init__(self) -> None:
-        check_crop(self.size, self.scale, self.ratio)
+        random_resized_crop.__post_init__(self)
         check_probability("flip", self.flip)
         check(
             self.reducing_gap >= 1,
@@ -466,7 +590,7 @@ class decode_only_random_resized_crop(decode_random_resized_crop):
 
 def reduction(box: Box, pixels: float) -> int:
     """Return the largest n at which `box` still has `pixels` on both sides; else 1."""
-    room = box.short_side / pixels
+    room = min(box.height, box.width) / pixels
     return next((factor for factor in REDUCTIONS if factor <= room), 1)
 
 
@@ -496,34 +620,13 @@ def with_pairs(sample: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
     parts = SampleParts.of(sample)
     if not pairs or parts.target is None or not len(parts.target.get("keypoints", ())):
         return sample
-    points = parts.target["keypoints"]
-    is_list = isinstance(points, list)
-    points = np.array(points) if is_list else points
+    given = parts.target["keypoints"]
+    points = numbers(given, "keypoints")
     order = list(range(points.shape[1]))
     for one, other in pairs:
         order[one], order[other] = other, one
-    changed = points[:, order].tolist() if is_list else points[:, order]
+    changed = as_given(points[:, order], given)
     return parts.made(parts.image, {**parts.target, "keypoints": changed})
-
-
-def check_crop(size: int | None, scale: Range, ratio: Range) -> None:
-    """Check the arguments of a random resized crop.
-
-    Raises:
-        SpecError: one is out of range.
-    """
-    if size is not None:
-        check_size(size)
-    check(
-        0 < scale[0] <= scale[1] <= 1,
-        f"`scale` must be (min, max) with 0 < min <= max <= 1, got {scale}; "
-        "(0.08, 1.0) is usual",
-    )
-    check(
-        0 < ratio[0] <= ratio[1],
-        f"`ratio` must be (min, max) with 0 < min <= max, got {ratio}; "
-        "(3/4, 4/3) is usual",
-    )
 
 
 def check_size(size: object) -> None:

@@ -39,7 +39,7 @@ def resting(executor: Any) -> tuple[ps.Pipeline, Any, Any]:
     pipe = source.map(counted, **two).batch(64)
     loop = iter(pipe)
     next(loop)
-    engine = pipe._slot.run.run.host.engine  # type: ignore[union-attr]  # noqa: SLF001
+    engine = pipe._slot.run.host.engine  # type: ignore[union-attr]  # noqa: SLF001
     assert engine is not None
     return pipe, loop, engine.rest
 
@@ -91,7 +91,7 @@ def test_a_pause_that_somebody_else_has_asked_for_goes_on() -> None:
         rest.pause(time.monotonic_ns())
         while rest._alarm is not None:  # noqa: SLF001 until it has ended by itself
             time.sleep(0.001)
-        engine = pipe._slot.run.run.host.engine  # type: ignore[union-attr]  # noqa: SLF001
+        engine = pipe._slot.run.host.engine  # type: ignore[union-attr]  # noqa: SLF001
         assert engine is not None
         with engine.still():
             rest.resume()
@@ -106,7 +106,7 @@ def test_a_child_that_dies_while_it_rests_loses_nothing() -> None:
         rest.pause(1 << 62)
         while not rest.resting:
             time.sleep(0.001)
-        engine = pipe._slot.run.run.host.engine  # type: ignore[union-attr]  # noqa: SLF001
+        engine = pipe._slot.run.host.engine  # type: ignore[union-attr]  # noqa: SLF001
         assert engine is not None
         for child in list(engine.segments[-1].pool._children):  # type: ignore[attr-defined]  # noqa: SLF001
             os.kill(child.pid, signal.SIGKILL)

@@ -12,7 +12,6 @@ import torch
 import penstock as ps
 from penstock.engine.plan import Shard
 from penstock.errors import SpecError
-from penstock.pipeline.description import check_place, check_sized
 from penstock.pipeline.stages import (
     BatchStage,
     DeviceStage,
@@ -24,6 +23,8 @@ from penstock.pipeline.stages import (
     SourceStage,
     Stage,
     TakeStage,
+    check_place,
+    check_sized,
     name_of,
 )
 

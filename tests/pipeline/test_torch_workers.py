@@ -53,7 +53,7 @@ def test_little_shared_memory_is_reported_once(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(surroundings, "TOLD", set())
+    surroundings.tell_once.cache_clear()
     status = os.statvfs(tmp_path)
     total = status.f_blocks * status.f_frsize
     tell_of_shared_memory(str(tmp_path))

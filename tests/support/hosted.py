@@ -73,7 +73,7 @@ def run_of(pipe: ps.Pipeline) -> Run:
     """Return the tuner's view of a pipeline in the middle of a loop."""
     run = pipe._slot.run  # noqa: SLF001 there is no other way to one that is live
     assert run is not None
-    return run.run
+    return run
 
 
 def kill(process: psutil.Process) -> None:

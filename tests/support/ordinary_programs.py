@@ -520,7 +520,7 @@ def muted(tree: Any) -> Any:
 def set_knobs(loader: Any, name: str) -> list[str]:
     """Set the knobs of this name that there are, as the tuner does."""
     slot = getattr(loader, "_slot", None)
-    knobs = [] if slot is None or slot.run is None else slot.run.run.knobs()
+    knobs = [] if slot is None or slot.run is None else slot.run.knobs()
     others = [knob for knob in knobs if knob.name == name]
     for knob in others:
         knob.set(next(kind for kind in knob.choices if kind != knob.value))

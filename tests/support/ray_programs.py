@@ -398,7 +398,7 @@ def knobs_of(pipe: ps.Pipeline) -> list[Any]:
     """The knob of the stage in actors."""
     run = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
     assert run is not None
-    knobs = run.run.knobs()
+    knobs = run.knobs()
     return [k for k in knobs if "sleepy" in k.operator and "workers" in k.name]
 
 

@@ -35,8 +35,7 @@ from penstock.pipeline.image.crop_decoder import (
     made_by,
     resized,
 )
-from penstock.pipeline.image.geometry import Box, mirror, resize
-from penstock.pipeline.image.placement import Placement
+from penstock.pipeline.image.geometry import Box, Placement, mirror, resize
 from penstock.pipeline.image.sample import Image
 
 EXTENSION, WHY_NOT = crop_extension()
@@ -512,7 +511,7 @@ def test_without_the_extension_photographs_are_decoded_in_full(
 ) -> None:
     monkeypatch.setitem(sys.modules, NAME, None)
     assert crop_extension() == (None, "it was not built")
-    assert CropDecoder().version == "in full"
+    assert CropDecoder().__penstock_fingerprint__() == "in full"
     image = decode_random_resized_crop(32)(photo_file, seeded(1))
     assert np.asarray(image).shape == (32, 32, 3)
 

@@ -131,10 +131,10 @@ def test_a_source_moves_to_processes_and_back_while_it_is_read(
         for at, batch in enumerate(pipe):
             found += batch
             run: Any = pipe._slot.run  # noqa: SLF001 there is no other way to a live one
-            executor = next(k for k in run.run.knobs() if k.name == "executor")
+            executor = next(k for k in run.knobs() if k.name == "executor")
             if at in moves:
                 executor.write(moves[at])
-            kinds.append(run.run.host.engine.segments[0].executor)
+            kinds.append(run.host.engine.segments[0].executor)
     assert found == [source[at] for at in range(N)] * 2
     assert [kinds[4], kinds[19], kinds[-1]] == ["thread", "process", "thread"]
 
@@ -329,7 +329,7 @@ def test_row_groups_in_memory_are_bounded_in_bytes(
     path = write_groups(tmp_path, groups=20, rows=8, nbytes=1000)
     source = source_of(ps.Pipeline.from_parquet(path))
     for budget, kept in ((8 * 5 * 8500, range(3, 6)), (8, [1]), (1 << 30, [20])):
-        monkeypatch.setattr("penstock.config._memory_bytes", budget)
+        monkeypatch.setattr("penstock.config._measured_bytes", lambda n=budget: n)
         source = source_of(ps.Pipeline.from_parquet(path))
         for at in range(0, len(source), 4):
             assert source[at]["number"] == at
