@@ -11,10 +11,10 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import SpecError
 from ..system.runtime_folder import runtime_folder
@@ -26,7 +26,7 @@ from .memory import Arena
 from .record import same
 from .statistics import CacheStatistics, Counters, TierStatistics, saved_s
 from .structure import UnstorableError
-from .tiers import Claim, Found, Here, Opening
+from .tiers import Claim, Found, Here, Opening, Sleep
 
 REPEATED = 3
 """Samples computed twice, to see whether the results differ."""
@@ -55,133 +55,113 @@ UNSHARED = (
 )
 
 
+Result = TypeVar("Result")
+
+
 class RandomUpstreamError(SpecError):
     """A sample differs each time it is computed, so it must not be stored."""
 
 
+@dataclass(frozen=True, slots=True)
 class Lookup:
-    """One sample's path through the cache: found, or computed and perhaps stored.
+    """One sample's path through the cache: found, or computed and perhaps stored."""
 
-    The `with` block surrounds the computation; leaving it releases the claim.
-    """
+    here: Here
+    key: bytes
+    index: int
+    compute: Callable[[int], Awaitable[Any]]
+    sleep: Sleep
 
-    def __init__(self, here: Here, key: bytes, index: int) -> None:
-        self._here = here
-        self.claims = here.claims
-        """Where to claim the sample; None means that nothing is claimed or stored."""
-        self.key = key
-        self._index = index
-        self._stored_before = here.stored
-        self._found = here.find(key)
-        self._claim: Claim | None = None
-        self._handed_on = False
-        self._took_ns = 0
+    async def sample(self) -> Any:
+        """Return the sample, as described at `Cache.sample`."""
+        here = self.here
+        claims, stored_before = here.claims, here.stored
+        found = here.find(self.key)
+        if found is not None:
+            return await self._compared(found) if found.doubted else found.sample
+        if claims is None or not here.admits(self.key):
+            made, took_ns = await self._computed()
+            refused = int(claims is not None)
+            here.counters.add(misses=1, compute_ns=took_ns, refused=refused)
+            return made
+        claim = await claims.claim(self.key, self.sleep)
+        try:
+            return await self._claimed(claim, stored_before)
+        except BaseException:
+            claim.free()
+            raise
 
-    @property
-    def wants_claim(self) -> bool:
-        """Whether this process should compute the sample and store it."""
-        here = self._here
-        return self._found is None and self.claims is not None and here.admits(self.key)
-
-    def claimed(self, claim: Claim) -> None:
-        """Record a claim. Look again if anything was stored since the first look."""
-        here = self._here
-        self._claim = claim
-        if claim.waited:
-            here.counters.add(waits=1)
-        if here.stored != self._stored_before:
-            self._found = here.find(self.key)
-        if self._found is not None:
-            self._free()
-
-    @property
-    def settled(self) -> bool:
-        """Whether it was found, and needs no comparison."""
-        return self._found is not None and not self._found.doubted
-
-    @property
-    def sample(self) -> Any:
-        """The sample that was found."""
-        assert self._found is not None
-        return self._found.sample
-
-    def numbers(self) -> Iterator[int]:
-        """Yield a number for each time that the caller must compute the sample."""
-        began_ns = time.perf_counter_ns()
-        yield 0
-        self._took_ns = time.perf_counter_ns() - began_ns
-        if self._found is None and self._repeats():
-            yield 1
-
-    def finish(self, made: Sequence[Any]) -> Any:
-        """Compare and store the results, and return the sample.
+    async def _claimed(self, claim: Claim, stored_before: object) -> Any:
+        """Look again if anything was stored meanwhile; compute and store the sample.
 
         A cache that penstock added by itself gives itself up instead of raising.
-
-        Raises:
-            RandomUpstreamError: the sample differs each time it is computed.
-            UnstorableError: it holds something that cannot be stored.
         """
-        here = self._here
-        if self._found is not None:
-            self._compare(self._found, made[0])
-            return made[0]
-        here.counters.add(misses=1, compute_ns=self._took_ns)
-        if len(made) > 1:
-            if not same(*made):
-                return self._refused(
-                    RandomUpstreamError(RANDOM.format(here.opening.name, self._index)),
-                    made[0],
-                )
-            here.counters.add(repeated=1)  # only now: a failure does not count
-        if self._claim is not None and self._claim.ours:
-            try:
-                here.keep(self.key, made[0], self._took_ns, self._free)
-            except UnstorableError as error:
-                return self._refused(error, made[0])
-            self._handed_on = True
-        elif self._claim is None and self.claims is not None:
-            here.counters.add(refused=1)
-        return made[0]
+        here = self.here
+        if claim.waited:
+            here.counters.add(waits=1)
+        found = here.find(self.key) if here.stored != stored_before else None
+        if found is not None:
+            claim.free()
+            return await self._compared(found) if found.doubted else found.sample
+        made, took_ns = await self._computed()
+        again = [await self.compute(1)] if self._repeats() else []
+        here.counters.add(misses=1, compute_ns=took_ns)
+        try:
+            if again and not same(made, again[0]):
+                text = RANDOM.format(here.opening.name, self.index)
+                raise RandomUpstreamError(text)  # noqa: TRY301 handled like the other
+            here.counters.add(repeated=len(again))  # only now: a failure does not count
+            here.keep(self.key, made, took_ns, claim.free)
+        except (RandomUpstreamError, UnstorableError) as error:
+            if not here.opening.optional:
+                raise
+            here.give_up(str(error))
+            claim.free()
+        return made
 
-    def _refused(self, error: Exception, sample: Any) -> Any:
-        """Raise the error, or give up a cache that the user did not ask for."""
-        if not self._here.opening.optional:
-            raise error
-        self._here.give_up(str(error))
-        return sample
+    async def _compared(self, found: Found) -> Any:
+        """Compute a sample of an earlier run again; return what is right now."""
+        here = self.here
+        made, took_ns = await self._computed()
+        here.counters.add(compared=1)
+        if same(found.sample, made):
+            here.counters.agree(self.key[:8], 1)
+            # It may be in RAM alone, if its writer died before it reached the disk.
+            here.keep(self.key, made, took_ns, bool)
+        else:
+            here.drop(self.key[:8])
+            here.warn(CHANGED.format(self.index))
+        return made
 
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None:
-        if not self._handed_on:
-            self._free()
-
-    def _free(self) -> None:
-        claim, self._claim = self._claim, None
-        if claim is not None and claim.ours and self.claims is not None:
-            self.claims.free(self.key)
+    async def _computed(self) -> tuple[Any, int]:
+        """Return the sample, and how many nanoseconds it took."""
+        began_ns = time.perf_counter_ns()
+        made = await self.compute(0)
+        return made, time.perf_counter_ns() - began_ns
 
     def _repeats(self) -> bool:
         """Whether to compute it twice: it is among the first that are stored."""
-        here = self._here
-        if self._claim is None or here.sure:
+        here = self.here
+        if here.sure:
             return False
         wanted = here.opening.repeated
         enough = here.counters.total("repeated") >= wanted
         here.sure = enough or here.records(self.key[:8]) >= wanted
         return not here.sure
 
-    def _compare(self, found: Found, made: Any) -> None:
-        here = self._here
-        here.counters.add(compared=1)
-        if same(found.sample, made):
-            here.counters.agree(self.key[:8], 1)
-            # It may be in RAM alone, if its writer died before it reached the disk.
-            here.keep(self.key, made, self._took_ns, bool)
-        else:
-            here.drop(self.key[:8])
-            here.warn(CHANGED.format(self._index))
+
+def finished(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine that never suspends, and return its result.
+
+    Raises:
+        Exception: whatever the coroutine raises.
+    """
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        result: Result = done.value
+        return result
+    raise RuntimeError(f"{coroutine} waits for an event loop, but there is none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,15 +207,23 @@ class Cache:
                 self._make()
 
     def sample(
-        self, index: int, image_size: int | None, compute: Callable[[int], Any]
-    ) -> Any:
+        self,
+        index: int,
+        image_size: int | None,
+        compute: Callable[[int], Awaitable[Any]],
+        sleep: Sleep,
+    ) -> Coroutine[Any, Any, Any]:
         """Return a sample: the stored one, or a new one, which is stored if it fits.
+
+        It suspends only where `compute` or `sleep` does. If neither does, `finished`
+        runs it without an event loop.
 
         Args:
             index: index of the sample in the dataset.
             image_size: the image size that the sample is made for.
             compute: computes the sample. Its argument counts the calls for this sample:
                 0, then perhaps 1. If the two results differ, the sample is random.
+            sleep: waits while another thread or process computes the sample.
 
         Raises:
             RandomUpstreamError: the sample differs each time it is computed.
@@ -243,39 +231,8 @@ class Cache:
             IndexError: the dataset has no such sample.
             Exception: whatever `compute` raises.
         """
-        lookup = Lookup(self._mine(), self.fingerprint.key(index, image_size), index)
-        if lookup.wants_claim:
-            assert lookup.claims is not None
-            lookup.claimed(lookup.claims.claim(lookup.key))
-        if lookup.settled:
-            return lookup.sample
-        with lookup:
-            made = [compute(number) for number in lookup.numbers()]
-            return lookup.finish(made)
-
-    async def sample_in_loop(
-        self,
-        index: int,
-        image_size: int | None,
-        compute: Callable[[int], Awaitable[Any]],
-    ) -> Any:
-        """Act like `sample` in an event loop, without blocking other coroutines.
-
-        Raises:
-            RandomUpstreamError: the sample differs each time it is computed.
-            UnstorableError: it holds something that cannot be stored.
-            IndexError: the dataset has no such sample.
-            Exception: whatever `compute` raises.
-        """
-        lookup = Lookup(self._mine(), self.fingerprint.key(index, image_size), index)
-        if lookup.wants_claim:
-            assert lookup.claims is not None
-            lookup.claimed(await lookup.claims.claim_in_loop(lookup.key))
-        if lookup.settled:
-            return lookup.sample
-        with lookup:
-            made = [await compute(number) for number in lookup.numbers()]
-            return lookup.finish(made)
+        key = self.fingerprint.key(index, image_size)
+        return Lookup(self._mine(), key, index, compute, sleep).sample()
 
     def statistics(self) -> CacheStatistics | None:
         """Return the counts of all processes; None before the first sample."""

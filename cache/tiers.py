@@ -9,13 +9,11 @@ sample itself: a process that was stopped in the middle delays others only once.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +39,8 @@ PATIENCE_S = 30.0
 FIRST_PAUSE_S = 0.0005
 MAX_PAUSE_S = 0.01
 """The system offers no time limit for waiting on another process's lock, so it is tried
-repeatedly, with pauses that double up to a hundredth of a second."""
+repeatedly, with pauses that double up to a hundredth of a second. So is one that
+another thread of this process holds: few wait for that."""
 FIRST_BYTE = 1 << 60
 """Locked bytes lie beyond all content."""
 
@@ -50,18 +49,13 @@ STOPPED = (
     " stored there until that process continues or ends"
 )
 
-Wait = Future[None] | float | None
-"""What to wait for: the computing thread of this process, or a time in seconds."""
+Sleep = Callable[[float], Awaitable[object]]
+"""Waits for so many seconds: `asyncio.sleep`, or `blocking_sleep`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """The result of claiming a key."""
-
-    ours: bool
-    """Whether the caller computes the sample, and must free the claim."""
-    waited: bool
-    """Whether somebody else held the claim before."""
+async def blocking_sleep(wait_s: float) -> None:
+    """Wait in this thread, whatever else might run in it."""
+    time.sleep(wait_s)  # noqa: ASYNC251 that is the point
 
 
 class Claims:
@@ -74,84 +68,56 @@ class Claims:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lock = threading.Lock()
-        # The future other threads of this process wait for; None if none does.
-        self._mine: dict[bytes, Future[None] | None] = {}
+        self._mine: set[bytes] = set()
 
-    def claim(self, key: bytes) -> Claim:
-        """Claim a key; wait while others hold it.
+    async def claim(self, key: bytes, sleep: Sleep) -> Claim:
+        """Claim a key; wait while others hold it, for up to `PATIENCE_S`.
 
-        No wait begins after `PATIENCE_S`, and none takes longer than that.
-
-        Returns:
-            whether it is ours now, and whether others held it before. If they did, they
-            may have stored the sample, so the caller looks for it again.
+        If others held it, they may have stored the sample, so the caller looks for it
+        again.
         """
-        if self._try(key) is None:
-            return AT_ONCE
+        end_s = time.monotonic() + PATIENCE_S
+        pause_s = FIRST_PAUSE_S
         waited = False
-        for wait in self._waits(key):
-            if wait is None:
-                return Claim(ours=True, waited=waited)
+        while not self._try(key):
+            if time.monotonic() > end_s:
+                return Claim(self, key, ours=False, waited=True)
             waited = True
-            if isinstance(wait, float):
-                time.sleep(wait)
-            else:
-                with suppress(TimeoutError):
-                    wait.result(PATIENCE_S)
-        return Claim(ours=False, waited=waited)
-
-    async def claim_in_loop(self, key: bytes) -> Claim:
-        """Act like `claim`, without blocking other coroutines."""
-        if self._try(key) is None:
-            return AT_ONCE
-        waited = False
-        for wait in self._waits(key):
-            if wait is None:
-                return Claim(ours=True, waited=waited)
-            waited = True
-            if isinstance(wait, float):
-                await asyncio.sleep(wait)
-            else:
-                await asyncio.wait([asyncio.wrap_future(wait)], timeout=PATIENCE_S)
-        return Claim(ours=False, waited=waited)
+            await sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        return Claim(self, key, ours=True, waited=waited)
 
     def free(self, key: bytes) -> None:
         """Release a claim of ours."""
         with self._lock:
-            waited_for = self._mine.pop(key)
+            self._mine.remove(key)
             release(self._descriptor, place(key))
-        if waited_for is not None:
-            waited_for.set_result(None)
 
-    def _waits(self, key: bytes) -> Iterator[Wait]:
-        """Yield what to wait for until patience runs out; None once the key is ours."""
-        end_s = time.monotonic() + PATIENCE_S
-        pause_s = FIRST_PAUSE_S
-        while time.monotonic() <= end_s:
-            other = self._try(key)
-            if other is NOBODY:
-                yield pause_s
-                pause_s = min(2 * pause_s, MAX_PAUSE_S)
-            else:
-                yield other
-
-    def _try(self, key: bytes) -> Future[None] | None:
-        """Claim it and return None; otherwise return its holder here, or `NOBODY`."""
+    def _try(self, key: bytes) -> bool:
         with self._lock:
-            if key in self._mine:
-                other = self._mine[key]
-                if other is None:
-                    other = self._mine[key] = Future()
-                return other
-            if not try_lock(self._descriptor, place(key)):
-                return NOBODY
-            self._mine[key] = None
-            return None
+            # The lock is this process's, so it does not keep out other threads.
+            if key in self._mine or not try_lock(self._descriptor, place(key)):
+                return False
+            self._mine.add(key)
+            return True
 
 
-AT_ONCE = Claim(ours=True, waited=False)
-NOBODY: Future[None] = Future()
-"""Nobody of this process: another process holds the key."""
+@dataclass(slots=True)
+class Claim:
+    """The result of claiming a key."""
+
+    claims: Claims
+    key: bytes
+    ours: bool
+    """Whether the caller computes the sample while others wait for it."""
+    waited: bool
+    """Whether somebody else held the claim before."""
+
+    def free(self) -> None:
+        """Release it, if it is still ours."""
+        if self.ours:
+            self.ours = False
+            self.claims.free(self.key)
 
 
 def place(key: bytes) -> int:

@@ -25,7 +25,7 @@ from ...engine.batch.array_rows import ArrayRowReader
 from ...engine.batch.buffer import Buffers
 from ...engine.batch_work import Collate
 from ...engine.in_children import taken_along
-from ...engine.program.cached import AwaitedCached, Cached, Step, Stored
+from ...engine.program.cached import Cached, Step, Stored
 from ...engine.program.program import (
     BatchMap,
     Filter,
@@ -423,8 +423,7 @@ def _operations(
     if not steps:
         return tuple(behind)
     waits = executor_of(_samplers(group)[0]) == "async"
-    kind = AwaitedCached if waits else Cached
-    return kind(name, tuple(steps)), *behind
+    return Cached(name, tuple(steps), waits), *behind
 
 
 def _operation(

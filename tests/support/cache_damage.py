@@ -33,6 +33,7 @@ from support.cache_faults import (
     value_at,
 )
 from support.forked import End, forked
+from support.tiers import ask
 
 ODD = [-1, 0, 1, 1 << 40, 1 << 70, 1e300, "x", None, []]
 
@@ -84,7 +85,7 @@ def used(folder: Path, samples: int) -> int:
     cache = cache_in(folder)
     first = found_in(cache, samples)
     for index in range(samples + 2):
-        right(cache.sample(index, None, value_at(index)), index)
+        right(ask(cache, index, None, value_at(index)), index)
     cache.close()
     again = cache_in(folder)
     found_in(again, samples)
@@ -150,7 +151,7 @@ def lists(place: Path, step: int) -> None:
             cache = cache_in(None, RAM)
             cache.open()
             for index in range(FEW):
-                right(cache.sample(index, None, value_at(index)), index)
+                right(ask(cache, index, None, value_at(index)), index)
             cache.close()
         file.seek(0)
         assert not any(file.read()), "what is no arena was written to"
@@ -163,7 +164,7 @@ def keeps(end: End) -> None:
     cache = cache_in(None, RAM)
     cache.open()
     for index in range(FEW):
-        cache.sample(index, None, value_at(index))
+        ask(cache, index, None, value_at(index))
     end.tell("open")
     end.hear()
 

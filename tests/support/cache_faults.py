@@ -28,6 +28,7 @@ from penstock.cache.folder import leased
 from penstock.cache.record import encode
 from penstock.cache.tiers import FOLDER, Opening
 from support.forked import End, Forked, forked
+from support.tiers import ask as ask_for
 
 SAMPLES = 150
 RAM = 4 << 20
@@ -97,7 +98,7 @@ def asks(cache: Cache, seed: int, end: End) -> None:
         return value(index)
 
     def ask(index: int) -> None:
-        found = cache.sample(index, None, lambda _: compute(index))
+        found = ask_for(cache, index, None, lambda _: compute(index))
         right(found, index)
 
     with ThreadPoolExecutor(2) as threads:
