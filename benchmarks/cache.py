@@ -221,7 +221,7 @@ def first(folder: Folder, workspace: Path, rounds: int = 7) -> None:
 def stores(workspace: Path, count: int, size: int) -> Iterator[dict[str, Any]]:
     """Yield the functions that write and read a record, with the name of the store."""
     raw = CODECS[0]
-    arena, _ = create(2 * count * size, count)
+    arena, _ = create("benchmark", 2 * count * size, count)
     disk = Disk(workspace / "gets")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as shm:
         env = lmdb.open(shm, map_size=1 << 36, sync=False, metasync=False)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from ..errors import SpecError
 from ..system.runtime_folder import runtime_folder
 from ..system.shared_memory import nameless
-from .arena_registry import Holder, join, leave
+from .arena_registry import Holder, join
 from .disk import DiskError
 from .fingerprint.key import Fingerprint
 from .memory import Arena
@@ -263,10 +263,7 @@ class Cache:
         if self._here is not None and self._pid == os.getpid():
             self._here.close(sync=True)
             self._here = None
-        members, self._members = self._members, None
-        arena = None if members is None else members.arena
-        if arena is not None and arena.pid == os.getpid():
-            leave(self._name, arena)
+        self._members = None
 
     def _mine(self) -> Here:
         """Return this process's view, opened now if this is its first sample."""
