@@ -345,7 +345,7 @@ def codecs(folder: Folder, count: int = 100) -> None:
     print(f"\n{len(photos)} decoded photos of 224 x 224 (ratio of record to bytes)")
     for each in measure(photos):
         print(
-            f"  {each.name:<7} {each.ratio:5.2f}"
+            f"  {each.name:<7} {each.nbytes / nbytes:5.2f}"
             f"   encode {nbytes / each.encode_ns:6.2f} GB/s"
             f"   decode {nbytes / each.decode_ns:6.2f} GB/s"
         )

@@ -48,6 +48,7 @@ OTHER_RAM = (
     "its RAM holds {} bytes, not the {} requested: another pipeline or process on this"
     " host has the same samples in RAM, and both share the size set first"
 )
+UNSHARABLE = "it cannot be shared here"
 UNSHARED = (
     "only this process and its workers can use its RAM, as there is no folder in which"
     " other processes of this user could find it; set XDG_RUNTIME_DIR to a folder of"
@@ -171,8 +172,6 @@ class Members:
     counters: Holder | None = None
     """None: each process counts for itself, as there is no shared memory."""
     arena: Holder | None = None
-    why_none: str = ""
-    """Why there is no arena, if one was wanted."""
     foreign_arena: bool = False
     """Whether the arena held another run's records when this process joined it."""
 
@@ -182,17 +181,14 @@ class Cache:
 
     Args:
         opening: which tiers to open, and what they hold.
-        fingerprint: makes the keys of the samples.
-        name: letters and digits by which processes of this host find the arena.
+        fingerprint: makes the keys of the samples; processes with the same one share
+            the arena.
         ram: bytes of the RAM tier; 0 for none.
     """
 
-    def __init__(
-        self, opening: Opening, fingerprint: Fingerprint, name: str, ram: int
-    ) -> None:
+    def __init__(self, opening: Opening, fingerprint: Fingerprint, ram: int) -> None:
         self.opening = opening
         self.fingerprint = fingerprint
-        self._name = name
         self._ram = ram
         self._members: Members | None = None
         self._here: Here | None = None
@@ -273,24 +269,23 @@ class Cache:
                 return here
         with _lock:
             if self._here is None or self._pid != os.getpid():
-                self._here = self._enter()
-                self._pid = os.getpid()
+                return self._enter()
             return self._here
 
     def _make(self) -> None:
         """Create or find the shared memory. Other processes get it from this one."""
         counters, counted = new_counters()
         arena = mine = None
-        why = ""
+        why = UNSHARABLE
         if self._ram:
+            name = self.fingerprint.digest.hex()
             try:
-                arena, mine = join(self._name, self._ram, self.opening.samples)
+                arena, mine = join(name, self._ram, self.opening.samples)
             except OSError as error:
                 why = str(error)
         foreign = arena is not None and arena.records > 0
-        self._members = Members(counted, mine, why, foreign)
-        self._here = self._begun(counters, arena)
-        self._pid = os.getpid()
+        self._members = Members(counted, mine, foreign)
+        self._begin(counters, arena, why)
 
     def _enter(self) -> Here:
         """Open the shared memory that another process created."""
@@ -298,20 +293,22 @@ class Cache:
         found = None if members.counters is None else members.counters.open()
         counters = new_counters()[0] if found is None else Counters(found)
         found = None if members.arena is None else members.arena.open()
-        return self._begun(counters, None if found is None else Arena(found))
+        return self._begin(counters, None if found is None else Arena(found))
 
-    def _begun(self, counters: Counters, arena: Arena | None) -> Here:
-        here = Here(self.opening, arena, counters)
-        here.foreign_arena = self._members is not None and self._members.foreign_arena
+    def _begin(
+        self, counters: Counters, arena: Arena | None, why_none: str = UNSHARABLE
+    ) -> Here:
+        foreign = self._members is not None and self._members.foreign_arena
+        here = Here(self.opening, arena, counters, foreign_arena=foreign)
         if self._ram and arena is None:
-            why = self._members.why_none if self._members else ""
-            why = why or "it cannot be shared here"
-            here.warn(f"it goes on without RAM: {why}", "ram_warnings")
+            here.warn(f"it goes on without RAM: {why_none}", "ram_warnings")
         elif arena is not None and arena.capacity != self._ram:
             here.warn(OTHER_RAM.format(arena.capacity, self._ram), "ram_warnings")
         elif arena is not None and runtime_folder() is None:
             here.warn(UNSHARED, "ram_warnings")
         weakref.finalize(self, finish, here, os.getpid())
+        self._here = here
+        self._pid = os.getpid()
         return here
 
     def __getstate__(self) -> dict[str, Any]:

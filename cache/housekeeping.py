@@ -16,9 +16,8 @@ from pathlib import Path
 
 from ..errors import PenstockError
 from .disk import Disk, DiskError, Namespace
-from .folder import SLOW_S, DistrustError, alone, check_folder, places, wipe
+from .folder import SLOW_S, DistrustError, alone, check_folder, folder_in, places, wipe
 from .record import RecordError, check
-from .tiers import FOLDER
 
 
 class NoCacheError(PenstockError):
@@ -110,7 +109,7 @@ def existing(folder: Path) -> list[Path]:
     Raises:
         NoCacheError: there is no cache.
     """
-    top = folder if folder.name == FOLDER else folder / FOLDER
+    top = folder_in(folder)
     if not (top / "users").exists() or not (top / "state.json").exists():
         raise NoCacheError(
             f"there is no cache in {folder}; give the folder passed to .cache(disk=...)"

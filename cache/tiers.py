@@ -23,7 +23,7 @@ from xxhash import xxh3_64_intdigest
 
 from ..system.file_locks import release, try_lock
 from .disk import Disk, DiskError, let_go, shared_disk
-from .folder import DistrustError
+from .folder import DistrustError, folder_in
 from .memory import Arena, Full
 from .picking import Picker
 from .record import RecordError, decode
@@ -31,8 +31,6 @@ from .statistics import Counters
 from .writer import Writer
 
 LOGGER = logging.getLogger("penstock")
-FOLDER = "penstock-cache"
-"""The folder created inside the one that the user names."""
 COMPARED = 16
 """Records of an earlier run that each run computes again for comparison."""
 PATIENCE_S = 30.0
@@ -142,19 +140,13 @@ class Opening:
     samples: int
     """Number of samples in the dataset."""
     disk: Path | None
+    """The folder that the user names."""
     disk_limit: int | None
     """Largest size of the file on disk in bytes; None: the disk's own limit."""
     repeated: int = 3
     """Samples computed twice, to see whether the results differ."""
     optional: bool = False
     """Whether penstock added it: an unstorable sample ends the cache, not the run."""
-
-    @property
-    def folder(self) -> Path | None:
-        """Where the database is."""
-        if self.disk is None or self.disk.name == FOLDER:
-            return self.disk
-        return self.disk / FOLDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,28 +165,25 @@ class Here:
         opening: what to open.
         arena: this process's view of the RAM tier; `close` closes it.
         counters: counts of all processes; `close` closes them.
+        foreign_arena: whether the arena held records of another run when this run
+            joined it.
 
     Raises:
         ValueError: there is no such codec.
     """
 
     def __init__(
-        self, opening: Opening, arena: Arena | None, counters: Counters
+        self,
+        opening: Opening,
+        arena: Arena | None,
+        counters: Counters,
+        *,
+        foreign_arena: bool,
     ) -> None:
         self.opening = opening
         self.arena = arena
         self.counters = counters
-        self.disk: Disk | None = None
-        self._writer: Writer | None = None
-        self._picker = Picker(
-            opening.codec,
-            opening.samples,
-            self._capacity,
-            from_disk=arena is None,
-            owner=opening.name,
-        )
-        self.foreign_arena = False
-        """Whether the arena held records of another run when this run joined it."""
+        self._foreign_arena = foreign_arena
         self._looking = threading.Lock()
         # Namespaces that were opened on disk.
         self._known: set[bytes] = set()
@@ -207,16 +196,24 @@ class Here:
         self._stack.callback(counters.close)
         if arena is not None:
             self._stack.callback(arena.close)
-        self._open_disk()
+        self.disk = self._opened_disk()
         self.claims = self._open_claims()
+        self._writer: Writer | None = None
         if self.disk is not None:
             self._writer = Writer(
                 self.disk,
                 opening.about,
                 self._disk_off,
                 self.warn_of_disk,
-                opening.disk_limit,
+                self.disk_limit,
             )
+        self._picker = Picker(
+            opening.codec,
+            opening.samples,
+            max(0 if arena is None else arena.capacity, self.disk_limit),
+            from_disk=arena is None,
+            owner=opening.name,
+        )
 
     def find(self, key: bytes) -> Found | None:
         """Return the sample under `key`; None if it is missing or damaged."""
@@ -224,12 +221,40 @@ class Here:
         # Ask this first: a record that is read before a drop then stays doubted.
         doubted = namespace not in self._trusted and self.doubts(namespace)
         arena, disk = self.arena, self.disk  # another thread may give them up
+        began_ns = time.perf_counter_ns()
         if arena is not None:
             arena.note_use(namespace)
-            found = self._in_ram(key, arena, doubted=doubted)
+            record = arena.get(key)
+            found = self._decoded(key, record, arena, began_ns, doubted=doubted)
             if found is not None:
                 return found
         return None if disk is None else self._on_disk(key, disk, doubted=doubted)
+
+    def _decoded(
+        self,
+        key: bytes,
+        record: bytes | memoryview | None,
+        tier: Arena | Disk,
+        began_ns: int,
+        *,
+        doubted: bool,
+    ) -> Found | None:
+        """Return the sample of a record that a tier holds; drop a damaged record."""
+        if record is None:
+            return None
+        kind = "ram" if isinstance(tier, Arena) else "disk"
+        try:
+            sample = decode(record, key)
+        except RecordError:
+            self.counters.add(damaged=1)
+            if kind == "disk":
+                self.warn("a record was damaged; damaged records are computed again")
+            with suppress(TimeoutError, DiskError):
+                tier.forget(key)
+            return None
+        took_ns = time.perf_counter_ns() - began_ns
+        self.counters.add(**{f"{kind}_hits": 1, f"{kind}_ns": took_ns})
+        return Found(sample, doubted)
 
     def doubts(self, namespace: bytes) -> bool:
         """Whether records of a namespace must be compared before they are served.
@@ -342,22 +367,6 @@ class Here:
 
     # RAM
 
-    def _in_ram(self, key: bytes, arena: Arena, *, doubted: bool) -> Found | None:
-        began_ns = time.perf_counter_ns()
-        record = arena.get(key)
-        if record is None:
-            return None
-        try:
-            sample = decode(record, key)
-        except RecordError:
-            self.counters.add(damaged=1)
-            with suppress(TimeoutError):
-                arena.forget(key)
-            return None
-        took_ns = time.perf_counter_ns() - began_ns
-        self.counters.add(ram_hits=1, ram_ns=took_ns)
-        return Found(sample, doubted)
-
     def _keep_in_ram(self, key: bytes, *record: bytes | memoryview) -> bool:
         if self.arena is None:
             return False
@@ -378,19 +387,20 @@ class Here:
 
     # Disk
 
-    def _open_disk(self) -> None:
-        folder = self.opening.folder
-        if folder is None:
-            return
+    def _opened_disk(self) -> Disk | None:
+        opening = self.opening
+        if opening.disk is None:
+            return None
         try:
-            self.disk = shared_disk(folder, self.opening.disk_limit)
+            disk = shared_disk(folder_in(opening.disk), opening.disk_limit)
         except (DiskError, DistrustError) as error:
             self.warn_of_disk(f"it goes on without its disk: {error}")
-            return
-        if self.disk.told is not None:
-            self.warn(self.disk.told)
-            self.disk.told = None
-        self._stack.callback(let_go, self.disk)
+            return None
+        if disk.told is not None:
+            self.warn(disk.told)
+            disk.told = None
+        self._stack.callback(let_go, disk)
+        return disk
 
     def _open_claims(self) -> Claims | None:
         """Return the claims, which keep two workers from computing one sample."""
@@ -412,26 +422,17 @@ class Here:
         return Claims(descriptor)
 
     def _on_disk(self, key: bytes, disk: Disk, *, doubted: bool) -> Found | None:
-        writer = self._writer
-        began_ns = time.perf_counter_ns()
+        writer, began_ns = self._writer, time.perf_counter_ns()
         try:
             waiting = None if writer is None else writer.get(key)
             record = waiting or disk.get(key)
         except DiskError as error:
             self._disk_off(str(error))
             return None
-        if record is None:
-            return None
-        try:
-            sample = decode(record, key)
-        except RecordError:
-            self._forget(key)
-            return None
-        took_ns = time.perf_counter_ns() - began_ns
-        self.counters.add(disk_hits=1, disk_ns=took_ns)
-        if not doubted:
+        found = self._decoded(key, record, disk, began_ns, doubted=doubted)
+        if found is not None and record is not None and not doubted:
             self._keep_in_ram(key, record)
-        return Found(sample, doubted)
+        return found
 
     def _left(self, namespace: bytes) -> bool:
         """Whether records of a namespace were there before; mark it as in use."""
@@ -441,25 +442,12 @@ class Here:
                 return True
         except DiskError as error:
             self._disk_off(str(error))
-        return self.foreign_arena
-
-    def _forget(self, key: bytes) -> None:
-        self.counters.add(damaged=1)
-        if self.counters.total("damaged") == 1:
-            self.warn("a record was damaged; damaged records are computed again")
-        with suppress(DiskError):
-            if self.disk is not None:
-                self.disk.forget(key)
+        return self._foreign_arena
 
     def _disk_off(self, reason: str) -> None:
         if self.disk is not None:
             self.warn_of_disk(f"it goes on without its disk: {reason}")
         self.disk = self._writer = None
-
-    def _capacity(self) -> int:
-        """Bytes of records that the larger tier has room for."""
-        ram = 0 if self.arena is None else self.arena.capacity
-        return max(ram, self.disk_limit)
 
     @property
     def disk_limit(self) -> int:

@@ -18,9 +18,10 @@ import pytest
 from penstock.cache import folder as folder_module
 from penstock.cache.cache import REPEATED, Cache, RandomUpstreamError
 from penstock.cache.disk import Disk
+from penstock.cache.folder import FOLDER
 from penstock.cache.housekeeping import entries
 from penstock.cache.record import UnstorableError
-from penstock.cache.tiers import COMPARED, FOLDER
+from penstock.cache.tiers import COMPARED
 from penstock.system.runtime_folder import runtime_folder
 from support.forked import End, forked
 from support.tiers import Computing, a_cache, ask, is_right, sample_of

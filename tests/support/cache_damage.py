@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.cache.disk import Disk
-from penstock.cache.tiers import FOLDER
+from penstock.cache.folder import FOLDER
 from support.cache_faults import (
     FEW,
     cache_in,

@@ -14,15 +14,13 @@ from penstock.cache.tiers import Opening, blocking_sleep
 
 __all__ = ["Computing", "a_cache", "ask", "is_right", "sample_of"]
 
-NAME = "tiers"
-
 
 def a_cache(
     disk: Path | None = None, *, ram: int = 0, limit: int | None = None
 ) -> Cache:
     """Return a cache that is not open; all of them have the same keys and name."""
     opening = Opening("Cache(ID:1)", "numbers", "raw", 12, disk, limit)
-    return Cache(opening, Fingerprint(bytes(range(16))), NAME, ram)
+    return Cache(opening, Fingerprint(bytes(range(16))), ram)
 
 
 def ask(
