@@ -221,7 +221,7 @@ def first(folder: Folder, workspace: Path, rounds: int = 7) -> None:
 def stores(workspace: Path, count: int, size: int) -> Iterator[dict[str, Any]]:
     """Yield the functions that write and read a record, with the name of the store."""
     raw = CODECS[0]
-    arena, _ = create(2 * count * size, count)
+    arena, _ = create("benchmark", 2 * count * size, count)
     disk = Disk(workspace / "gets")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as shm:
         env = lmdb.open(shm, map_size=1 << 36, sync=False, metasync=False)
@@ -345,7 +345,7 @@ def codecs(folder: Folder, count: int = 100) -> None:
     print(f"\n{len(photos)} decoded photos of 224 x 224 (ratio of record to bytes)")
     for each in measure(photos):
         print(
-            f"  {each.name:<7} {each.ratio:5.2f}"
+            f"  {each.name:<7} {each.nbytes / nbytes:5.2f}"
             f"   encode {nbytes / each.encode_ns:6.2f} GB/s"
             f"   decode {nbytes / each.decode_ns:6.2f} GB/s"
         )

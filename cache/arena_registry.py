@@ -1,19 +1,19 @@
-"""How the processes of a host find one arena, without a server or named memory.
+"""How the processes of a host find one arena, without a server or a list.
 
-An arena is a file without a name. Any process that has it open can pass it on through
-/proc, so only those processes are recorded: one small file for each cache, in a folder
-of this user's own, guarded by `flock`. The memory disappears with the last process,
-however it ended; the next one to look overwrites the file that listed it.
+An arena has no name in the file system, but it has a title, which /proc shows for each
+process that has it open. So a process looks at what the others of its user have open.
+While it looks, and perhaps creates the arena, it holds a lock. The memory disappears
+with the last process that has it open, however that process ended.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from glob import iglob
 from pathlib import Path
 
 from ..system.file_locks import lock_file
@@ -21,10 +21,9 @@ from ..system.runtime_folder import runtime_folder
 from ..system.shared_memory import nameless
 from .memory import Arena
 
-PATIENCE_S = 5.0
-"""Seconds to wait for another process that reads or writes a list."""
-MAX_BYTES = 1 << 20
-"""Largest size of a list of holders; longer ones are not ours."""
+PATIENCE_S = 30.0
+"""Seconds to wait for others that look for the same arena. A look at 10,000 open files
+takes some 100 ms, and the ranks of a host look in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,41 +58,48 @@ class Holder:
 def join(name: str, capacity: int, samples: int) -> tuple[Arena, Holder]:
     """Return the arena of that name: another process's, or a new one.
 
+    Processes find each other if they have the same runtime folder.
+
     Args:
         name: name of the cache; letters and digits.
         capacity: bytes of records in a new arena.
         samples: expected number of records in a new arena.
 
     Raises:
-        OSError: there is not enough memory, or the list cannot be opened.
-        TimeoutError: another process keeps the list locked.
+        OSError: there is not enough memory, or the lock cannot be opened.
+        TimeoutError: another process holds the lock.
     """
     place = runtime_folder()
-    if place is None or not Path("/proc/self/fd").is_dir():
-        return create(capacity, samples)
-    with listed(place / name) as holders:
-        for holder in holders:
-            descriptor = holder.open()
-            if descriptor is None:
+    if place is None:
+        return create("penstock-cache", capacity, samples)
+    title = f"penstock-cache-{place.stat().st_ino}-{name}"
+    with locked(place / name):
+        return existing(title) or create(title, capacity, samples)
+
+
+def existing(title: str) -> tuple[Arena, Holder] | None:
+    """Return the arena of that title, if a process of this user has it open."""
+    for path in iglob("/proc/[0-9]*/fd/*"):
+        # It may be closed meanwhile, or belong to another version.
+        with suppress(OSError, ValueError), ExitStack() as stack:
+            if os.readlink(path) != f"/memfd:{title} (deleted)":
                 continue
-            with suppress(ValueError):
-                arena = Arena(descriptor)
-                mine = Holder.me(descriptor)
-                holders[:] = [*alive(holders), mine]
-                return arena, mine
-            os.close(descriptor)
-        arena, mine = create(capacity, samples)
-        holders[:] = [mine]
-        return arena, mine
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            stack.callback(os.close, descriptor)
+            if os.fstat(descriptor).st_uid == os.getuid():
+                found = Arena(descriptor), Holder.me(descriptor)
+                stack.pop_all()
+                return found
+    return None
 
 
-def create(capacity: int, samples: int) -> tuple[Arena, Holder]:
-    """Return a new arena that no other process knows about.
+def create(title: str, capacity: int, samples: int) -> tuple[Arena, Holder]:
+    """Return a new arena.
 
     Raises:
         OSError: there is not enough memory.
     """
-    descriptor = nameless("penstock-cache")
+    descriptor = nameless(title)
     try:
         return Arena(descriptor, capacity, samples), Holder.me(descriptor)
     except BaseException:
@@ -101,80 +107,20 @@ def create(capacity: int, samples: int) -> tuple[Arena, Holder]:
         raise
 
 
-def leave(name: str, holder: Holder) -> None:
-    """Remove this process from the list of those that have an arena open."""
-    place = runtime_folder()
-    if place is None or not (place / name).exists():
-        return
-    # If it cannot be locked, the next process to look finds that we are gone.
-    with suppress(TimeoutError), listed(place / name) as holders:
-        holders[:] = [each for each in alive(holders) if each != holder]
-
-
-def alive(holders: list[Holder]) -> list[Holder]:
-    """Return the holders that still have their file open."""
-    found = []
-    for holder in holders:
-        descriptor = holder.open()
-        if descriptor is not None:
-            os.close(descriptor)
-            found.append(holder)
-    return found
-
-
 @contextmanager
-def listed(path: Path) -> Iterator[list[Holder]]:
-    """Lock the list and read it; write it back at the end of the `with`.
+def locked(path: Path) -> Iterator[None]:
+    """Keep out other processes within the `with`; the file is there only meanwhile.
 
     Raises:
-        OSError: the list cannot be opened or written.
+        OSError: the file cannot be opened.
         TimeoutError: another process keeps it locked.
     """
-    descriptor = opened(path)
-    try:
-        holders = read(descriptor)
-        yield holders
-        text = json.dumps([asdict(holder) for holder in holders]).encode()
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, text, 0)
-        if not holders:
-            path.unlink(missing_ok=True)
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may have it open, too
-        os.close(descriptor)
-
-
-def opened(path: Path) -> int:
-    """Open and lock the list; return its descriptor.
-
-    Raises:
-        OSError: it cannot be opened.
-        TimeoutError: another process has held it for too long.
-    """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    while True:
-        descriptor = os.open(path, flags, 0o600)
-        with ExitStack() as stack:
-            stack.callback(os.close, descriptor)
-            lock_file(descriptor, fcntl.LOCK_EX, PATIENCE_S)
-            if is_at(path, descriptor):
-                stack.pop_all()
-                return descriptor
-        # Its last reader removed it while we waited: try the file there now.
-
-
-def is_at(path: Path, descriptor: int) -> bool:
-    """Return whether this open file is the one at `path`, which may be gone."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.lstat())
-    except FileNotFoundError:
-        return False
-
-
-def read(descriptor: int) -> list[Holder]:
-    """Return the holders on the list; none if it is unreadable."""
-    try:
-        entries = json.loads(os.pread(descriptor, MAX_BYTES, 0) or b"[]")
-        return [Holder(**{k: int(v) for k, v in each.items()}) for each in entries]
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
-        return []
+    with ExitStack() as stack:
+        is_there = False
+        while not is_there:
+            file = stack.enter_context(open(os.open(path, flags, 0o600), "wb"))
+            lock_file(file.fileno(), fcntl.LOCK_EX, PATIENCE_S)
+            is_there = os.fstat(file.fileno()).st_nlink > 0  # or its holder removed it
+        stack.callback(path.unlink)
+        yield

@@ -23,6 +23,8 @@ from ..system.file_locks import lock_file
 LOGGER = logging.getLogger("penstock")
 VERSION = 1
 """Version of the stored format. Folders of other versions are refused and untouched."""
+FOLDER = "penstock-cache"
+"""The folder created inside the one that the user names."""
 STATE = "state.json"
 BESIDE = "beside-"
 MAX_BESIDE = 8
@@ -120,6 +122,11 @@ class FolderState:
     def survived(self) -> bool:
         """Whether no power cut can have lost anything that was written."""
         return self.clean or self.boot == boot_id()
+
+
+def folder_in(place: Path) -> Path:
+    """Return the folder of the cache in the folder that the user names."""
+    return place if place.name == FOLDER else place / FOLDER
 
 
 def check_folder(folder: Path) -> None:

@@ -14,7 +14,7 @@ import statistics
 import threading
 import time
 import timeit
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -44,23 +44,19 @@ NO_KEY = bytes(KEY_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a codec achieves on a few samples; times are for one sample."""
+    """What a codec achieves on a few samples, as means for one sample."""
 
     name: str
-    ratio: float
-    """Size of its records relative to raw ones: 1 is raw."""
+    nbytes: float
+    """Size of its record."""
     encode_ns: float
     decode_ns: float
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a choice depends on."""
+    """What a choice depends on, besides the codecs."""
 
-    measured: Sequence[Measured]
-    """At least one; the simplest first, which wins ties."""
-    sample_bytes: float
-    """Size of a raw record."""
     samples: int
     """Number of samples in an epoch."""
     compute_ns: float
@@ -84,24 +80,16 @@ class Expected:
         return f"{self.name} {self.cost_ns / 1e6:.3f} ms ({self.hit:.0%} found)"
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A codec, and the expected cost of each."""
+def choose(costs: Sequence[Expected], compute_ns: float) -> str:
+    """Return the codec with the lowest expected cost; ties go to the simpler one.
 
-    name: str
-    expected: tuple[Expected, ...]
-
-    def __str__(self) -> str:
-        every = ", ".join(map(str, self.expected))
-        return f'codec "{self.name}"; expected per sample: {every}'
-
-
-def choose(facts: Facts) -> Choice:
-    """Choose the codec with the lowest expected cost; ties go to the simpler one."""
-    costs = tuple(expected(facts, each) for each in facts.measured)
+    Args:
+        costs: at least one; the simplest codec first.
+        compute_ns: time that computing a sample takes.
+    """
     least_ns = min(each.cost_ns for each in costs)
-    bound = (1 + TIE) * least_ns + SLIGHT * facts.compute_ns
-    return Choice(next(each.name for each in costs if each.cost_ns <= bound), costs)
+    bound = (1 + TIE) * least_ns + SLIGHT * compute_ns
+    return next(each.name for each in costs if each.cost_ns <= bound)
 
 
 def expected(facts: Facts, measured: Measured) -> Expected:
@@ -111,27 +99,23 @@ def expected(facts: Facts, measured: Measured) -> Expected:
     to what fits, in whatever order (MinIO of CoorDL, J. Mohan et al., VLDB 2021). Only
     admitted samples are encoded, once each.
     """
-    stored = measured.ratio * facts.sample_bytes
-    hit = min(1.0, facts.capacity_bytes / (facts.samples * stored))
-    read_ns = measured.decode_ns + 1e9 * stored / facts.read_bytes_per_s
+    hit = min(1.0, facts.capacity_bytes / (facts.samples * measured.nbytes))
+    read_ns = measured.decode_ns + 1e9 * measured.nbytes / facts.read_bytes_per_s
     fill_ns = measured.encode_ns / EPOCHS
     cost_ns = hit * (read_ns + fill_ns) + (1 - hit) * facts.compute_ns
     return Expected(measured.name, hit, cost_ns)
 
 
 def measure(
-    samples: Sequence[Any],
-    codecs: Iterable[Codec] = tuple(CODECS.values()),
-    clock: Callable[[], int] = time.perf_counter_ns,
-) -> tuple[Measured, ...]:
-    """Return what each codec achieves on some samples.
+    samples: Sequence[Any], clock: Callable[[], int] = time.perf_counter_ns
+) -> list[Measured]:
+    """Return what each codec achieves on some samples, the simplest first.
 
     Times are means over samples of the best of a few tries, as others may use the CPU.
     Loading a codec's library is not timed.
 
     Args:
         samples: at least one.
-        codecs: the simplest first.
         clock: returns nanoseconds.
 
     Raises:
@@ -141,20 +125,21 @@ def measure(
     def best_ns(work: Callable[[], object]) -> float:
         return min(timeit.repeat(work, timer=clock, repeat=TRIES, number=1))
 
-    def measured(each: Codec) -> Measured:
+    found = []
+    for each in CODECS.values():
         records = [encode(sample, NO_KEY, each) for sample in samples]
         encodes = [partial(encode, sample, NO_KEY, each) for sample in samples]
         # A tier returns writable copies.
         decodes = [partial(decode, bytearray(record), NO_KEY) for record in records]
-        return Measured(
-            each.name,
-            ratio=sum(map(len, records)) / raw_bytes,
-            encode_ns=statistics.fmean(map(best_ns, encodes)),
-            decode_ns=statistics.fmean(map(best_ns, decodes)),
+        found.append(
+            Measured(
+                each.name,
+                nbytes=statistics.fmean(map(len, records)),
+                encode_ns=statistics.fmean(map(best_ns, encodes)),
+                decode_ns=statistics.fmean(map(best_ns, decodes)),
+            )
         )
-
-    raw_bytes = sum(len(encode(sample, NO_KEY, CODECS[0])) for sample in samples)
-    return tuple(map(measured, codecs))
+    return found
 
 
 class Picker:
@@ -163,28 +148,20 @@ class Picker:
     Args:
         name: a codec's name, or "auto".
         samples: number of samples in an epoch.
-        capacity: returns the capacity of the tier in bytes.
+        capacity: the capacity of the tier in bytes.
         from_disk: whether that tier is on disk.
         owner: the name of the cache in the log.
-
-    Raises:
-        ValueError: there is no such codec.
     """
 
     def __init__(
-        self,
-        name: str,
-        samples: int,
-        capacity: Callable[[], int],
-        *,
-        from_disk: bool,
-        owner: str,
+        self, name: str, samples: int, capacity: int, *, from_disk: bool, owner: str
     ) -> None:
         self._samples = samples
         self._capacity = capacity
         self._bandwidth = DISK_BYTES_PER_S if from_disk else math.inf
         self._owner = owner
         self._lock = threading.Lock()
+        # Samples, and how many nanoseconds each took to compute.
         self._seen: list[tuple[Any, int]] = []
         self._codec: Codec | None = None if name == "auto" else codec(name)
 
@@ -198,35 +175,30 @@ class Picker:
         """
         record = encode_parts(sample, key, self._codec or CODECS[0])
         if self._codec is None:
-            self._look(sample, sum(map(len, record)), took_ns)
+            with self._lock:
+                self._look(sample, sum(map(len, record)), took_ns)
         return record, unpacked_bytes(record)
 
     def _look(self, sample: Any, raw_bytes: int, took_ns: int) -> None:
         """Keep this sample for the measurement; choose once there are enough."""
-        with self._lock:
-            if self._codec is not None:
-                return
-            in_ram = self._bandwidth == math.inf
-            if in_ram and ROOMY * raw_bytes * self._samples <= self._capacity():
-                self._codec = CODECS[0]  # all fit, and smaller is no faster to read
-                return
-            self._seen.append((sample, took_ns))
-            if len(self._seen) < SAMPLES:
-                return
-            seen, self._seen = self._seen, []
-            choice = self._chosen([each for each, _ in seen], [ns for _, ns in seen])
-            self._codec = codec(choice.name)
-        LOGGER.info("%s: %s", self._owner, choice)
-
-    def _chosen(self, samples: list[Any], times_ns: list[int]) -> Choice:
-        raw_bytes = [len(encode(each, NO_KEY, CODECS[0])) for each in samples]
-        return choose(
-            Facts(
-                measure(samples),
-                statistics.fmean(raw_bytes),
-                self._samples,
-                statistics.fmean(times_ns),
-                self._capacity(),
-                self._bandwidth,
-            )
+        if self._codec is not None:
+            return
+        in_ram = self._bandwidth == math.inf
+        if in_ram and ROOMY * raw_bytes * self._samples <= self._capacity:
+            self._codec = CODECS[0]  # all fit, and smaller is no faster to read
+            return
+        self._seen.append((sample, took_ns))
+        if len(self._seen) < SAMPLES:
+            return
+        samples, times_ns = zip(*self._seen, strict=True)
+        self._seen = []
+        compute_ns = statistics.fmean(times_ns)
+        facts = Facts(self._samples, compute_ns, self._capacity, self._bandwidth)
+        costs = [expected(facts, each) for each in measure(samples)]
+        self._codec = codec(choose(costs, compute_ns))
+        LOGGER.info(
+            '%s: codec "%s"; expected per sample: %s',
+            self._owner,
+            self._codec.name,
+            ", ".join(map(str, costs)),
         )

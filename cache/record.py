@@ -20,12 +20,11 @@ from typing import Any, NoReturn
 import numpy as np
 from xxhash import xxh3_64
 
-from .codec import CODECS, Codec, Packed
+from .codec import CODECS, Codec, Image, Packed, is_image, predicted
 from .structure import (
     ALIGNMENT,
     WRONG,
     Reader,
-    StoredBuffer,
     TakenBytes,
     UnstorableError,
     aligned,
@@ -128,7 +127,7 @@ def decode(record: Packed, key: bytes) -> Any:
     Raises:
         RecordError: it is not a whole, undamaged, current record of that key.
     """
-    whole = opened(record, key)
+    whole = check(record, key)
     try:
         structure = DECODER.decode(str(whole.structure, "utf-8", "surrogatepass"))
         body = memoryview(whole.codec.unpack(whole.stored, whole.body_bytes))
@@ -136,15 +135,6 @@ def decode(record: Packed, key: bytes) -> Any:
         return Reader(body, is_ours, whole.codec.predicts).read(structure)
     except WRONG as error:
         raise RecordError(f"a record's content is wrong: {error}") from error
-
-
-def check(record: Packed, key: bytes) -> None:
-    """Check the header, lengths and checksum of a record.
-
-    Raises:
-        RecordError: it is not a whole, undamaged, current record of that key.
-    """
-    opened(record, key)
 
 
 def unpacked_bytes(record: Sequence[bytes | memoryview]) -> int:
@@ -161,8 +151,7 @@ def same(one: Any, other: Any) -> bool:
     """
     first, second = TakenBytes(one), TakenBytes(other)
     return written(first) == written(second) and all(
-        bytes(a.data) == bytes(b.data)
-        for a, b in zip(first.buffers, second.buffers, strict=True)
+        map(np.array_equal, first.buffers, second.buffers)
     )
 
 
@@ -181,7 +170,7 @@ def written(taken: TakenBytes) -> bytes:
     return text.ljust(aligned(HEADER.size + len(text)) - HEADER.size)
 
 
-def length_of(buffers: Sequence[StoredBuffer]) -> int:
+def length_of(buffers: Sequence[Image]) -> int:
     """Return the length of a body in bytes.
 
     Raises:
@@ -189,7 +178,7 @@ def length_of(buffers: Sequence[StoredBuffer]) -> int:
     """
     length = 0
     for buffer in buffers:
-        length = aligned(length) + len(buffer.data)
+        length = aligned(length) + buffer.size
     if length > MAX_BYTES:
         raise UnstorableError(
             f"sample has {length} bytes, but a cached one may have at most {MAX_BYTES};"
@@ -198,13 +187,15 @@ def length_of(buffers: Sequence[StoredBuffer]) -> int:
     return length
 
 
-def parts(buffers: Sequence[StoredBuffer], codec: Codec) -> list[bytes | memoryview]:
+def parts(buffers: Sequence[Image], codec: Codec) -> list[bytes | memoryview]:
     """Return the parts of the body before it is packed."""
     found: list[bytes | memoryview] = []
     length = 0
     for buffer in buffers:
-        found += [bytes(-length % ALIGNMENT), buffer.stored(predicts=codec.predicts)]
-        length = aligned(length) + len(buffer.data)
+        is_predicted = codec.predicts and is_image(buffer.shape)
+        data = predicted(buffer) if is_predicted else buffer.reshape(-1)
+        found += [bytes(-length % ALIGNMENT), data.data]
+        length = aligned(length) + buffer.size
     return found
 
 
@@ -225,8 +216,8 @@ def sealed(
     return [header, structure, *stored, CHECKSUM.pack(checksum.intdigest())]
 
 
-def opened(record: Packed, key: bytes) -> Opened:
-    """Return the checked parts of a record of that key.
+def check(record: Packed, key: bytes) -> Opened:
+    """Check the header, lengths and checksum of a record; return its parts.
 
     Raises:
         RecordError: it is not a whole, undamaged, current record of that key.

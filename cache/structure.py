@@ -21,12 +21,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..errors import SampleError
-from .codec import is_image, predicted, restored
+from .codec import is_image, restored
 
 Node: TypeAlias = "bool | int | float | str | list[Node] | None"
-Raw: TypeAlias = bytes | memoryview
 Path: TypeAlias = "tuple[Path, Any] | None"
 """Where a value is in a sample: (path of its container, index or key there)."""
 
@@ -78,22 +78,6 @@ class UnstorableError(SampleError):
     """A cache cannot keep this sample, because it could not return an equal one."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBuffer:
-    """The bytes of one value."""
-
-    data: Raw
-    image: tuple[int, ...] | None = None
-    """The shape, if it is an image."""
-
-    def stored(self, *, predicts: bool) -> Raw:
-        """Return the bytes to store: of an image, the residuals if prediction is on."""
-        if self.image is None or not predicts:
-            return self.data
-        pixels = np.frombuffer(self.data, np.uint8)
-        return predicted(pixels.reshape(self.image)).data
-
-
 @dataclass(slots=True)
 class TakenBytes:
     """Takes a sample apart.
@@ -104,7 +88,8 @@ class TakenBytes:
 
     sample: Any
     structure: Node = None
-    buffers: list[StoredBuffer] = field(default_factory=list)
+    buffers: list[NDArray[np.uint8]] = field(default_factory=list)
+    """The bytes of each value; those of an image have its shape, others are flat."""
 
     def __post_init__(self) -> None:
         self.structure = self._node(self.sample, None, MAX_DEPTH)
@@ -157,10 +142,9 @@ class TakenBytes:
         dtype = name_of(array.dtype)
         if not dtype:
             raise unstorable(array, path, f"of dtype {array.dtype}")
-        data: Raw = b""
-        if array.nbytes:
-            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        self._add(data, array.shape if dtype == "|B" else ())
+        flat = np.ascontiguousarray(array).reshape(-1)
+        data = flat.view(np.uint8) if array.nbytes else NOTHING
+        self.buffers.append(data.reshape(array.shape) if dtype == "|B" else data)
         return [tag, dtype, *array.shape]
 
     def _scalar(self, value: np.generic, path: Path) -> Node:
@@ -178,21 +162,17 @@ class TakenBytes:
         if why:
             raise unstorable(tensor, path, why)
         whole = tensor.resolve_conj().resolve_neg().contiguous()
-        data: Raw = b""
-        if whole.numel():
-            data = whole.reshape(-1).view(torch.uint8).numpy().data
-        self._add(data, tensor.shape if tensor.dtype == torch.uint8 else ())
+        data = whole.reshape(-1).view(torch.uint8).numpy() if whole.numel() else NOTHING
+        is_bytes = tensor.dtype == torch.uint8
+        self.buffers.append(data.reshape(tensor.shape) if is_bytes else data)
         return ["p", TENSOR_NAMES[tensor.dtype], *tensor.shape]
 
     def _bytes(self, tag: str, data: bytes) -> Node:
-        self._add(data)
+        self.buffers.append(np.frombuffer(data, np.uint8))
         return [tag, len(data)]
 
-    def _add(self, data: Raw, shape: tuple[int, ...] = ()) -> None:
-        image = tuple(shape) if is_image(shape) else None
-        self.buffers.append(StoredBuffer(data, image))
 
-
+NOTHING = np.empty(0, np.uint8)
 PLAIN = {bytes, str, int, float, bool, type(None)}
 KEYS = PLAIN - {bytes}
 
@@ -320,37 +300,26 @@ class Reader:
         self._at = start + length
         return self.body[start : self._at]
 
-    def _memory(self, data: memoryview) -> memoryview | bytearray:
-        """Return the bytes in memory that nobody else changes."""
-        is_view = self.is_ours and len(data) > SMALL_BYTES
-        return data if is_view else bytearray(data)
-
-    def _image(self, data: memoryview, shape: tuple[int, ...]) -> Any:
-        """Return an image, if prediction was on and this is one; otherwise None."""
-        if not self.predicts or not is_image(shape):
-            return None
-        return restored(np.frombuffer(data, np.uint8), shape)
-
     def _array(self, name: str, *shape: int) -> np.ndarray[Any, Any]:
         if not DTYPE.fullmatch(name):
             raise TypeError(f"{name!r} is no dtype of a record")
         dtype = np.dtype(name)
         data = self._take(count(shape) * dtype.itemsize)
-        image = self._image(data, shape) if name == "|B" else None
-        return np.ndarray(shape, dtype, self._memory(data)) if image is None else image
+        if self.predicts and name == "|B" and is_image(shape):
+            return restored(np.frombuffer(data, np.uint8), shape)
+        # In memory that nobody else changes.
+        is_view = self.is_ours and len(data) > SMALL_BYTES
+        return np.ndarray(shape, dtype, data if is_view else bytearray(data))
 
     def _scalar(self, name: str) -> Any:
         return self._array(name)[()]
 
     def _tensor(self, name: str, *shape: int) -> torch.Tensor:
         dtype = TENSOR_DTYPES[name]
-        data = self._take(count(shape) * dtype.itemsize)
-        if not data:
-            return torch.empty(shape, dtype=dtype, device="cpu")
-        image = self._image(data, shape) if dtype == torch.uint8 else None
-        if image is not None:
-            return torch.from_numpy(image)
-        return torch.frombuffer(self._memory(data), dtype=dtype).reshape(shape)
+        if dtype == torch.uint8:
+            return torch.from_numpy(self._array("|B", *shape))
+        data = self._array("|B", count(shape) * dtype.itemsize)
+        return torch.from_numpy(data).view(dtype).reshape(shape)
 
 
 def number(tag: str, digits: str) -> int | float:

@@ -9,13 +9,11 @@ sample itself: a process that was stopped in the middle delays others only once.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +23,7 @@ from xxhash import xxh3_64_intdigest
 
 from ..system.file_locks import release, try_lock
 from .disk import Disk, DiskError, let_go, shared_disk
-from .folder import DistrustError
+from .folder import DistrustError, folder_in
 from .memory import Arena, Full
 from .picking import Picker
 from .record import RecordError, decode
@@ -33,15 +31,14 @@ from .statistics import Counters
 from .writer import Writer
 
 LOGGER = logging.getLogger("penstock")
-FOLDER = "penstock-cache"
-"""The folder created inside the one that the user names."""
 COMPARED = 16
 """Records of an earlier run that each run computes again for comparison."""
 PATIENCE_S = 30.0
 FIRST_PAUSE_S = 0.0005
 MAX_PAUSE_S = 0.01
 """The system offers no time limit for waiting on another process's lock, so it is tried
-repeatedly, with pauses that double up to a hundredth of a second."""
+repeatedly, with pauses that double up to a hundredth of a second. So is one that
+another thread of this process holds: few wait for that."""
 FIRST_BYTE = 1 << 60
 """Locked bytes lie beyond all content."""
 
@@ -50,18 +47,13 @@ STOPPED = (
     " stored there until that process continues or ends"
 )
 
-Wait = Future[None] | float | None
-"""What to wait for: the computing thread of this process, or a time in seconds."""
+Sleep = Callable[[float], Awaitable[object]]
+"""Waits for so many seconds: `asyncio.sleep`, or `blocking_sleep`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """The result of claiming a key."""
-
-    ours: bool
-    """Whether the caller computes the sample, and must free the claim."""
-    waited: bool
-    """Whether somebody else held the claim before."""
+async def blocking_sleep(wait_s: float) -> None:
+    """Wait in this thread, whatever else might run in it."""
+    time.sleep(wait_s)  # noqa: ASYNC251 that is the point
 
 
 class Claims:
@@ -74,84 +66,56 @@ class Claims:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lock = threading.Lock()
-        # The future other threads of this process wait for; None if none does.
-        self._mine: dict[bytes, Future[None] | None] = {}
+        self._mine: set[bytes] = set()
 
-    def claim(self, key: bytes) -> Claim:
-        """Claim a key; wait while others hold it.
+    async def claim(self, key: bytes, sleep: Sleep) -> Claim:
+        """Claim a key; wait while others hold it, for up to `PATIENCE_S`.
 
-        No wait begins after `PATIENCE_S`, and none takes longer than that.
-
-        Returns:
-            whether it is ours now, and whether others held it before. If they did, they
-            may have stored the sample, so the caller looks for it again.
+        If others held it, they may have stored the sample, so the caller looks for it
+        again.
         """
-        if self._try(key) is None:
-            return AT_ONCE
+        end_s = time.monotonic() + PATIENCE_S
+        pause_s = FIRST_PAUSE_S
         waited = False
-        for wait in self._waits(key):
-            if wait is None:
-                return Claim(ours=True, waited=waited)
+        while not self._try(key):
+            if time.monotonic() > end_s:
+                return Claim(self, key, ours=False, waited=True)
             waited = True
-            if isinstance(wait, float):
-                time.sleep(wait)
-            else:
-                with suppress(TimeoutError):
-                    wait.result(PATIENCE_S)
-        return Claim(ours=False, waited=waited)
-
-    async def claim_in_loop(self, key: bytes) -> Claim:
-        """Act like `claim`, without blocking other coroutines."""
-        if self._try(key) is None:
-            return AT_ONCE
-        waited = False
-        for wait in self._waits(key):
-            if wait is None:
-                return Claim(ours=True, waited=waited)
-            waited = True
-            if isinstance(wait, float):
-                await asyncio.sleep(wait)
-            else:
-                await asyncio.wait([asyncio.wrap_future(wait)], timeout=PATIENCE_S)
-        return Claim(ours=False, waited=waited)
+            await sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        return Claim(self, key, ours=True, waited=waited)
 
     def free(self, key: bytes) -> None:
         """Release a claim of ours."""
         with self._lock:
-            waited_for = self._mine.pop(key)
+            self._mine.remove(key)
             release(self._descriptor, place(key))
-        if waited_for is not None:
-            waited_for.set_result(None)
 
-    def _waits(self, key: bytes) -> Iterator[Wait]:
-        """Yield what to wait for until patience runs out; None once the key is ours."""
-        end_s = time.monotonic() + PATIENCE_S
-        pause_s = FIRST_PAUSE_S
-        while time.monotonic() <= end_s:
-            other = self._try(key)
-            if other is NOBODY:
-                yield pause_s
-                pause_s = min(2 * pause_s, MAX_PAUSE_S)
-            else:
-                yield other
-
-    def _try(self, key: bytes) -> Future[None] | None:
-        """Claim it and return None; otherwise return its holder here, or `NOBODY`."""
+    def _try(self, key: bytes) -> bool:
         with self._lock:
-            if key in self._mine:
-                other = self._mine[key]
-                if other is None:
-                    other = self._mine[key] = Future()
-                return other
-            if not try_lock(self._descriptor, place(key)):
-                return NOBODY
-            self._mine[key] = None
-            return None
+            # The lock is this process's, so it does not keep out other threads.
+            if key in self._mine or not try_lock(self._descriptor, place(key)):
+                return False
+            self._mine.add(key)
+            return True
 
 
-AT_ONCE = Claim(ours=True, waited=False)
-NOBODY: Future[None] = Future()
-"""Nobody of this process: another process holds the key."""
+@dataclass(slots=True)
+class Claim:
+    """The result of claiming a key."""
+
+    claims: Claims
+    key: bytes
+    ours: bool
+    """Whether the caller computes the sample while others wait for it."""
+    waited: bool
+    """Whether somebody else held the claim before."""
+
+    def free(self) -> None:
+        """Release it, if it is still ours."""
+        if self.ours:
+            self.ours = False
+            self.claims.free(self.key)
 
 
 def place(key: bytes) -> int:
@@ -176,19 +140,13 @@ class Opening:
     samples: int
     """Number of samples in the dataset."""
     disk: Path | None
+    """The folder that the user names."""
     disk_limit: int | None
     """Largest size of the file on disk in bytes; None: the disk's own limit."""
     repeated: int = 3
     """Samples computed twice, to see whether the results differ."""
     optional: bool = False
     """Whether penstock added it: an unstorable sample ends the cache, not the run."""
-
-    @property
-    def folder(self) -> Path | None:
-        """Where the database is."""
-        if self.disk is None or self.disk.name == FOLDER:
-            return self.disk
-        return self.disk / FOLDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,28 +165,22 @@ class Here:
         opening: what to open.
         arena: this process's view of the RAM tier; `close` closes it.
         counters: counts of all processes; `close` closes them.
-
-    Raises:
-        ValueError: there is no such codec.
+        foreign_arena: whether the arena held records of another run when this run
+            joined it.
     """
 
     def __init__(
-        self, opening: Opening, arena: Arena | None, counters: Counters
+        self,
+        opening: Opening,
+        arena: Arena | None,
+        counters: Counters,
+        *,
+        foreign_arena: bool,
     ) -> None:
         self.opening = opening
         self.arena = arena
         self.counters = counters
-        self.disk: Disk | None = None
-        self._writer: Writer | None = None
-        self._picker = Picker(
-            opening.codec,
-            opening.samples,
-            self._capacity,
-            from_disk=arena is None,
-            owner=opening.name,
-        )
-        self.foreign_arena = False
-        """Whether the arena held records of another run when this run joined it."""
+        self._foreign_arena = foreign_arena
         self._looking = threading.Lock()
         # Namespaces that were opened on disk.
         self._known: set[bytes] = set()
@@ -241,16 +193,24 @@ class Here:
         self._stack.callback(counters.close)
         if arena is not None:
             self._stack.callback(arena.close)
-        self._open_disk()
+        self.disk = self._opened_disk()
         self.claims = self._open_claims()
+        self._writer: Writer | None = None
         if self.disk is not None:
             self._writer = Writer(
                 self.disk,
                 opening.about,
                 self._disk_off,
                 self.warn_of_disk,
-                opening.disk_limit,
+                self.disk_limit,
             )
+        self._picker = Picker(
+            opening.codec,
+            opening.samples,
+            max(0 if arena is None else arena.capacity, self.disk_limit),
+            from_disk=arena is None,
+            owner=opening.name,
+        )
 
     def find(self, key: bytes) -> Found | None:
         """Return the sample under `key`; None if it is missing or damaged."""
@@ -258,12 +218,40 @@ class Here:
         # Ask this first: a record that is read before a drop then stays doubted.
         doubted = namespace not in self._trusted and self.doubts(namespace)
         arena, disk = self.arena, self.disk  # another thread may give them up
+        began_ns = time.perf_counter_ns()
         if arena is not None:
             arena.note_use(namespace)
-            found = self._in_ram(key, arena, doubted=doubted)
+            record = arena.get(key)
+            found = self._decoded(key, record, arena, began_ns, doubted=doubted)
             if found is not None:
                 return found
         return None if disk is None else self._on_disk(key, disk, doubted=doubted)
+
+    def _decoded(
+        self,
+        key: bytes,
+        record: bytes | memoryview | None,
+        tier: Arena | Disk,
+        began_ns: int,
+        *,
+        doubted: bool,
+    ) -> Found | None:
+        """Return the sample of a record that a tier holds; drop a damaged record."""
+        if record is None:
+            return None
+        kind = "ram" if isinstance(tier, Arena) else "disk"
+        try:
+            sample = decode(record, key)
+        except RecordError:
+            self.counters.add(damaged=1)
+            if kind == "disk":
+                self.warn("a record was damaged; damaged records are computed again")
+            with suppress(TimeoutError, DiskError):
+                tier.forget(key)
+            return None
+        took_ns = time.perf_counter_ns() - began_ns
+        self.counters.add(**{f"{kind}_hits": 1, f"{kind}_ns": took_ns})
+        return Found(sample, doubted)
 
     def doubts(self, namespace: bytes) -> bool:
         """Whether records of a namespace must be compared before they are served.
@@ -376,22 +364,6 @@ class Here:
 
     # RAM
 
-    def _in_ram(self, key: bytes, arena: Arena, *, doubted: bool) -> Found | None:
-        began_ns = time.perf_counter_ns()
-        record = arena.get(key)
-        if record is None:
-            return None
-        try:
-            sample = decode(record, key)
-        except RecordError:
-            self.counters.add(damaged=1)
-            with suppress(TimeoutError):
-                arena.forget(key)
-            return None
-        took_ns = time.perf_counter_ns() - began_ns
-        self.counters.add(ram_hits=1, ram_ns=took_ns)
-        return Found(sample, doubted)
-
     def _keep_in_ram(self, key: bytes, *record: bytes | memoryview) -> bool:
         if self.arena is None:
             return False
@@ -412,19 +384,20 @@ class Here:
 
     # Disk
 
-    def _open_disk(self) -> None:
-        folder = self.opening.folder
-        if folder is None:
-            return
+    def _opened_disk(self) -> Disk | None:
+        opening = self.opening
+        if opening.disk is None:
+            return None
         try:
-            self.disk = shared_disk(folder, self.opening.disk_limit)
+            disk = shared_disk(folder_in(opening.disk), opening.disk_limit)
         except (DiskError, DistrustError) as error:
             self.warn_of_disk(f"it goes on without its disk: {error}")
-            return
-        if self.disk.told is not None:
-            self.warn(self.disk.told)
-            self.disk.told = None
-        self._stack.callback(let_go, self.disk)
+            return None
+        if disk.told is not None:
+            self.warn(disk.told)
+            disk.told = None
+        self._stack.callback(let_go, disk)
+        return disk
 
     def _open_claims(self) -> Claims | None:
         """Return the claims, which keep two workers from computing one sample."""
@@ -446,26 +419,17 @@ class Here:
         return Claims(descriptor)
 
     def _on_disk(self, key: bytes, disk: Disk, *, doubted: bool) -> Found | None:
-        writer = self._writer
-        began_ns = time.perf_counter_ns()
+        writer, began_ns = self._writer, time.perf_counter_ns()
         try:
             waiting = None if writer is None else writer.get(key)
             record = waiting or disk.get(key)
         except DiskError as error:
             self._disk_off(str(error))
             return None
-        if record is None:
-            return None
-        try:
-            sample = decode(record, key)
-        except RecordError:
-            self._forget(key)
-            return None
-        took_ns = time.perf_counter_ns() - began_ns
-        self.counters.add(disk_hits=1, disk_ns=took_ns)
-        if not doubted:
+        found = self._decoded(key, record, disk, began_ns, doubted=doubted)
+        if found is not None and record is not None and not doubted:
             self._keep_in_ram(key, record)
-        return Found(sample, doubted)
+        return found
 
     def _left(self, namespace: bytes) -> bool:
         """Whether records of a namespace were there before; mark it as in use."""
@@ -475,25 +439,12 @@ class Here:
                 return True
         except DiskError as error:
             self._disk_off(str(error))
-        return self.foreign_arena
-
-    def _forget(self, key: bytes) -> None:
-        self.counters.add(damaged=1)
-        if self.counters.total("damaged") == 1:
-            self.warn("a record was damaged; damaged records are computed again")
-        with suppress(DiskError):
-            if self.disk is not None:
-                self.disk.forget(key)
+        return self._foreign_arena
 
     def _disk_off(self, reason: str) -> None:
         if self.disk is not None:
             self.warn_of_disk(f"it goes on without its disk: {reason}")
         self.disk = self._writer = None
-
-    def _capacity(self) -> int:
-        """Bytes of records that the larger tier has room for."""
-        ram = 0 if self.arena is None else self.arena.capacity
-        return max(ram, self.disk_limit)
 
     @property
     def disk_limit(self) -> int:

@@ -7,16 +7,18 @@ is found thus costs neither a read nor any function before the cache.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ...cache.cache import Cache, RandomUpstreamError
+from ...cache.cache import Cache, RandomUpstreamError, finished
 from ...cache.structure import UnstorableError
+from ...cache.tiers import blocking_sleep
 from ...errors import SampleError, SpecError, set_on
 from ..plan import Context
-from .program import NO_SAMPLE, Calling, Calls, Map, Read, Work
+from .program import NO_SAMPLE, STOPPED, Calling, Calls, Map, Read, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +27,7 @@ class Stored:
 
     cache: Cache
     sized: bool
-    """Whether a function before it uses the image size."""
-
-    def size(self, context: Context) -> int | None:
-        """Return the size that belongs to its keys."""
-        return context.image_size if self.sized else None
+    """Whether a function before it uses the image size, which is in its keys then."""
 
 
 Step = Read | Map | Stored
@@ -41,12 +39,15 @@ class Cached(Calling):
 
     stage: str
     steps: tuple[Step, ...]
+    waits: bool = False
+    """Whether its functions are coroutine functions, which an event loop awaits."""
 
     def begin(self, work: Work) -> Calls:
         """Request one sample after another."""
         indices = work.chunk.indices.tolist()
         make = partial(self._make, len(self.steps) - 1, context=work.chunk.context)
-        return Calls(map(make, work.watched(indices)), len(indices), work)
+        made = map(make, work.watched(indices))
+        return Calls(made if self.waits else map(finished, made), len(indices), work)
 
     def leave(self) -> None:
         """Write records to disk that are still waiting for it."""
@@ -54,53 +55,46 @@ class Cached(Calling):
             if isinstance(step, Stored):
                 step.cache.flush()
 
-    def _make(self, at: int, index: int, context: Context) -> Any:
-        """Return the sample as step `at` makes it."""
-        match self.steps[at]:
-            case Read() as read:
-                return marked(read.stage, read.get, index)
-            case Map() as step:
-                sample = self._make(at - 1, index, context)
-                extras = {"ctx": OfCached(context.image_size)} if step.wants_ctx else {}
-                made = marked(step.stage, step.function, sample, **extras)
-                return refused_none(step.stage, made)
-            case Stored() as stored:
-
-                def compute(_number: int) -> Any:
-                    return self._make(at - 1, index, context)
-
-                try:
-                    return stored.cache.sample(index, stored.size(context), compute)
-                except (RandomUpstreamError, UnstorableError) as error:
-                    of_cache(error, stored.cache)
-                    raise
-
-
-@dataclass(frozen=True, slots=True)
-class AwaitedCached(Cached):
-    """Like `Cached`, for steps whose functions are all coroutine functions."""
-
     async def _make(self, at: int, index: int, context: Context) -> Any:
         """Return the sample as step `at` makes it."""
         match self.steps[at]:
-            case Read() as read:
-                return await awaited(read.stage, read.get, index)
+            case Read() as step:
+                return await self._called(step.stage, step.get, index)
             case Map() as step:
                 sample = await self._make(at - 1, index, context)
                 extras = {"ctx": OfCached(context.image_size)} if step.wants_ctx else {}
-                made = await awaited(step.stage, step.function, sample, **extras)
-                return refused_none(step.stage, made)
+                made = await self._called(step.stage, step.function, sample, **extras)
+                if made is None:
+                    raise of_stage(
+                        SampleError(NO_SAMPLE.format(step.stage)), step.stage
+                    )
+                return made
             case Stored() as stored:
+                size = context.image_size if stored.sized else None
 
                 def compute(_number: int) -> Awaitable[Any]:
                     return self._make(at - 1, index, context)
 
-                size = stored.size(context)
+                sleep = asyncio.sleep if self.waits else blocking_sleep
                 try:
-                    return await stored.cache.sample_in_loop(index, size, compute)
+                    return await stored.cache.sample(index, size, compute, sleep)
                 except (RandomUpstreamError, UnstorableError) as error:
-                    of_cache(error, stored.cache)
+                    if not hasattr(error, "penstock_stage"):  # of an earlier cache
+                        of_stage(error, stored.cache.opening.name)
                     raise
+
+    async def _called(
+        self, stage: str, function: Callable[..., Any], *args: Any, **extras: Any
+    ) -> Any:
+        """Call a function; mark its exception with the stage."""
+        try:
+            made = function(*args, **extras)
+            return await made if self.waits else made
+        except StopIteration as error:  # which a coroutine must not raise
+            raise of_stage(SampleError(STOPPED.format(stage)), stage) from error
+        except BaseException as error:
+            of_stage(error, stage)
+            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,44 +116,7 @@ class OfCached:
         )
 
 
-def refused_none(stage: str, sample: Any) -> Any:
-    """Return the sample, unless it is None.
-
-    Raises:
-        SampleError: it is None.
-    """
-    if sample is None:
-        raise of_stage(SampleError(NO_SAMPLE.format(stage)), stage)
-    return sample
-
-
 def of_stage(error: BaseException, stage: str) -> BaseException:
     """Return the error, marked with the stage that raised it: see `Work.fail`."""
     set_on(error, "penstock_stage", stage)
     return error
-
-
-def of_cache(error: BaseException, cache: Cache) -> None:
-    """Mark the error as raised by a cache, unless an earlier one has."""
-    if not hasattr(error, "penstock_stage"):
-        of_stage(error, cache.opening.name)
-
-
-def marked(stage: str, function: Callable[..., Any], *args: Any, **extras: Any) -> Any:
-    """Call a function; mark its exception with the stage."""
-    try:
-        return function(*args, **extras)
-    except BaseException as error:
-        of_stage(error, stage)
-        raise
-
-
-async def awaited(
-    stage: str, function: Callable[..., Any], *args: Any, **extras: Any
-) -> Any:
-    """Await a coroutine function; mark its exception with the stage."""
-    try:
-        return await function(*args, **extras)
-    except BaseException as error:
-        of_stage(error, stage)
-        raise

@@ -386,7 +386,7 @@ def _cache(before: Sequence[Stage], stage: CacheStage, name: str) -> Cache:
         disk_limit=stage.disk_limit,
         optional=stage.placed,
     )
-    return Cache(opening, found, found.digest.hex(), stage.ram)
+    return Cache(opening, found, stage.ram)
 
 
 def _check_mixture(source: Any, maps: Sequence[MapStage], name: str) -> None:

@@ -25,7 +25,7 @@ from ...engine.batch.array_rows import ArrayRowReader
 from ...engine.batch.buffer import Buffers
 from ...engine.batch_work import Collate
 from ...engine.in_children import taken_along
-from ...engine.program.cached import AwaitedCached, Cached, Stored
+from ...engine.program.cached import Cached, Stored
 from ...engine.program.program import (
     BatchMap,
     Filter,
@@ -392,8 +392,7 @@ def _operations(
     if not stored:
         return tuple(steps)
     waits = executor_of(_samplers(group)[0]) == "async"
-    kind = AwaitedCached if waits else Cached
-    return kind(name, tuple(steps[:stored])), *steps[stored:]
+    return Cached(name, tuple(steps[:stored]), waits), *steps[stored:]
 
 
 def _operation(stage: PerSample, number: int, caches: Collection[int]) -> Operation:

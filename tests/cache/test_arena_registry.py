@@ -1,8 +1,8 @@
-"""Processes find an arena by a list of its holders that needs no upkeep."""
+"""Processes find the arena that another of their user has open."""
 
 from __future__ import annotations
 
-import json
+import os
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cache import arena_registry as module
-from penstock.cache.arena_registry import join, leave, listed
+from penstock.cache.arena_registry import Holder, join, locked
 from penstock.cache.memory import Arena
 from penstock.system.runtime_folder import runtime_folder
 from support.forked import End, forked
@@ -24,7 +24,7 @@ NAME = "test"
 KEY = bytes(range(16))
 
 
-def the_list() -> Path:
+def the_lock() -> Path:
     folder = runtime_folder()
     assert folder is not None
     return folder / NAME
@@ -32,9 +32,8 @@ def the_list() -> Path:
 
 @contextmanager
 def joined() -> Iterator[Arena]:
-    arena, holder = join(NAME, 4096, 0)
+    arena, _ = join(NAME, 4096, 0)
     yield arena
-    leave(NAME, holder)
     arena.close()
 
 
@@ -52,23 +51,21 @@ def test_a_second_process_finds_the_arena_of_the_first() -> None:
 
 
 def test_an_arena_lives_on_after_its_first_process_has_left() -> None:
-    arena, holder = join(NAME, 4096, 0)
+    arena, _ = join(NAME, 4096, 0)
     arena.put(KEY, b"of the first")
     with forked(joins) as child:
         assert child.hear() == "of the first"
-        leave(NAME, holder)
         arena.close()
         with joined() as again:
             assert bytes(again.get(KEY) or b"") == b"of the first"
 
 
 def test_nothing_is_left_after_the_last_process_has_left() -> None:
-    arena, holder = join(NAME, 4096, 0)
-    assert the_list().exists()
-    leave(NAME, holder)
-    leave(NAME, holder)
-    arena.close()
-    assert not the_list().exists()
+    with joined() as arena:
+        arena.put(KEY, b"of one who is gone")
+    with joined() as arena:
+        assert arena.get(KEY) is None
+    assert not [*the_lock().parent.iterdir()]
 
 
 def test_a_killed_holder_is_followed_by_a_new_arena() -> None:
@@ -80,52 +77,74 @@ def test_a_killed_holder_is_followed_by_a_new_arena() -> None:
 
     with forked(work) as child:
         assert child.hear() == "put"
-    assert the_list().exists()
+        child.kill()
     with joined() as arena:
         assert arena.get(KEY) is None
-        assert len(json.loads(the_list().read_text())) == 1
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"\xff\x00",
-        b"{}",
-        b"[1]",
-        b'[{"pid": 1}]',
-        b'[{"pid": 1e999, "descriptor": 0, "device": 0, "inode": 0}]',
-        b'[{"pid": -1, "descriptor": 0, "device": 0, "inode": 0}]',
-        b"[" * 100_000,
-        b" " * (2 << 20),
-    ],
-    ids=lambda text: repr(text[:12]),
-)
-def test_a_file_that_is_not_a_list_is_rewritten(text: bytes) -> None:
-    the_list().write_bytes(text)
-    with joined():
-        assert len(json.loads(the_list().read_text())) == 1
+def test_processes_with_another_name_or_runtime_folder_have_other_arenas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with joined() as arena:
+        arena.put(KEY, b"of the first")
+        other, _ = join("another", 4096, 0)
+        assert other.get(KEY) is None
+        other.close()
+        (tmp_path / "runtime").mkdir()
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+        with joined() as elsewhere:
+            assert elsewhere.get(KEY) is None
+
+
+@pytest.mark.parametrize("content", [b"", bytes(1 << 16)], ids=["empty", "zeros"])
+def test_what_only_has_the_title_of_an_arena_is_not_used(content: bytes) -> None:
+    title = f"penstock-cache-{the_lock().parent.stat().st_ino}-{NAME}"
+    impostor = os.memfd_create(title)
+    os.write(impostor, content)
+    with joined() as arena:
+        arena.put(KEY, b"of an arena")
+        assert os.pread(impostor, 1 << 17, 0) == content
+        with joined() as again:
+            assert bytes(again.get(KEY) or b"") == b"of an arena"
+    os.close(impostor)
+
+
+def test_a_file_that_its_holder_has_closed_is_not_opened(tmp_path: Path) -> None:
+    with open(tmp_path / "one", "w+b") as one:
+        holder = Holder.me(one.fileno())
+        descriptor = holder.open()
+        assert descriptor is not None
+        os.close(descriptor)
+        with open(tmp_path / "other", "w+b") as other:
+            os.dup2(other.fileno(), one.fileno())
+            assert holder.open() is None
+    assert holder.open() is None
 
 
 def test_a_folder_that_others_may_write_to_is_not_used() -> None:
-    the_list().parent.chmod(0o777)
+    the_lock().parent.chmod(0o777)
     assert runtime_folder() is None
     with joined():
         pass
 
 
-def test_a_list_that_others_remove_meanwhile_is_opened_all_the_same() -> None:
-    def come_and_go(_: int) -> None:
+def test_one_process_or_thread_at_a_time_looks_for_an_arena() -> None:
+    inside: list[int] = []
+
+    def come_and_go(number: int) -> None:
         for _ in range(60):
-            with listed(the_list()) as holders:
-                assert holders == []
+            with locked(the_lock()):
+                inside.append(number)
+                assert inside == [number]
+                inside.remove(number)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(come_and_go, range(4)))
-    assert not the_list().exists()
+    assert not the_lock().exists()
 
 
 def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
-    folder = the_list().parent
+    folder = the_lock().parent
     folder.rmdir()
     folder.symlink_to(tmp_path)
     assert runtime_folder() is None
@@ -145,17 +164,17 @@ def test_where_the_runtime_folder_is_missing_processes_still_find_one_another(
             assert child.hear() == "of the first"
 
 
-def test_nobody_waits_for_a_list_that_a_stopped_process_holds(
+def test_nobody_waits_for_a_lock_that_a_stopped_process_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def stops(end: End) -> None:
-        with listed(the_list()):
-            end.tell("reads")
+        with locked(the_lock()):
+            end.tell("looks")
             end.hear()
 
     monkeypatch.setattr(module, "PATIENCE_S", 0.05)
     with forked(stops) as child:
-        assert child.hear() == "reads"
+        assert child.hear() == "looks"
         child.signal(signal.SIGSTOP)
         with pytest.raises(TimeoutError):
             join(NAME, 4096, 0)

@@ -16,14 +16,15 @@ from typing import Any
 import pytest
 
 from penstock.cache import folder as folder_module
-from penstock.cache.cache import REPEATED, Cache, Lookup, RandomUpstreamError
+from penstock.cache.cache import REPEATED, Cache, RandomUpstreamError
 from penstock.cache.disk import Disk
+from penstock.cache.folder import FOLDER
 from penstock.cache.housekeeping import entries
 from penstock.cache.record import UnstorableError
-from penstock.cache.tiers import COMPARED, FOLDER
+from penstock.cache.tiers import COMPARED
 from penstock.system.runtime_folder import runtime_folder
 from support.forked import End, forked
-from support.tiers import Computing, a_cache, is_right, sample_of
+from support.tiers import Computing, a_cache, ask, is_right, sample_of
 
 pytestmark = pytest.mark.usefixtures("own_runtime_folder")
 
@@ -60,7 +61,7 @@ def test_the_first_samples_are_computed_twice_and_the_others_once() -> None:
 
     with opened() as cache:
         for index in range(6):
-            cache.sample(index, None, compute(index))
+            ask(cache, index, None, compute(index))
         assert numbers == [0, 1] * REPEATED + [0] * 3
         assert totals(cache).misses == 6
 
@@ -69,7 +70,7 @@ def test_random_samples_are_refused_at_every_lookup() -> None:
     with opened() as cache:
         for index in range(2 * REPEATED):
             with pytest.raises(RandomUpstreamError, match=f"index {index} differed"):
-                cache.sample(index, None, lambda number: number)
+                ask(cache, index, None, lambda number: number)
             assert free(cache)
         assert totals(cache).stored == 0
 
@@ -158,9 +159,10 @@ def test_a_reader_does_not_put_a_dropped_record_into_ram(
         assert all(map(Computing(cache).right, range(9)))
     with opened(tmp_path / "disk", ram=RAM) as cache:
         changed = Computing(cache, version=1)
-        read_before = Lookup(cache._mine(), cache.fingerprint.key(8, None), 8)
+        read_before = cache._mine().find(cache.fingerprint.key(8, None))
         assert all(map(changed.right, range(8)))
-        assert not read_before.settled
+        assert read_before is not None
+        assert read_before.doubted
         assert all(map(changed.right, range(9)))
 
 
@@ -171,7 +173,7 @@ def test_a_computation_that_fails_frees_its_claim() -> None:
     with opened() as cache:
         for _ in range(2):
             with pytest.raises(OSError, match="of the dataset"):
-                cache.sample(1, None, fail)
+                ask(cache, 1, None, fail)
             assert free(cache)
         assert Computing(cache).right(1)
 
@@ -180,7 +182,7 @@ def test_a_sample_that_cannot_be_stored_frees_its_claim() -> None:
     with opened() as cache:
         for _ in range(2):
             with pytest.raises(UnstorableError):
-                cache.sample(1, None, lambda number: object())
+                ask(cache, 1, None, lambda number: object())
             assert free(cache)
         assert Computing(cache).right(1)
 
@@ -195,8 +197,8 @@ def test_an_event_loop_gets_the_same_as_threads() -> None:
 
     async def main(cache: Cache) -> None:
         with pytest.raises(OSError, match="of the dataset"):
-            await cache.sample_in_loop(1, None, fail)
-        asked = [cache.sample_in_loop(1, None, compute) for _ in range(8)]
+            await cache.sample(1, None, fail, asyncio.sleep)
+        asked = [cache.sample(1, None, compute, asyncio.sleep) for _ in range(8)]
         assert all(is_right(each, 1, None) for each in await asyncio.gather(*asked))
 
     with opened() as cache:
@@ -287,7 +289,4 @@ def test_processes_of_another_pid_namespace_have_a_disk_of_their_own(
     with forked(contained) as child:
         assert child.hear() == FOLDER  # nobody uses it now
         assert child.ended() == 0
-    entries_of = {
-        entry.name: entry.held.records for entry in entries(tmp_path / "disk")
-    }
-    assert list(entries_of.values()) == [12]
+    assert [held.records for _, held in entries(tmp_path / "disk")] == [12]

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from penstock.cache import tiers as module
-from penstock.cache.tiers import Claim, Claims
+from penstock.cache.cache import finished
+from penstock.cache.tiers import Claim, Claims, blocking_sleep
 from support.forked import End, forked
 
 KEY = bytes(range(16))
@@ -33,6 +34,15 @@ def claims(path: Path) -> Iterator[Claims]:
     os.close(descriptor)
 
 
+def claim(claims: Claims, key: bytes) -> Claim:
+    """Claim a key, as a thread does."""
+    return finished(claims.claim(key, blocking_sleep))
+
+
+def told(claim: Claim) -> tuple[bool, bool]:
+    return claim.ours, claim.waited
+
+
 def holder(path: Path) -> Claims:
     """Return the child's own claims, which end with it."""
     return Claims(os.open(path, os.O_RDWR))
@@ -44,7 +54,7 @@ def test_one_thread_at_a_time_has_a_key(claims: Claims) -> None:
     def work() -> None:
         nonlocal inside, most
         for _ in range(50):
-            assert claims.claim(KEY).ours
+            assert claim(claims, KEY).ours
             inside += 1
             most = max(most, inside)
             inside -= 1
@@ -59,10 +69,10 @@ def test_one_thread_at_a_time_has_a_key(claims: Claims) -> None:
 
 
 def test_a_key_that_is_freed_goes_to_a_waiter(claims: Claims) -> None:
-    assert claims.claim(KEY) == Claim(ours=True, waited=False)
-    assert claims.claim(OTHER) == Claim(ours=True, waited=False)
+    assert told(claim(claims, KEY)) == (True, False)
+    assert told(claim(claims, OTHER)) == (True, False)
     got: list[Claim] = []
-    waiting = threading.Thread(target=lambda: got.append(claims.claim(KEY)))
+    waiting = threading.Thread(target=lambda: got.append(claim(claims, KEY)))
     waiting.start()
     claims.free(KEY)
     waiting.join()
@@ -77,43 +87,43 @@ def test_a_cache_does_not_wait_for_what_another_computes(
     def work(end: End) -> None:
         mine = holder(path)
         for namespace in range(64):
-            mine.claim(namespace.to_bytes(8, "little") + KEY[8:])
+            claim(mine, namespace.to_bytes(8, "little") + KEY[8:])
         end.tell("has them")
         end.hear()
 
     with forked(work) as child:
         assert child.hear() == "has them"
-        assert claims.claim(KEY) == Claim(ours=True, waited=False)
+        assert told(claim(claims, KEY)) == (True, False)
     claims.free(KEY)
 
 
 def test_one_process_at_a_time_has_a_key(claims: Claims, path: Path) -> None:
     def work(end: End) -> None:
         mine = holder(path)
-        mine.claim(KEY)
+        claim(mine, KEY)
         end.tell("has it")
         end.hear()
         mine.free(KEY)
 
     with forked(work) as child:
         assert child.hear() == "has it"
-        assert claims._try(KEY) is module.NOBODY
+        assert not claims._try(KEY)
         child.tell("free it")
-        assert claims.claim(KEY).ours
+        assert claim(claims, KEY).ours
     claims.free(KEY)
 
 
 def test_the_claim_of_a_killed_process_is_free(claims: Claims, path: Path) -> None:
     def work(end: End) -> None:
         mine = holder(path)
-        mine.claim(KEY)
+        claim(mine, KEY)
         end.tell("has it")
         end.hear()
 
     with forked(work) as child:
         assert child.hear() == "has it"
         child.kill()
-        assert claims.claim(KEY) == Claim(ours=True, waited=False)
+        assert told(claim(claims, KEY)) == (True, False)
     claims.free(KEY)
 
 
@@ -122,7 +132,7 @@ def test_a_stopped_process_delays_others_only_for_a_while(
 ) -> None:
     def work(end: End) -> None:
         mine = holder(path)
-        mine.claim(KEY)
+        claim(mine, KEY)
         end.tell("has it")
         end.hear()
 
@@ -130,19 +140,19 @@ def test_a_stopped_process_delays_others_only_for_a_while(
     with forked(work) as child:
         assert child.hear() == "has it"
         child.signal(signal.SIGSTOP)
-        assert claims.claim(KEY) == Claim(ours=False, waited=True)
-        late = asyncio.run(claims.claim_in_loop(KEY))
-        assert late == Claim(ours=False, waited=True)
+        assert told(claim(claims, KEY)) == (False, True)
+        late = asyncio.run(claims.claim(KEY, asyncio.sleep))
+        assert told(late) == (False, True)
 
 
 def test_a_thread_that_takes_long_blocks_nobody(
     claims: Claims, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 0.02)
-    claims.claim(KEY)
-    assert claims.claim(KEY) == Claim(ours=False, waited=True)
-    late = asyncio.run(claims.claim_in_loop(KEY))
-    assert late == Claim(ours=False, waited=True)
+    claim(claims, KEY)
+    assert told(claim(claims, KEY)) == (False, True)
+    late = asyncio.run(claims.claim(KEY, asyncio.sleep))
+    assert told(late) == (False, True)
     claims.free(KEY)
 
 
@@ -151,13 +161,13 @@ def test_one_coroutine_at_a_time_has_a_key(claims: Claims) -> None:
 
     async def work() -> bool:
         nonlocal inside, most
-        claim = await claims.claim_in_loop(KEY)
+        mine = await claims.claim(KEY, asyncio.sleep)
         inside += 1
         most = max(most, inside)
         await asyncio.sleep(0)
         inside -= 1
         claims.free(KEY)
-        return claim.ours
+        return mine.ours
 
     async def main() -> list[bool]:
         return await asyncio.gather(*(work() for _ in range(8)))
@@ -168,14 +178,14 @@ def test_one_coroutine_at_a_time_has_a_key(claims: Claims) -> None:
 
 def test_a_coroutine_that_is_cancelled_leaves_the_claim_alone(claims: Claims) -> None:
     async def main() -> None:
-        waiting = asyncio.ensure_future(claims.claim_in_loop(KEY))
+        waiting = asyncio.ensure_future(claims.claim(KEY, asyncio.sleep))
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         claims.free(KEY)
-        assert (await claims.claim_in_loop(KEY)).ours
+        assert (await claims.claim(KEY, asyncio.sleep)).ours
         claims.free(KEY)
 
-    claims.claim(KEY)
+    claim(claims, KEY)
     asyncio.run(main())

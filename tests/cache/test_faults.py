@@ -92,11 +92,6 @@ def test_flips_in_the_files_beside_the_database_do_no_harm_either(
     happens(DAMAGE, "harm", tmp_path, name, step, step // 2)
 
 
-@pytest.mark.parametrize("step", [4, slow(1)])
-def test_a_wrong_list_of_arenas_shows_nowhere(step: int, tmp_path: Path) -> None:
-    happens(DAMAGE, "lists", tmp_path, step)
-
-
 @pytest.mark.parametrize("step", [8192, slow(1024)])  # two pages of the database
 def test_each_write_that_fails_turns_the_disk_off_with_one_warning(
     step: int, tmp_path: Path

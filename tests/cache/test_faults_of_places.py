@@ -13,8 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.cache.folder import LOCAL, kind_of_place
-from penstock.cache.tiers import FOLDER
+from penstock.cache.folder import FOLDER, LOCAL, kind_of_place
 from support import warm
 from support.cache_training import SAMPLES, WIDTH, train
 

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 from penstock.cache import disk as admission
 from penstock.cache.cache import Cache
 from penstock.cache.disk import Disk
+from penstock.cache.folder import folder_in
 from penstock.cache.record import RecordError, check
 from penstock.cache.tiers import Here
 from support.forked import End, forked
@@ -218,9 +219,9 @@ class TiersMachine(RuleBasedStateMachine):
 
     @property
     def here_folder(self) -> Path:
-        folder = self.ask.cache.opening.folder
-        assert folder is not None
-        return folder
+        disk = self.ask.cache.opening.disk
+        assert disk is not None
+        return folder_in(disk)
 
     # What always holds
 

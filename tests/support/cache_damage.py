@@ -5,7 +5,6 @@ This runs as a script, in a process of its own, so that a crash is noticed.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import random
@@ -15,16 +14,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
 from pathlib import Path
 
-from penstock.cache.arena_registry import Holder
 from penstock.cache.disk import Disk
-from penstock.cache.tiers import FOLDER
-from penstock.system.runtime_folder import runtime_folder
+from penstock.cache.folder import FOLDER
 from support.cache_faults import (
     FEW,
-    RAM,
     cache_in,
     found_in,
     key,
@@ -32,9 +27,7 @@ from support.cache_faults import (
     right,
     value_at,
 )
-from support.forked import End, forked
-
-ODD = [-1, 0, 1, 1 << 40, 1 << 70, 1e300, "x", None, []]
+from support.tiers import ask
 
 
 class Told(logging.Handler):
@@ -84,7 +77,7 @@ def used(folder: Path, samples: int) -> int:
     cache = cache_in(folder)
     first = found_in(cache, samples)
     for index in range(samples + 2):
-        right(cache.sample(index, None, value_at(index)), index)
+        right(ask(cache, index, None, value_at(index)), index)
     cache.close()
     again = cache_in(folder)
     found_in(again, samples)
@@ -133,41 +126,6 @@ def harm(place: Path, name: str, step: int, first: int) -> None:
     print(f"{count} files, {whole} of {count * samples} records served")
 
 
-def lists(place: Path, step: int) -> None:
-    """Look for an arena in lists that hold something else."""
-    with forked(keeps) as other, open(place / "a file", "wb+") as file:
-        file.write(bytes(10_000))
-        file.flush()
-        assert other.hear() == "open"
-        mine = Holder.me(file.fileno())
-        path = runtime_folder() / "faults"  # type: ignore[operator]
-        theirs = path.read_bytes()
-        wrong = [[asdict(replace(mine, **{n: v}))] for n in asdict(mine) for v in ODD]
-        texts = [json.dumps(each).encode() for each in (*wrong, [asdict(mine)], [{}])]
-        changes = damage(theirs, random.Random(0), step, 0)
-        for text in (*texts, *(text for _, text in changes)):
-            path.write_bytes(text)
-            cache = cache_in(None, RAM)
-            cache.open()
-            for index in range(FEW):
-                right(cache.sample(index, None, value_at(index)), index)
-            cache.close()
-        file.seek(0)
-        assert not any(file.read()), "what is no arena was written to"
-        path.write_bytes(theirs)
-        assert found_in(cache_in(None, RAM), FEW) == set(range(FEW))
-
-
-def keeps(end: End) -> None:
-    """Hold an arena with some samples."""
-    cache = cache_in(None, RAM)
-    cache.open()
-    for index in range(FEW):
-        cache.sample(index, None, value_at(index))
-    end.tell("open")
-    end.hear()
-
-
 def limited(place: Path, step: int) -> None:
     """Fill caches under a limit on the size of files, a little larger each time.
 
@@ -208,8 +166,6 @@ def main() -> None:
     match what, arguments:
         case "harm", [place, name, step, first]:
             harm(Path(place), name, int(step), int(first))
-        case "lists", [place, step]:
-            lists(Path(place), int(step))
         case "limited", [place, step]:
             limited(Path(place), int(step))
 

@@ -24,10 +24,11 @@ from penstock.cache.cache import Cache
 from penstock.cache.codec import CODECS
 from penstock.cache.disk import Disk
 from penstock.cache.fingerprint.key import Fingerprint
-from penstock.cache.folder import leased
+from penstock.cache.folder import FOLDER, leased
 from penstock.cache.record import encode
-from penstock.cache.tiers import FOLDER, Opening
+from penstock.cache.tiers import Opening
 from support.forked import End, Forked, forked
+from support.tiers import ask as ask_for
 
 SAMPLES = 150
 RAM = 4 << 20
@@ -69,7 +70,7 @@ def record(index: int) -> tuple[bytes, bytes]:
 def cache_in(folder: Path | None, ram: int = 0) -> Cache:
     """Return a cache of the samples above."""
     opening = Opening("Cache(ID:1)", "values", "auto", SAMPLES, folder, None)
-    return Cache(opening, KEYS, "faults", ram)
+    return Cache(opening, KEYS, ram)
 
 
 def found_in(cache: Cache, samples: int = SAMPLES) -> set[int]:
@@ -97,7 +98,7 @@ def asks(cache: Cache, seed: int, end: End) -> None:
         return value(index)
 
     def ask(index: int) -> None:
-        found = cache.sample(index, None, lambda _: compute(index))
+        found = ask_for(cache, index, None, lambda _: compute(index))
         right(found, index)
 
     with ThreadPoolExecutor(2) as threads:

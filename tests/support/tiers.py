@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from penstock.cache.cache import Cache
+from penstock.cache.cache import Cache, finished
 from penstock.cache.fingerprint.key import Fingerprint
-from penstock.cache.tiers import Opening
+from penstock.cache.tiers import Opening, blocking_sleep
 
-__all__ = ["Computing", "a_cache", "is_right", "sample_of"]
-
-NAME = "tiers"
+__all__ = ["Computing", "a_cache", "ask", "is_right", "sample_of"]
 
 
 def a_cache(
@@ -21,7 +20,18 @@ def a_cache(
 ) -> Cache:
     """Return a cache that is not open; all of them have the same keys and name."""
     opening = Opening("Cache(ID:1)", "numbers", "raw", 12, disk, limit)
-    return Cache(opening, Fingerprint(bytes(range(16))), NAME, ram)
+    return Cache(opening, Fingerprint(bytes(range(16))), ram)
+
+
+def ask(
+    cache: Cache, index: int, image_size: int | None, compute: Callable[[int], Any]
+) -> Any:
+    """Return a sample of a cache; a plain function computes it."""
+
+    async def awaited(number: int) -> Any:
+        return compute(number)
+
+    return finished(cache.sample(index, image_size, awaited, blocking_sleep))
 
 
 def sample_of(index: int, image_size: int | None, version: int = 0) -> tuple[Any, ...]:
@@ -56,7 +66,7 @@ class Computing:
             self.computed += number == 0
             return sample_of(index, image_size, self.version)
 
-        return self.cache.sample(index, image_size, compute)
+        return ask(self.cache, index, image_size, compute)
 
     def right(self, index: int, image_size: int | None = None) -> bool:
         """Read a sample; return whether it is right."""
