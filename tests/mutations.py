@@ -142,7 +142,7 @@ MUTATIONS = [
     Mutation(ORDER, "np.minimum(mixed, other, out=near)", "np.maximum(mixed, other, out=near)"),
     Mutation(ORDER, "while outside.size:", "if outside.size:"),
     Mutation(ORDER, "(given < 0)", "(given < -1)"),
-    Mutation(ORDER, "np.diff(rounds[places])) + 1", "np.diff(rounds[places]))"),
+    Mutation(ORDER, "np.diff(keys[places])) + 1", "np.diff(keys[places]))"),
     Mutation(PLAN, "min(max(n_global - first, 0), n_rows)", "min(n_global - first, n_rows)"),
     Mutation(PLAN, "n_local * ranks / n_global", "n_local / n_global"),
     Mutation(PLAN, "rows %= span.n_true", "rows = np.minimum(rows, span.n_true - 1)"),

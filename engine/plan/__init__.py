@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from .assigned import AssignedPlan
 from .batch_plan import BatchPlan, Context
-from .buckets import Lengths, bucketed
+from .buckets import Buckets, Lengths
 from .cursor import Cursor, read_state, write_state
 from .drawn import Drawing, DrawnPlan, as_yielded, objects
 from .group_shuffle import group_shuffle
@@ -37,6 +37,7 @@ from .timeline import Change, ConstantSchedule, Place, Schedule, Setting
 __all__ = [
     "AssignedPlan",
     "BatchPlan",
+    "Buckets",
     "Change",
     "ConstantSchedule",
     "Context",
@@ -56,7 +57,6 @@ __all__ = [
     "Shard",
     "Tail",
     "as_yielded",
-    "bucketed",
     "group_shuffle",
     "objects",
     "read_state",

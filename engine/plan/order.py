@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from ...errors import SpecError, check, checked_seed
 from .batch_plan import BatchPlan
 
 LONGEST = 2**63 - 1
+Numbers: TypeAlias = NDArray[np.int64]
+Value = TypeVar("Value")
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +29,7 @@ class Rows:
 
     indices: NDArray[Any]
     """`[N]`: indices into the dataset, or whatever a sampler yielded in their place."""
-    rounds: NDArray[np.int64]
+    rounds: Numbers
     """`int64 [N]`: each one's pass over the data, epoch * repeats + pass."""
 
     def __len__(self) -> int:
@@ -119,20 +121,11 @@ class Shuffle:
 
     def trace(self, rows: Rows) -> Rows:
         """Return the positions of each round's permutation at `rows`."""
-        positions, rounds = rows.indices, rows.rounds
-        if not len(rows):
-            return rows
-        if (rounds == rounds[0]).all():  # nearly always: a round is as long as the data
-            return Rows(self._shuffled(positions, rounds[0]), rounds)
-        indices = np.empty_like(positions)
-        for places in by_round(rounds):
-            indices[places] = self._shuffled(positions[places], rounds[places[0]])
-        return Rows(indices, rounds)
+        return Rows(by_key(rows.rounds, rows.indices, self.at), rows.rounds)
 
-    def _shuffled(
-        self, positions: NDArray[np.int64], round_: np.int64
-    ) -> NDArray[np.int64]:
-        return Permutation(self.length, self.seed, int(round_)).indices(positions)
+    def at(self, round_: int, positions: Numbers) -> Numbers:
+        """Return the samples at positions of a round, `[N]`."""
+        return Permutation(self.length, self.seed, round_).indices(positions)
 
     def __str__(self) -> str:
         return f"shuffle(seed={self.seed})"
@@ -142,7 +135,7 @@ class Shuffle:
 class Select:
     """Chosen positions of the previous sequence, in the given order."""
 
-    indices: NDArray[np.int64] = field(repr=False, compare=False)
+    indices: Numbers = field(repr=False, compare=False)
     digest: str
     """Stands for the indices when orders are compared, printed or hashed."""
 
@@ -222,14 +215,13 @@ class Order:
                 [0, epoch_length).
         """
         chosen = selection(indices, self.epoch_length)
-        digest = hashlib.blake2b(chosen.astype("<i8").tobytes(), digest_size=8)
-        return self.then(Select(chosen, digest.hexdigest()))
+        return self.then(Select(chosen, sealed(chosen)))
 
     def rows(self, epoch: int, start: int, stop: int) -> Rows:
         """Return the rows at positions `start` to `stop` of `epoch`."""
         return self.at(epoch, np.arange(start, stop, dtype=np.int64))
 
-    def at(self, epoch: int, positions: NDArray[np.int64]) -> Rows:
+    def at(self, epoch: int, positions: Numbers) -> Rows:
         """Return the rows at `positions`, `int64 [N]`, each in [0, epoch_length)."""
         rows = Rows(positions, np.full(positions.size, epoch, dtype=np.int64))
         for step in reversed(self.steps):
@@ -244,10 +236,52 @@ class Order:
         return ".".join((f"sequential({self.length})", *map(str, self.steps)))
 
 
-def by_round(rounds: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Return, for each round that occurs, its places in order."""
-    places = np.argsort(rounds, kind="stable")
-    return np.split(places, np.flatnonzero(np.diff(rounds[places])) + 1)
+def by_key(
+    keys: Numbers, positions: Numbers, at: Callable[[int, Numbers], Numbers]
+) -> Numbers:
+    """Return what `at` makes of the positions of each key, in their places, `[N]`."""
+    if not keys.size:
+        return positions
+    if (keys == keys[0]).all():  # nearly always: a round is as long as the data
+        return at(int(keys[0]), positions)
+    places = np.argsort(keys, kind="stable")
+    found = np.empty_like(positions)
+    for here in np.split(places, np.flatnonzero(np.diff(keys[places])) + 1):
+        found[here] = at(int(keys[here[0]]), positions[here])
+    return found
+
+
+def drawn_order(text: str, count: int) -> Numbers:
+    """Return the numbers below `count` in a pseudo-random order, keyed by `text`."""
+    key = hashlib.blake2b(text.encode(), digest_size=16).digest()
+    words = np.random.Philox(key=np.frombuffer(key, "<u8")).random_raw(count)
+    return np.argsort(words, kind="stable")
+
+
+def sealed(values: Numbers) -> str:
+    """Make an array read-only; return the digest that stands for it."""
+    values.flags.writeable = False
+    return hashlib.blake2b(values.astype("<i8").tobytes(), digest_size=8).hexdigest()
+
+
+class Recent(Generic[Value]):
+    """Keeps the last few values that were made. Any thread may ask.
+
+    The values are replaced as a whole, so at worst two threads make the same one.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._values: dict[Any, Value] = {}
+
+    def get(self, key: Any, make: Callable[[], Value]) -> Value:
+        """Return the value of a key, made now unless it is kept."""
+        found = self._values.get(key)
+        if found is None:
+            found = make()
+            kept = [*self._values.items()][1 - self._most :]
+            self._values = {**dict(kept), key: found}
+        return found
 
 
 def whole(name: str, value: int, most: int, cure: str) -> int:
@@ -266,10 +300,8 @@ def whole(name: str, value: int, most: int, cure: str) -> int:
     return number
 
 
-def selection(
-    indices: Sequence[int] | NDArray[np.integer], length: int
-) -> NDArray[np.int64]:
-    """Return `indices` as a read-only copy, `int64 [N]`.
+def selection(indices: Sequence[int] | NDArray[np.integer], length: int) -> Numbers:
+    """Return `indices` as a copy, `int64 [N]`.
 
     Raises:
         SpecError: there are none, they are not integers, or one is out of range.
@@ -288,9 +320,7 @@ def selection(
             f"`indices` must be >= 0 and < {length}, the number of samples, got "
             f"{given[place]} at place {place}; leave out indices without a sample"
         )
-    chosen = given.astype(np.int64)
-    chosen.flags.writeable = False
-    return chosen
+    return given.astype(np.int64)
 
 
 # Up to this length the permutation is made by sorting, which is exactly uniform. Over
@@ -326,7 +356,7 @@ class Permutation:
     round_: int
     """The pass over the data: each has its own permutation."""
 
-    def indices(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def indices(self, positions: Numbers) -> Numbers:
         """Return the values at `positions`, `int64 [N]`, each in [0, length)."""
         keys = self._keys()
         if self.length <= SORTED_LENGTH:
@@ -348,7 +378,7 @@ class Permutation:
         upper: int,
         lower: int,
         keys: NDArray[np.uint64],
-    ) -> NDArray[np.int64]:
+    ) -> Numbers:
         """Apply the network until all are inside: at most 1 value in 64 goes on."""
         values = feistel(values, upper, lower, keys)
         outside = np.flatnonzero(values >= np.uint64(self.length))

@@ -182,6 +182,13 @@ class SettingRun:
             step, position = self.step + before + batch, batch * self.size
         return Place(epoch, position, step, self.epoch_length)
 
+    def span(self, epoch: int, batch: int) -> Span:
+        """Return the positions of `batch` of `epoch`."""
+        place = self.place(epoch, batch)
+        return Span(
+            place, min(place.position + self.size, self.epoch_length), self.size
+        )
+
     def until(self, change: Change) -> tuple[int, int]:
         """Return (epoch, batch) of the first batch at or after `change`.
 
@@ -229,10 +236,11 @@ class Timeline:
         self._steps = [run.step for run in self.runs]
         self._starts = [(run.epoch, run.batch) for run in self.runs]
 
-    def find(self, step: int) -> tuple[SettingRun, int, int]:
-        """Return the run, the epoch and the batch of the global `step`."""
+    def find(self, step: int) -> tuple[Span, int]:
+        """Return the positions of the global `step`, and its number in its epoch."""
         run = self.runs[bisect_right(self._steps, step) - 1]
-        return run, *run.locate(step)
+        epoch, batch = run.locate(step)
+        return run.span(epoch, batch), batch
 
     def place(self, epoch: int, batch: int) -> Place:
         """Return where `batch` of `epoch` starts, or where the last one ends."""
@@ -242,9 +250,7 @@ class Timeline:
 
     def span(self, epoch: int, batch: int) -> Span:
         """Return the positions of `batch`, which `epoch` must have."""
-        run = self.run_at(epoch, batch)
-        place = run.place(epoch, batch)
-        return Span(place, min(place.position + run.size, self.epoch_length), run.size)
+        return self.run_at(epoch, batch).span(epoch, batch)
 
     def batch_of(self, epoch: int, position: int) -> int:
         """Return the batch of `epoch` that holds `position`, or the epoch's end."""
