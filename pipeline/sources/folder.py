@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ class Folder(Source, Sequence[tuple[bytes, int]]):
     Labels number the class folders in sorted order, as torchvision's ImageFolder does.
     """
 
-    KIND: ClassVar[str] = "Folder"
+    KIND = "Folder"
     root: str
     classes: tuple[str, ...]
     paths: tuple[str, ...]
