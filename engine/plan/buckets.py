@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +32,6 @@ from .timeline import Place, Span
 KEPT_WINDOWS = 4
 """Recently planned windows that are kept: a prefetching engine moves between a few."""
 KEPT_EPOCHS = 3
-STRIDE = 8
-"""Windows whose batches are counted at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +218,8 @@ def shuffled(
 class BudgetTimeline:
     """All batches of all epochs if each has as many samples as its tokens allow.
 
-    Batches are counted window by window, up to the requested one, so requests near the
-    previous one cost little. Any thread may ask: counts are replaced as a whole, and at
-    worst counted twice.
+    An epoch's batches are counted window by window when the epoch is first asked for.
+    Any thread may ask: at worst, two threads count the same.
     """
 
     runs: tuple[Any, ...] = ()
@@ -230,17 +228,15 @@ class BudgetTimeline:
     def __init__(self, buckets: Buckets) -> None:
         self.epoch_length = buckets.length
         self._buckets = buckets
-        self._counted: dict[int, tuple[int, ...]] = {}
-        """By epoch: batches before each window counted so far, and after the last."""
+        self._counted: Recent[tuple[int, ...]] = Recent(KEPT_EPOCHS)
         self._first: dict[int, int] = {0: 0}
         """By epoch: batches before it."""
 
     def find(self, step: int) -> tuple[Span, int]:
         """Return the positions of the global `step`, and its number in its epoch."""
         epoch = max(e for e, first in [*self._first.items()] if first <= step)
-        while not self._has(epoch, step - self._first[epoch]):
+        while self.first_step(epoch + 1) <= step:
             epoch += 1
-            self.first_step(epoch)
         batch = step - self._first[epoch]
         return self.span(epoch, batch), batch
 
@@ -260,24 +256,25 @@ class BudgetTimeline:
 
     def steps_in(self, epoch: int) -> int:
         """Return the number of batches in `epoch`."""
-        return self._count(epoch, self._buckets.windows)[-1]
+        return self._before(epoch)[-1]
 
     def place(self, epoch: int, batch: int) -> Place:
         """Return where `batch` of `epoch` starts, or where the last one ends."""
-        step = self.first_step(epoch) + batch
-        if not self._has(epoch, batch):
-            return Place(epoch, self.epoch_length, step, self.epoch_length)
-        window, number, ends = self._window_of(epoch, batch)
-        start = window * self._buckets.span
-        start += int(ends[number - 1]) if number else 0
-        return Place(epoch, start, step, self.epoch_length)
+        if batch < self.steps_in(epoch):
+            return self.span(epoch, batch).place
+        step, end = self.first_step(epoch) + batch, self.epoch_length
+        return Place(epoch, end, step, end)
 
     def span(self, epoch: int, batch: int) -> Span:
         """Return the positions of `batch`, one that `epoch` has."""
-        place = self.place(epoch, batch)
-        window, number, ends = self._window_of(epoch, batch)
-        stop = window * self._buckets.span + int(ends[number])
-        return Span(place, stop, stop - place.position)
+        before = self._before(epoch)
+        window = bisect_right(before, batch) - 1
+        number, begin = batch - before[window], window * self._buckets.span
+        ends = self._buckets.planned(epoch, window).ends
+        start = begin + int(ends[number - 1]) if number else begin
+        stop = begin + int(ends[number])
+        step = self.first_step(epoch) + batch
+        return Span(Place(epoch, start, step, self.epoch_length), stop, stop - start)
 
     def even(self, epoch: int, first: int, last: int) -> bool:  # noqa: ARG002 see Timeline
         """Whether two batches of an epoch, and all between, share a global size."""
@@ -288,35 +285,16 @@ class BudgetTimeline:
         if position >= self.epoch_length:
             return self.steps_in(epoch)
         window, offset = divmod(position, self._buckets.span)
-        before = self._count(epoch, window + 1)[window]
         ends = self._buckets.planned(epoch, window).ends
-        return before + int(np.searchsorted(ends, offset, side="right"))
+        batch = int(np.searchsorted(ends, offset, side="right"))
+        return self._before(epoch)[window] + batch
 
-    def _has(self, epoch: int, batch: int) -> bool:
-        """Whether `epoch` has this batch; counts no further than needed."""
-        return batch < self._counted_to(epoch, batch)[-1]
+    def _before(self, epoch: int) -> tuple[int, ...]:
+        """Return the batches before each window of `epoch`, and after the last one."""
 
-    def _counted_to(self, epoch: int, batch: int) -> tuple[int, ...]:
-        """Return the batches before each window, up to the one that has this batch."""
-        counted = self._counted.get(epoch, (0,))
-        while counted[-1] <= batch and len(counted) <= self._buckets.windows:
-            counted = self._count(epoch, len(counted) - 1 + STRIDE)
-        return counted
+        def count() -> tuple[int, ...]:
+            windows = range(self._buckets.windows)
+            planned = (self._buckets.planned(epoch, window) for window in windows)
+            return tuple(accumulate((each.ends.size for each in planned), initial=0))
 
-    def _window_of(self, epoch: int, batch: int) -> tuple[int, int, Numbers]:
-        """Return the window of a batch, its number there, and the batches' ends."""
-        counted = self._counted_to(epoch, batch)
-        window = bisect_right(counted, batch) - 1
-        ends = self._buckets.planned(epoch, window).ends
-        return window, batch - counted[window], ends
-
-    def _count(self, epoch: int, windows: int) -> tuple[int, ...]:
-        """Return the batches before each window, at least up to that number of them."""
-        counted = [*self._counted.get(epoch, (0,))]
-        wanted = min(windows, self._buckets.windows)
-        while len(counted) <= wanted:
-            planned = self._buckets.planned(epoch, len(counted) - 1)
-            counted.append(counted[-1] + planned.ends.size)
-        kept = [*self._counted.items()][1 - KEPT_EPOCHS :]
-        self._counted = {**dict(kept), epoch: tuple(counted)}
-        return tuple(counted)
+        return self._counted.get(epoch, count)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal, NamedTuple, get_args
 
@@ -19,7 +19,7 @@ from .cursor import Cursor, read_state, write_state
 from .order import Numbers, Order, PlannedBatch, Rows
 from .part_shuffle import PartShuffle, check_parts, parts_of
 from .shard import Shard
-from .timeline import ConstantSchedule, Place, Schedule, Setting, Span, Timeline
+from .timeline import ConstantSchedule, Place, Schedule, Setting, Timeline
 
 Tail = Literal["pad_mask", "pad_repeat"]
 """What several ranks do with an epoch's short last batch, unless it is dropped. Each
@@ -145,9 +145,8 @@ class Plan:
 
     def _alike_after(self, plan: BatchPlan, most: int) -> int:
         """Return how many batches after one surely differ from it only in place."""
-        if plan.last or not isinstance(self.schedule, ConstantSchedule):
-            return 0
-        if isinstance(self.timeline, BudgetTimeline):
+        constant = isinstance(self.schedule, ConstantSchedule)
+        if plan.last or not constant or isinstance(self.timeline, BudgetTimeline):
             return 0
         return min(most, self.timeline.steps_in(plan.epoch) - plan.batch - 2)
 
@@ -238,9 +237,8 @@ class Plan:
 
     def _setting(self, place: Place, size: int) -> Setting:
         setting = self.schedule.at(place)
-        if isinstance(self.timeline, BudgetTimeline):
-            return replace(setting, global_size=size)
-        if setting.global_size != size:
+        has_budget = isinstance(self.timeline, BudgetTimeline)
+        if setting.global_size != size and not has_budget:
             raise SpecError(
                 f"the schedule's at() gives a global batch size of"
                 f" {setting.global_size} at {place}, but its next_change() said that"
@@ -248,11 +246,6 @@ class Plan:
                 " place where at() changes the size"
             )
         return setting
-
-    def _dealt(self, span: Span) -> tuple[int, int]:
-        """Return (first, count) of this rank's rows; a single rank does not pad."""
-        ranks = self.shard.size
-        return self.shard.share(span.n_true if ranks == 1 else max(span.size, ranks))
 
     def _window(self, plan: BatchPlan) -> IndexWindow:
         """Read the rows of `plan` and the batches after it: cheapest in bulk."""
@@ -277,7 +270,10 @@ class Plan:
 
     def _positions(self, epoch: int, batch: int) -> Numbers:
         span = self.timeline.span(epoch, batch)
-        first, n_rows = self._dealt(span)
+        ranks = self.shard.size
+        # A single rank does not pad.
+        dealt = span.n_true if ranks == 1 else max(span.size, ranks)
+        first, n_rows = self.shard.share(dealt)
         start = span.place.position
         rows = np.arange(first, first + n_rows, dtype=np.int64)
         if first + n_rows > span.n_true:

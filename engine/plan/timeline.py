@@ -160,10 +160,6 @@ class SettingRun:
     per_epoch: int
     """Batches in each later epoch."""
 
-    def batches_in(self, epoch: int) -> int:
-        """Return the number of batches in `epoch`, if it ends in this run."""
-        return self.batch + self.here if epoch == self.epoch else self.per_epoch
-
     def locate(self, step: int) -> tuple[int, int]:
         """Return (epoch, batch) of `step`."""
         beyond = step - self.step - self.here
@@ -274,7 +270,7 @@ class Timeline:
         last = self.runs[-1]
         if last.epoch > epoch:
             last = self.runs[bisect_right(self._starts, (epoch, math.inf)) - 1]
-        return last.batches_in(epoch)
+        return last.batch + last.here if last.epoch == epoch else last.per_epoch
 
     def _all_runs(self, schedule: Schedule) -> tuple[SettingRun, ...]:
         place, batch = Place(0, 0, 0, self.epoch_length), 0

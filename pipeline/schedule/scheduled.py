@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Literal
 
 from ...engine.plan import Change, Place, Setting
@@ -97,7 +97,7 @@ class ResolvedSchedule:
 
     def at(self, place: Place) -> Setting:
         said = self.scheduled
-        size = self._global(said.batch_size.at(place))
+        size = self._size(place)
         own = 1.0 if said.lr_mult is None else said.lr_mult.at(place)
         image = None if said.image_size is None else said.image_size.at(place)
         return Setting(
@@ -114,13 +114,13 @@ class ResolvedSchedule:
     def describe(self) -> Mapping[str, object]:
         said = self.scheduled
         curves = {
-            "batch_size": scaled(said.batch_size, self.factor),
             "image_size": said.image_size,
             "momentum": said.momentum,
             "lr_mult": said.lr_mult,
             "strength": said.strength,
         }
         described = {n: c.describe() for n, c in curves.items() if c is not None}
+        described["batch_size"] = multiplied(said.batch_size, self.factor)
         base = said.base_batch and said.base_batch * self.factor
         coupled = {"exponent": said.exponent, "base_batch": base}
         return {
@@ -133,42 +133,26 @@ class ResolvedSchedule:
         given = self.scheduled.base_batch
         if given is not None:
             return given * self.factor
-        start = Place(0, 0, 0, place.epoch_length)
-        return self._global(self.scheduled.batch_size.at(start))
+        return self._size(Place(0, 0, 0, place.epoch_length))
 
-    def _global(self, size: float) -> int:
-        return whole("batch_size", size) * self.factor
+    def _size(self, place: Place) -> int:
+        return whole("batch_size", self.scheduled.batch_size.at(place)) * self.factor
 
 
-def scaled(curve: Curve, factor: int) -> Curve:
-    """Return a curve times a factor, as a curve of the same kind if possible."""
+def multiplied(curve: Curve, factor: int) -> Mapping[str, object]:
+    """Describe a curve times a factor, as a curve of the same kind if possible."""
     if isinstance(curve, Constant):
-        return Constant(curve.value * factor)
-    if isinstance(curve, Stages):
-        return replace(curve, values=tuple(v * factor for v in curve.values))
-    if isinstance(curve, Ramp) and curve.multiple_of is not None:
+        curve = Constant(curve.value * factor)
+    elif isinstance(curve, Stages):
+        curve = replace(curve, values=tuple(v * factor for v in curve.values))
+    elif isinstance(curve, Ramp) and curve.multiple_of is not None:
         first, last, step = curve.first, curve.last, curve.multiple_of
-        return replace(
+        curve = replace(
             curve, first=first * factor, last=last * factor, multiple_of=step * factor
         )
-    return curve if factor == 1 else Scaled(curve, factor)
-
-
-@dataclass(frozen=True, slots=True)
-class Scaled:
-    """A curve times a factor."""
-
-    curve: Curve
-    factor: int
-
-    def at(self, place: Place) -> float:
-        return self.curve.at(place) * self.factor
-
-    def next_change(self, place: Place) -> Change | None:
-        return self.curve.next_change(place)
-
-    def describe(self) -> Mapping[str, object]:
-        return {**self.curve.describe(), "times": self.factor}
+    elif factor != 1:
+        return {**curve.describe(), "times": factor}
+    return curve.describe()
 
 
 def whole(name: str, value: float) -> int:
@@ -184,6 +168,7 @@ def whole(name: str, value: float) -> int:
 # A schedule as a table, to check before training.
 
 MAX_LINES = 60
+# After the first two, the fields of a `Setting`.
 HEAD = ("epoch", "step", "batch", "image", "lr x", "momentum", "strength")
 
 
@@ -202,7 +187,8 @@ def preview(schedule: ResolvedSchedule, samples: int, epochs: float | None) -> s
     lines: list[tuple[str, ...]] = []
     before: tuple[str, ...] | None = None
     for place in places(timeline, end):
-        shown = show(schedule.at(place))
+        values = astuple(schedule.at(place))
+        shown = tuple("-" if value is None else f"{value:.6g}" for value in values)
         if shown != before:
             lines.append((f"{place.samples / samples:g}", f"{place.step}", *shown))
         before = shown
@@ -218,15 +204,3 @@ def places(timeline: Timeline, end: int) -> list[Place]:
     starts = {(run.epoch, run.batch) for run in timeline.runs if run.epoch < end}
     starts |= {(epoch, 0) for epoch in range(end)}
     return [timeline.place(epoch, batch) for epoch, batch in sorted(starts)]
-
-
-def show(setting: Setting) -> tuple[str, ...]:
-    """Return the cells of a line."""
-    values = (
-        setting.global_size,
-        setting.image_size,
-        setting.lr_mult,
-        setting.momentum,
-        setting.strength,
-    )
-    return tuple("-" if value is None else f"{value:.6g}" for value in values)
