@@ -9,7 +9,7 @@ A state is O(1), plain JSON and the same on every rank.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 from ...errors import StateError
 
@@ -30,16 +30,6 @@ class Cursor:
     """Batches consumed over all epochs."""
     position: int
     """Positions of the epoch that are consumed."""
-
-
-def write_state(cursor: Cursor, plan_hash: str, facts: Facts) -> dict[str, object]:
-    """Return the state of `cursor`, under a plan with this hash and these facts."""
-    return {
-        "version": STATE_VERSION,
-        "plan": plan_hash,
-        "facts": dict(facts),
-        **asdict(cursor),
-    }
 
 
 def read_state(

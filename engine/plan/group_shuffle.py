@@ -17,9 +17,9 @@ from ...errors import check, checked_seed
 from .order import (
     Numbers,
     Order,
-    Permutation,
     Recent,
     Rows,
+    Shuffle,
     by_key,
     drawn_order,
     sealed,
@@ -103,7 +103,7 @@ class GroupShuffle:
             start = int(ends[first - 1]) if first else 0
             length = int(ends[min(first + self.window, ends.size) - 1]) - start
             key = round_ * ends.size + number
-            inside = Permutation(length, self.seed, key).indices(positions - start)
+            inside = Shuffle(length, self.seed).at(key, positions - start)
             return self.samples(shuffled, start + inside)
 
         numbers = np.searchsorted(ends, positions, side="right") // self.window

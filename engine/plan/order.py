@@ -59,8 +59,12 @@ class Planning(Protocol):
     def planned(self, number: int) -> PlannedBatch:
         """Return a batch, by its number among those of the engine."""
 
-    def regime(self, step: int) -> str:
-        """Return what loading the batch of a step is like; empty if unknown."""
+    def regime(self, step: int) -> str:  # noqa: ARG002 a plan of its own size has none
+        """Return what loading the batch of a step is like; empty if unknown.
+
+        So it is where a sampler decides the sizes, and where the trainer knows them.
+        """
+        return ""
 
 
 class Step(Protocol):
@@ -114,9 +118,17 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """The previous sequence in a pseudo-random order, a different one each round."""
+    """The previous sequence in a pseudo-random order, a different one each round.
+
+    Any position takes O(1) time and memory. Up to 4096 values are sorted by random
+    words. Above that, a generalised Feistel network over Z_a x Z_b with a * b >= length
+    is applied repeatedly to the few values outside the range until they are inside
+    (Black, Rogaway: "Ciphers with arbitrary finite domains", CT-RSA 2002, section 5).
+    The result is the same on every machine.
+    """
 
     length: int
+    """1 to 2**63 - 1."""
     seed: int
 
     def trace(self, rows: Rows) -> Rows:
@@ -124,8 +136,23 @@ class Shuffle:
         return Rows(by_key(rows.rounds, rows.indices, self.at), rows.rounds)
 
     def at(self, round_: int, positions: Numbers) -> Numbers:
-        """Return the samples at positions of a round, `[N]`."""
-        return Permutation(self.length, self.seed, round_).indices(positions)
+        """Return the values at positions of a round, `int64 [N]`, in [0, length)."""
+        # Words that are unrelated for any two (seed, round).
+        text = f"penstock order, seed {self.seed}, round {round_}"
+        digest = hashlib.blake2b(text.encode(), digest_size=8 * FEISTEL_ROUNDS).digest()
+        keys = np.frombuffer(digest, "<u8").astype(np.uint64)
+        if self.length <= SORTED_LENGTH:
+            philox = np.random.Philox(key=keys[:2])
+            return np.argsort(philox.random_raw(self.length), kind="stable")[positions]
+        lower = math.isqrt(self.length - 1) + 1
+        upper = -(-self.length // lower)
+        values = feistel(positions.astype(np.uint64), upper, lower, keys)
+        outside = np.flatnonzero(values >= np.uint64(self.length))
+        while outside.size:  # at most 1 value in 64
+            walked = feistel(values[outside], upper, lower, keys)
+            values[outside] = walked
+            outside = outside[walked >= np.uint64(self.length)]
+        return values.view(np.int64)
 
     def __str__(self) -> str:
         return f"shuffle(seed={self.seed})"
@@ -337,56 +364,6 @@ HALF = np.uint64(32)
 # its kind (Steele, Vigna: "Computationally easy, spectrally good multipliers", 2021).
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 SPREAD = np.uint64(0xD1342543DE82EF95)
-
-
-@dataclass(frozen=True, slots=True)
-class Permutation:
-    """A pseudo-random permutation of [0, length), keyed by (seed, round).
-
-    Any position takes O(1) time and memory. Up to 4096 values are sorted by random
-    words. Above that, a generalised Feistel network over Z_a x Z_b with a * b >= length
-    is applied repeatedly to the few values outside the range until they are inside
-    (Black, Rogaway: "Ciphers with arbitrary finite domains", CT-RSA 2002, section 5).
-    The result is the same on every machine.
-    """
-
-    length: int
-    """1 to 2**63 - 1."""
-    seed: int
-    round_: int
-    """The pass over the data: each has its own permutation."""
-
-    def indices(self, positions: Numbers) -> Numbers:
-        """Return the values at `positions`, `int64 [N]`, each in [0, length)."""
-        keys = self._keys()
-        if self.length <= SORTED_LENGTH:
-            philox = np.random.Philox(key=keys[:2])
-            return np.argsort(philox.random_raw(self.length), kind="stable")[positions]
-        lower = math.isqrt(self.length - 1) + 1
-        upper = -(-self.length // lower)
-        return self._walk(positions.astype(np.uint64), upper, lower, keys)
-
-    def _keys(self) -> NDArray[np.uint64]:
-        """Return 8 words that are unrelated for any two (seed, round)."""
-        text = f"penstock order, seed {self.seed}, round {self.round_}"
-        digest = hashlib.blake2b(text.encode(), digest_size=8 * FEISTEL_ROUNDS).digest()
-        return np.frombuffer(digest, "<u8").astype(np.uint64)
-
-    def _walk(
-        self,
-        values: NDArray[np.uint64],
-        upper: int,
-        lower: int,
-        keys: NDArray[np.uint64],
-    ) -> Numbers:
-        """Apply the network until all are inside: at most 1 value in 64 goes on."""
-        values = feistel(values, upper, lower, keys)
-        outside = np.flatnonzero(values >= np.uint64(self.length))
-        while outside.size:
-            walked = feistel(values[outside], upper, lower, keys)
-            values[outside] = walked
-            outside = outside[walked >= np.uint64(self.length)]
-        return values.view(np.int64)
 
 
 def feistel(

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from typing import Literal, NamedTuple, get_args
 
@@ -15,7 +15,7 @@ import numpy as np
 from ...errors import SpecError, StateError, check
 from .batch_plan import BatchPlan
 from .buckets import BudgetTimeline, budget_of
-from .cursor import Cursor, read_state, write_state
+from .cursor import STATE_VERSION, Cursor, read_state
 from .order import Numbers, Order, PlannedBatch, Rows
 from .part_shuffle import PartShuffle, check_parts, parts_of
 from .shard import Shard
@@ -203,7 +203,8 @@ class Plan:
 
     def state(self, cursor: Cursor) -> dict[str, object]:
         """Return `cursor` as O(1) JSON, the same on every rank."""
-        return write_state(cursor, self.hash, self.facts())
+        known = {"version": STATE_VERSION, "plan": self.hash, "facts": self.facts()}
+        return {**known, **asdict(cursor)}
 
     def restore(self, state: Mapping[str, object], *, override: bool = False) -> Cursor:
         """Return the cursor in `state`, on any number of ranks, in O(1).

@@ -72,7 +72,25 @@ class Scheduled(Printed):
             epochs: number of epochs in the table; None: up to the end of the schedule,
                 or to the epoch after its last change.
         """
-        return preview(self.resolve(world), samples, epochs or self.end_epoch)
+        schedule = self.resolve(world)
+        timeline = Timeline(schedule, samples, drop_last=False)
+        end = int(epochs or self.end_epoch or timeline.runs[-1].epoch + 1)
+        total = timeline.place(end, 0).step
+        lines: list[tuple[str, ...]] = []
+        before: tuple[str, ...] | None = None
+        for place in places(timeline, end):
+            values = astuple(schedule.at(place))
+            shown = tuple("-" if value is None else f"{value:.6g}" for value in values)
+            if shown != before:
+                lines.append((f"{place.samples / samples:g}", f"{place.step}", *shown))
+            before = shown
+        if len(lines) > MAX_LINES:
+            lines[MAX_LINES - 1 : -1] = [("...",) * len(HEAD)]
+        widths = [max(map(len, column)) for column in zip(HEAD, *lines, strict=True)]
+        rows = (
+            "  ".join(map(str.rjust, row, widths)).rstrip() for row in (HEAD, *lines)
+        )
+        return "\n".join([*rows, f"{total} steps in {end} epochs of {samples} samples"])
 
     def __repr__(self) -> str:
         """Return the code that makes it, a line a setting."""
@@ -170,33 +188,6 @@ def whole(name: str, value: float) -> int:
 MAX_LINES = 60
 # After the first two, the fields of a `Setting`.
 HEAD = ("epoch", "step", "batch", "image", "lr x", "momentum", "strength")
-
-
-def preview(schedule: ResolvedSchedule, samples: int, epochs: float | None) -> str:
-    """Return one line for each run of equal batches, and the total number of steps.
-
-    Args:
-        schedule: schedule of global batches.
-        samples: number of samples in an epoch.
-        epochs: number of epochs to look at; None: up to one after the last change of
-            size.
-    """
-    timeline = Timeline(schedule, samples, drop_last=False)
-    end = int(epochs or timeline.runs[-1].epoch + 1)
-    total = timeline.place(end, 0).step
-    lines: list[tuple[str, ...]] = []
-    before: tuple[str, ...] | None = None
-    for place in places(timeline, end):
-        values = astuple(schedule.at(place))
-        shown = tuple("-" if value is None else f"{value:.6g}" for value in values)
-        if shown != before:
-            lines.append((f"{place.samples / samples:g}", f"{place.step}", *shown))
-        before = shown
-    if len(lines) > MAX_LINES:
-        lines[MAX_LINES - 1 : -1] = [("...",) * len(HEAD)]
-    widths = [max(map(len, column)) for column in zip(HEAD, *lines, strict=True)]
-    rows = ("  ".join(map(str.rjust, row, widths)).rstrip() for row in (HEAD, *lines))
-    return "\n".join([*rows, f"{total} steps in {end} epochs of {samples} samples"])
 
 
 def places(timeline: Timeline, end: int) -> list[Place]:

@@ -153,10 +153,9 @@ class Columnar(Source):
     def _rows(self, group: int, rows: list[int]) -> Sequence[dict[str, Any]]:
         """Return rows of a group; those in a row need no copy."""
         table, first = self._groups(self._places[group]), rows[0]
-        if rows == [*range(first, first + len(rows))]:
-            taken: list[dict[str, Any]] = table.slice(first, len(rows)).to_pylist()
-        else:
-            taken = table.take(rows).to_pylist()
+        in_a_row = rows == [*range(first, first + len(rows))]
+        part = table.slice(first, len(rows)) if in_a_row else table.take(rows)
+        taken: list[dict[str, Any]] = part.to_pylist()
         return taken
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:

@@ -398,20 +398,16 @@ def find_files(
             one label per file; or executor="async" with a file system that an event
             loop cannot read.
     """
-    if isinstance(urls, (str, os.PathLike)):
-        shown: object = os.fspath(urls)
-        store = Store(os.fspath(urls), options or {}, patience)
-        paths = _matches(store)
-    else:
-        listed = [_text(url) for url in urls]
-        check(
-            listed,
-            "`from_files` needs at least one URL, got an empty sequence; was the "
-            'listing that made it right? A pattern such as "photos/**/*.jpg" will do',
-        )
-        shown = Bare(f"<{len(listed)} urls>")
-        store = Store(listed[0], options or {}, patience)
-        paths = _paths(store, listed)
+    alone = isinstance(urls, (str, os.PathLike))
+    given = [urls] if isinstance(urls, (str, os.PathLike)) else urls
+    listed = [_text(url) for url in given]
+    check(
+        listed,
+        "`from_files` needs at least one URL, got an empty sequence; was the "
+        'listing that made it right? A pattern such as "photos/**/*.jpg" will do',
+    )
+    store = Store(listed[0], options or {}, patience)
+    paths = _matches(store) if alone else _paths(store, listed)
     labelled = len(paths) if labels is None else len(labels)
     check(
         labelled == len(paths),
@@ -420,8 +416,9 @@ def find_files(
     )
     kind = AsyncFiles if is_awaited(store, executor) else Files
     told = "" if labels is None else f"<{len(labels)} labels>"
-    given = (shown, *map(Bare, filter(None, (told, str(patience)))))
-    return kind(store, paths, labels, given)
+    shown = listed[0] if alone else Bare(f"<{len(listed)} urls>")
+    said = map(Bare, filter(None, (told, str(patience))))
+    return kind(store, paths, labels, (shown, *said))
 
 
 def find_folder(

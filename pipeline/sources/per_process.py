@@ -89,12 +89,6 @@ class PerProcess(Generic[T]):
         del self._values[key]
         self._nbytes.pop(key, None)
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the values that are kept, in this process."""
-        with self._lock:
-            return sum(self._nbytes.values())
-
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._make, self._kept, self._weigh, self._limit)
 

@@ -77,8 +77,7 @@ class Shards(Source):
     @property
     def group_sizes(self) -> list[int]:
         """The number of samples in each shard, in order."""
-        sizes: list[int] = self._counts().tolist()
-        return sizes
+        return [*map(int, self._counts())]
 
     def __len__(self) -> int:
         return len(self.index.keys)
@@ -122,8 +121,7 @@ class Shards(Source):
         return digest([*self.index.keys, *counts, repr(self.fields)])
 
     def _counts(self) -> NDArray[np.int64]:
-        counts = np.bincount(self.index.shards, minlength=len(self.paths))
-        return counts.astype(np.int64)
+        return np.bincount(self.index.shards, minlength=len(self.paths))
 
     def __repr__(self) -> str:
         return f"<WebDataset: {len(self)} samples in {len(self.paths)} shards>"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import SampleError, SpecError, check
-from .packing import BestFit, Concatenated, PackingPlan, Pieces
+from .packing import BestFit, Concatenated, Pieces
 from .sample import FROM_ZERO, IDS, MASK, Ids, ids_in, row, whole_number
 
 MEASURED = 1024
@@ -84,7 +84,7 @@ class PackedBlocks:
             f"the {len(whole)} documents have no tokens, so there are no blocks;"
             " look at the code that makes the documents",
         )
-        self._plan: PackingPlan = (Concatenated if split else BestFit)(whole, self.size)
+        self._plan = (Concatenated if split else BestFit)(whole, self.size)
 
     def __len__(self) -> int:
         return len(self._plan)
