@@ -147,7 +147,7 @@ MUTATIONS = [
     Mutation(PLAN, "n_local * ranks / n_global", "n_local / n_global"),
     Mutation(PLAN, "rows %= span.n_true", "rows = np.minimum(rows, span.n_true - 1)"),
     Mutation(PLAN, "if cursor.batch > steps or cursor", "if cursor"),
-    Mutation(PLAN, "and self.timeline.even(", "and bool("),
+    Mutation(PLAN, "is timeline.run_at(epoch, stop - 1)", "is not None"),
     # Where a batch starts
     Mutation(TIMELINE, "if step <= self.step + self.here:", "if step < self.step + self.here:"),
     Mutation(TIMELINE, "return (epoch, batch) if inside else (epoch + 1, 0)", "return epoch, batch"),

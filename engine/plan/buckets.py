@@ -191,12 +191,6 @@ class Buckets:
         )
 
 
-def budget_of(order: Order) -> Buckets | None:
-    """Return the step that cuts an order into batches by tokens, or None."""
-    last = order.steps[-1] if order.steps else None
-    return last if isinstance(last, Buckets) and last.tokens is not None else None
-
-
 def shuffled(
     places: Numbers, ends: Numbers, key: str, *, short_last: bool
 ) -> PlannedWindow:
@@ -275,10 +269,6 @@ class BudgetTimeline:
         stop = begin + int(ends[number])
         step = self.first_step(epoch) + batch
         return Span(Place(epoch, start, step, self.epoch_length), stop, stop - start)
-
-    def even(self, epoch: int, first: int, last: int) -> bool:  # noqa: ARG002 see Timeline
-        """Whether two batches of an epoch, and all between, share a global size."""
-        return first == last
 
     def batch_of(self, epoch: int, position: int) -> int:
         """Return the batch of `epoch` that holds `position`, or the epoch's end."""

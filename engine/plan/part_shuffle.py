@@ -102,12 +102,6 @@ class PartShuffle:
         return f"{said} in {self.count} parts"
 
 
-def parts_of(order: Order) -> PartShuffle | None:
-    """Return the step that makes an order's batches consist of parts, or None."""
-    last = order.steps[-1] if order.steps else None
-    return last if isinstance(last, PartShuffle) else None
-
-
 def check_parts(order: Order, sizes: Sequence[int]) -> None:
     """Check that batches of these sizes can be made of parts.
 

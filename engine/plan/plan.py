@@ -14,10 +14,10 @@ import numpy as np
 
 from ...errors import SpecError, StateError, check
 from .batch_plan import BatchPlan
-from .buckets import BudgetTimeline, budget_of
+from .buckets import Buckets, BudgetTimeline
 from .cursor import STATE_VERSION, Cursor, read_state
 from .order import Numbers, Order, PlannedBatch, Rows
-from .part_shuffle import PartShuffle, check_parts, parts_of
+from .part_shuffle import PartShuffle, check_parts
 from .shard import Shard
 from .timeline import ConstantSchedule, Place, Schedule, Setting, Timeline
 
@@ -67,15 +67,22 @@ class Plan:
             f"`tail` must be one of {get_args(Tail)}, got {self.tail!r}"
             "; 'pad_mask' is the default",
         )
-        budget, length = budget_of(self.order), self.order.epoch_length
+        length, ranks = self.order.epoch_length, self.shard.size
+        last = self.order.steps[-1] if self.order.steps else None
         timeline: Timeline | BudgetTimeline
-        if budget is None:
-            timeline = Timeline(self.schedule, length, drop_last=self.drop_last)
+        if isinstance(last, Buckets) and last.tokens is not None:
+            timeline = BudgetTimeline(last)
         else:
-            timeline = BudgetTimeline(budget)
-        check_sizes(timeline, self.shard)
+            timeline = Timeline(self.schedule, length, drop_last=self.drop_last)
+        for run in timeline.runs:
+            check(
+                run.size >= ranks,
+                f"the global batch must be >= {ranks}, one sample per rank, got "
+                f"{run.size} (in force from epoch {run.epoch}); raise the batch size",
+            )
         check_parts(self.order, [run.size for run in timeline.runs])
-        object.__setattr__(self, "_parts", parts_of(self.order))
+        parts = last if isinstance(last, PartShuffle) else None
+        object.__setattr__(self, "_parts", parts)
         object.__setattr__(self, "timeline", timeline)
         object.__setattr__(self, "hash", fingerprint(self.facts()))
 
@@ -259,14 +266,19 @@ class Plan:
     def _ahead(self, plan: BatchPlan) -> tuple[Numbers, list[int]]:
         """Return the positions of `plan` and the batches after it, and their ends."""
         count = min(max(WINDOW_ROWS // plan.n_rows, 1), WINDOW_BATCHES)
-        stop = min(plan.batch + count, self.timeline.steps_in(plan.epoch))
+        timeline, epoch = self.timeline, plan.epoch
+        stop = min(plan.batch + count, timeline.steps_in(epoch))
         alone = self.shard.size == 1 and self._parts is None
-        if alone and self.timeline.even(plan.epoch, plan.batch, stop - 1):
+        if (
+            alone
+            and isinstance(timeline, Timeline)
+            and timeline.run_at(epoch, plan.batch) is timeline.run_at(epoch, stop - 1)
+        ):
             # One rank's batches of one size leave no gap.
-            end = self.timeline.span(plan.epoch, stop - 1).stop - plan.start
+            end = timeline.span(epoch, stop - 1).stop - plan.start
             positions = np.arange(plan.start, plan.start + end, dtype=np.int64)
             return positions, [*range(plan.n_rows, end, plan.n_rows), end]
-        parts = [self._positions(plan.epoch, b) for b in range(plan.batch, stop)]
+        parts = [self._positions(epoch, batch) for batch in range(plan.batch, stop)]
         return np.concatenate(parts), list(accumulate(part.size for part in parts))
 
     def _positions(self, epoch: int, batch: int) -> Numbers:
@@ -282,20 +294,6 @@ class Plan:
         if self._parts is not None:
             return self._parts.positions(start, span.size, rows)
         return start + rows
-
-
-def check_sizes(timeline: Timeline | BudgetTimeline, shard: Shard) -> None:
-    """Check that every rank gets a row.
-
-    Raises:
-        SpecError: a global batch is smaller than the number of ranks.
-    """
-    for run in timeline.runs:
-        check(
-            run.size >= shard.size,
-            f"the global batch must be >= {shard.size}, one sample per rank, got "
-            f"{run.size} (in force from epoch {run.epoch}); raise the batch size",
-        )
 
 
 def canonical(value: object) -> str:

@@ -257,12 +257,8 @@ class Timeline:
         inside = self.span(epoch, max(batch - 1, 0)).stop
         return max(batch - 1, 0) if position < inside else steps
 
-    def even(self, epoch: int, first: int, last: int) -> bool:
-        """Whether two batches of an epoch, and all between, share a global size."""
-        return self.run_at(epoch, first) is self.run_at(epoch, last)
-
     def run_at(self, epoch: int, batch: int) -> SettingRun:
-        """Return the run that holds `batch` of `epoch`."""
+        """Return the run, of batches of one global size, that holds this batch."""
         return self.runs[bisect_right(self._starts, (epoch, batch)) - 1]
 
     def steps_in(self, epoch: int) -> int:

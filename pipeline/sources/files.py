@@ -42,6 +42,8 @@ from .source import Source, digest
 Url = str | os.PathLike[str]
 Urls = Url | Sequence[Url]
 """Files one by one, or one pattern that matches them."""
+Part = tuple[int, int]
+"""The first byte of a part of a file, and the byte after its last one."""
 
 
 S3_CONNECTIONS = 1024
@@ -52,13 +54,23 @@ STALLED_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A file system as text, with all that is needed to open it anywhere."""
+    """A file system, which threads and event loops read.
+
+    It can be sent to other processes as text, and survives a fork: each thread that
+    reads opens the file system, and only the process that opened it uses it.
+    """
 
     url: str
     """The URL of a file on it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The storage options of fsspec."""
     patience: Patience = PATIENCE
+    _local: threading.local = field(
+        default_factory=threading.local, init=False, repr=False, compare=False
+    )
+    _sessions: dict[asyncio.AbstractEventLoop, Session] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def protocol(self) -> str:
@@ -117,6 +129,53 @@ class Store:
             options = s3_options(options)
         return url_to_fs(self.url, **options, **own)[0]
 
+    def read(self, path: str, part: Part | None = None) -> bytes:
+        """Return a file, or a part of it."""
+        if not self.is_remote():
+            return self._read(part, path)
+        content = self.patience.read(partial(self._read, part), path)
+        self.patience.check_size(len(content), path)
+        return content
+
+    async def wait_for(self, path: str, part: Part | None = None) -> bytes:
+        """Return a file, or a part of it, in any event loop."""
+        loop, patience = asyncio.get_running_loop(), self.patience
+        session = self._sessions.get(loop)
+        if session is None:
+            session = Session(self, lambda: self._sessions.pop(loop))
+            self._sessions[loop] = session
+        files = session.files or await session.begin()
+        read = partial(self._fetched, files, part)
+        if patience.hedge and self.is_remote():
+            read = partial(session.hedged.read, read)
+        content = await patience.await_read(read, path)
+        patience.check_size(len(content), path)
+        if session.bandwidth is not None:
+            await session.bandwidth.take(len(content))
+        return content
+
+    def _read(self, part: Part | None, path: str) -> bytes:
+        files: Any
+        process, files = getattr(self._local, "opened", (None, None))
+        if process != os.getpid():
+            files = self.open()
+            self._local.opened = os.getpid(), files
+        if self.is_web():
+            content: bytes = sync(files.loop, self._fetched, files, part, path)
+            return content
+        return whole_part(files.cat_file(path, **parted(part)), part, path)
+
+    async def _fetched(self, files: Any, part: Part | None, path: str) -> bytes:
+        """Return a file, or a part of it, by an open file system that can wait."""
+        if self.is_web():
+            content = await download(files, self.patience, part, path)
+        else:
+            content = await files._cat_file(path, **parted(part))  # noqa: SLF001
+        return whole_part(content, part, path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Store, (self.url, self.options, self.patience)
+
 
 def s3_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with which s3fs reads many objects at once; `given` wins.
@@ -143,10 +202,6 @@ async def unlimited_client(**settings: Any) -> Any:
     limits = aiohttp.ClientTimeout(sock_connect=STALLED_S, sock_read=STALLED_S)
     settings.setdefault("timeout", limits)
     return aiohttp.ClientSession(**settings)
-
-
-Part = tuple[int, int]
-"""The first byte of a part of a file, and the byte after its last one."""
 
 
 async def download(
@@ -198,67 +253,6 @@ NO_PARTS = (
 )
 
 
-class StoreReader:
-    """Reads files of a store, in threads and in event loops.
-
-    It can be sent to other processes as text, and survives a fork: each thread that
-    reads opens the file system, and only the process that opened it uses it.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self._local = threading.local()
-        self._sessions: dict[asyncio.AbstractEventLoop, Session] = {}
-
-    def read(self, path: str, part: Part | None = None) -> bytes:
-        """Return a file, or a part of it."""
-        if not self.store.is_remote():
-            return self._read(part, path)
-        content = self.store.patience.read(partial(self._read, part), path)
-        self.store.patience.check_size(len(content), path)
-        return content
-
-    async def wait_for(self, path: str, part: Part | None = None) -> bytes:
-        """Return a file, or a part of it, in any event loop."""
-        loop, patience = asyncio.get_running_loop(), self.store.patience
-        session = self._sessions.get(loop)
-        if session is None:
-            session = Session(self.store, lambda: self._sessions.pop(loop))
-            self._sessions[loop] = session
-        files = session.files or await session.begin()
-        read = partial(fetched, self.store, files, part)
-        if patience.hedge and self.store.is_remote():
-            read = partial(session.hedged.read, read)
-        content = await patience.await_read(read, path)
-        patience.check_size(len(content), path)
-        if session.bandwidth is not None:
-            await session.bandwidth.take(len(content))
-        return content
-
-    def _read(self, part: Part | None, path: str) -> bytes:
-        files: Any
-        process, files = getattr(self._local, "opened", (None, None))
-        if process != os.getpid():
-            files = self.store.open()
-            self._local.opened = os.getpid(), files
-        if self.store.is_web():
-            content: bytes = sync(files.loop, fetched, self.store, files, part, path)
-            return content
-        return whole_part(files.cat_file(path, **parted(part)), part, path)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return StoreReader, (self.store,)
-
-
-async def fetched(store: Store, files: Any, part: Part | None, path: str) -> bytes:
-    """Return a file, or a part of it, by an open file system that can wait."""
-    if store.is_web():
-        content = await download(files, store.patience, part, path)
-    else:
-        content = await files._cat_file(path, **parted(part))  # noqa: SLF001 async API
-    return whole_part(content, part, path)
-
-
 class Files(Source):
     """Sample i is the `bytes` of file i, or `(bytes, labels[i])`.
 
@@ -280,7 +274,6 @@ class Files(Source):
     ) -> None:
         self.store, self.paths, self.labels = store, paths, labels
         self._shown, self.KIND = shown, kind
-        self._reader = StoreReader(store)
 
     @property
     def shown(self) -> tuple[object, ...]:
@@ -294,7 +287,7 @@ class Files(Source):
         return len(self.paths)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._sample(index, self._reader.read(self.paths[index]))
+        return self._sample(index, self.store.read(self.paths[index]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         given = self.store, self.paths, self.labels, self.shown, self.KIND
@@ -322,7 +315,7 @@ class AsyncFiles(Files):
     """The samples of `Files`, awaited: `await files[i]`, in any event loop."""
 
     async def __getitem__(self, index: Any) -> Any:
-        return self._sample(index, await self._reader.wait_for(self.paths[index]))
+        return self._sample(index, await self.store.wait_for(self.paths[index]))
 
     def in_threads(self) -> Files:
         """Return the same files, for threads to read."""

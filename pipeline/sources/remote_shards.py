@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ...cache.fingerprint.key import file_fingerprints
 from ...engine.recipe import Executor
 from ...errors import SpecError, check
-from .files import AsyncFiles, Store, StoreReader, find_files
+from .files import AsyncFiles, Store, find_files
 from .patience import PATIENCE
 from .tar_index import Index, Member, indexed, members_of
 from .tar_shards import Shards, checked_fields
@@ -43,13 +43,12 @@ class RemoteShards(Shards):
     ) -> None:
         super().__init__(paths, fields, index)
         self.store = store
-        self._reader = StoreReader(store)
 
     def __getitem__(self, index: Any) -> Any:
         place = self._place(index)
         data = b""
         if place.begin < place.end:
-            data = self._reader.read(place.path, (place.begin, place.end))
+            data = self.store.read(place.path, (place.begin, place.end))
         return self._sample(place, data, place.begin)
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
@@ -72,7 +71,7 @@ class AsyncShards(RemoteShards):
         place = self._place(index)
         data = b""
         if place.begin < place.end:
-            data = await self._reader.wait_for(place.path, (place.begin, place.end))
+            data = await self.store.wait_for(place.path, (place.begin, place.end))
         return self._sample(place, data, place.begin)
 
     def in_threads(self) -> RemoteShards:
@@ -127,30 +126,29 @@ def find_shards(
     """
     given = urls[0] if len(urls) == 1 and "*" in urls[0] else urls
     files = find_files(given, None, options, executor, PATIENCE)
-    reader = StoreReader(files.store)
     with ThreadPoolExecutor(INDEXED_AT_ONCE) as threads:
-        found = threads.map(partial(members, reader), files.paths)
+        found = threads.map(partial(members, files.store), files.paths)
         index = indexed(zip(files.paths, found, strict=True))
     wanted = checked_fields(index, fields, files.paths[0])
     kind = AsyncShards if isinstance(files, AsyncFiles) else RemoteShards
     return kind(files.store, files.paths, wanted, index)
 
 
-def members(reader: StoreReader, path: str) -> list[Member]:
+def members(store: Store, path: str) -> list[Member]:
     """Return the regular files in a shard, read as far as its headers need.
 
     Raises:
         SpecError: it is not a tar file, or cannot be read in parts.
     """
-    system = reader.store.open()
+    system = store.open()
     try:
-        nbytes = reader.store.patience.read(system.info, path)["size"]
+        nbytes = store.patience.read(system.info, path)["size"]
         check(
             nbytes is not None,
             f"`from_webdataset` cannot read {path!r}: its server does not say how long"
             " it is, so it sends no parts; copy the shards to a disk or object store",
         )
-        read = ReadAhead(partial(reader.read, path), nbytes)
+        read = ReadAhead(partial(store.read, path), nbytes)
         return members_of(path, read, partial(system.open, path))
     except SpecError:
         raise

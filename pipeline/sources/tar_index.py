@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from zlib import adler32
@@ -111,10 +112,8 @@ def members_of(path: str, read: ReadAt, reopen: Callable[[], Any]) -> list[Membe
     Raises:
         SpecError: the file is not a tar file, or is compressed.
     """
-    try:
+    with suppress(UnusualError):
         return [*usual_members(read)]
-    except UnusualError:
-        pass
     try:
         with reopen() as file, tarfile.open(fileobj=file, mode="r:") as tar:
             return [*any_members(tar)]

@@ -201,13 +201,11 @@ def measured(documents: Any) -> Ids:
     Raises:
         SampleError: a document is not a sequence of ids.
     """
-    count = len(documents)
-    lengths = np.empty(count, np.int64)
-    for begin in range(0, count, MEASURED):
-        numbers = list(range(begin, min(begin + MEASURED, count)))
-        found = read(documents, numbers)
-        lengths[begin : begin + len(numbers)] = [len(tokens_of(d)) for d in found]
-    return lengths
+    numbers = range(len(documents))
+    begins = numbers[::MEASURED]
+    batches = (read(documents, [*numbers[at : at + MEASURED]]) for at in begins)
+    lengths = (len(tokens_of(each)) for batch in batches for each in batch)
+    return np.fromiter(lengths, np.int64)
 
 
 def checked_lengths(lengths: Any, count: int) -> Ids:
