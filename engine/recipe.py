@@ -14,7 +14,7 @@ from ..errors import StateError, check
 from ..system.printing import call
 from .batch.buffer import Buffers
 from .batch.device import DeviceStage
-from .plan import AssignedPlan, Cursor, DrawnPlan, Plan, read_state, write_state
+from .plan import AssignedPlan, Cursor, DrawnPlan, Plan, read_state
 from .program.program import Program, ReadOn
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ class Recipe:
 
     def state(self, cursor: Cursor) -> dict[str, object]:
         """Return `cursor` as O(1) JSON."""
-        state = write_state(cursor, self.planned.hash, self.planned.facts())
+        state = self.planned.state(cursor)
         return state if self.data is None else {**state, "data": self.data}
 
     def restore(self, state: Mapping[str, object], *, override: bool = False) -> Cursor:

@@ -963,12 +963,11 @@ def _folder(root: str, options: Mapping[str, Any] | None, executor: Executor) ->
     """Return the images in class folders on this machine or in a store."""
     if Path(root).is_dir() or not URL.match(root):
         return Folder.scan(root)
-    from .sources.patience import PATIENCE
-    from .sources.remote_folder import find_folder
+    from .sources.files import find_folder
 
     protocol, path = root.split(":/", 1)
     url = f"{protocol}://{path.removeprefix('/')}"  # a Path drops one of two slashes
-    return find_folder(url, options, executor, PATIENCE)
+    return find_folder(url, options, executor)
 
 
 def _shards(

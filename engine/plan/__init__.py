@@ -1,7 +1,7 @@
 """What is loaded and when, decided in advance: pure, and O(1) in the dataset.
 
     order.py        Order: which sample is at which position of an epoch, shuffled by a
-                    Permutation with random access
+                    Shuffle, a permutation with random access
     timeline.py     Schedule: batch size, image size, learning rate, momentum by place;
                     Timeline: batch numbers to positions and back, across sizes
     group_shuffle.py
@@ -24,11 +24,11 @@ from __future__ import annotations
 
 from .assigned import AssignedPlan
 from .batch_plan import BatchPlan, Context
-from .buckets import Lengths, bucketed
-from .cursor import Cursor, read_state, write_state
+from .buckets import Buckets, Lengths
+from .cursor import Cursor, read_state
 from .drawn import Drawing, DrawnPlan, as_yielded
 from .group_shuffle import group_shuffle
-from .order import Order, Permutation, PlannedBatch, Planning, Rows
+from .order import Order, PlannedBatch, Planning, Rows, Shuffle
 from .part_shuffle import shuffled_by_part
 from .plan import Plan, Tail
 from .shard import Shard
@@ -37,6 +37,7 @@ from .timeline import Change, ConstantSchedule, Place, Schedule, Setting
 __all__ = [
     "AssignedPlan",
     "BatchPlan",
+    "Buckets",
     "Change",
     "ConstantSchedule",
     "Context",
@@ -45,7 +46,6 @@ __all__ = [
     "DrawnPlan",
     "Lengths",
     "Order",
-    "Permutation",
     "Place",
     "Plan",
     "PlannedBatch",
@@ -54,11 +54,10 @@ __all__ = [
     "Schedule",
     "Setting",
     "Shard",
+    "Shuffle",
     "Tail",
     "as_yielded",
-    "bucketed",
     "group_shuffle",
     "read_state",
     "shuffled_by_part",
-    "write_state",
 ]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from .order import PlannedBatch
+from .order import PlannedBatch, Planning
 
 
-class AssignedPlan:
+class AssignedPlan(Planning):
     """Batches, or rows of some, numbered as they come. The engine's lock guards it."""
 
     def __init__(self) -> None:
@@ -35,7 +35,3 @@ class AssignedPlan:
         """Note that the oldest assignment is done."""
         self._waiting.popleft()
         self.oldest += 1
-
-    def regime(self, step: int) -> str:  # noqa: ARG002 it is asked for here, too
-        """Return an empty text: the trainer knows it."""
-        return ""

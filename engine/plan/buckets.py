@@ -8,31 +8,37 @@ communicate, and a state needs no more than the number of samples consumed.
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import SpecError, check
 from .group_shuffle import GroupShuffle
-from .order import Order, Rows, Shuffle
+from .order import (
+    Numbers,
+    Order,
+    Recent,
+    Rows,
+    Shuffle,
+    by_key,
+    drawn_order,
+    sealed,
+)
 from .timeline import Place, Span
 
 KEPT_WINDOWS = 4
 """Recently planned windows that are kept: a prefetching engine moves between a few."""
 KEPT_EPOCHS = 3
-STRIDE = 8
-"""Windows whose batches are counted at once."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Lengths:
     """The length of each sample of the dataset; compared and printed by its digest."""
 
-    values: NDArray[np.int64] = field(repr=False)
+    values: Numbers = field(compare=False)
     """`int64 [N]`, each >= 1, read-only."""
     digest: str
 
@@ -56,18 +62,10 @@ class Lengths:
             "; count the tokens of each sample",
         )
         values = np.maximum(given, 1).astype(np.int64)
-        values.flags.writeable = False
-        digest = hashlib.blake2b(values.astype("<i8").tobytes(), digest_size=8)
-        return cls(values, digest.hexdigest())
+        return cls(values, sealed(values))
 
     def __len__(self) -> int:
         return self.values.size
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Lengths) and other.digest == self.digest
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
 
     def __repr__(self) -> str:
         return f"<{len(self)} lengths>"
@@ -76,9 +74,9 @@ class Lengths:
 class PlannedWindow(NamedTuple):
     """The arrangement of a window's samples."""
 
-    places: NDArray[np.int64]
+    places: Numbers
     """The position within the window at each place, `int64 [n]`."""
-    ends: NDArray[np.int64]
+    ends: Numbers
     """Where each batch ends within the window, `int64 [batches]`."""
 
 
@@ -106,8 +104,11 @@ class Buckets:
     window: int
     span: int = field(init=False, compare=False)
     """Number of positions in a window."""
-    _planned: list[dict[tuple[int, int], PlannedWindow]] = field(
-        init=False, repr=False, compare=False
+    _planned: Recent[PlannedWindow] = field(
+        default_factory=lambda: Recent(KEPT_WINDOWS),
+        init=False,
+        repr=False,
+        compare=False,
     )
 
     def __post_init__(self) -> None:
@@ -124,17 +125,11 @@ class Buckets:
                 f" alone has {values.max()}; raise the number, shorten the sample, or"
                 " leave it out with select()"
             )
-        object.__setattr__(self, "span", max(1, self.window * self._usual))
-        object.__setattr__(self, "_planned", [{}])
-
-    @property
-    def _usual(self) -> int:
-        """Approximate number of samples in a global batch."""
-        if self.size is not None:
-            return self.size
-        assert self.tokens is not None
-        mean = float(self.lengths.values.mean())
-        return self.parts * max(1, int(self.tokens / mean))
+        usual = self.size  # about as many samples as a global batch has
+        if usual is None:
+            assert self.tokens is not None
+            usual = self.parts * max(1, int(self.tokens / float(values.mean())))
+        object.__setattr__(self, "span", max(1, self.window * usual))
 
     @property
     def length(self) -> int:
@@ -147,24 +142,19 @@ class Buckets:
 
     def trace(self, rows: Rows) -> Rows:
         """Return the positions in the previous order of those at `rows`."""
-        found = np.empty_like(rows.indices)
-        numbers = rows.indices // self.span
-        for number in np.unique(numbers):
-            here = numbers == number
-            planned = self.planned(int(rows.rounds[0]), int(number))
-            start = number * self.span
-            found[here] = start + planned.places[rows.indices[here] - start]
+
+        def at(window: int, positions: Numbers) -> Numbers:
+            start = window * self.span
+            planned = self.planned(int(rows.rounds[0]), window)
+            found: Numbers = start + planned.places[positions - start]
+            return found
+
+        found = by_key(rows.indices // self.span, rows.indices, at)
         return Rows(found, rows.rounds)
 
     def planned(self, epoch: int, window: int) -> PlannedWindow:
         """Return the batches of a window; safe in any thread."""
-        known = self._planned[0]
-        found = known.get((epoch, window))
-        if found is None:
-            found = self._plan(epoch, window)
-            kept = [*known.items()][1 - KEPT_WINDOWS :]
-            self._planned[0] = dict(kept) | {(epoch, window): found}
-        return found
+        return self._planned.get((epoch, window), lambda: self._plan(epoch, window))
 
     def _plan(self, epoch: int, window: int) -> PlannedWindow:
         start = window * self.span
@@ -180,7 +170,7 @@ class Buckets:
         key = f"penstock buckets, seed {seeds[-1]}, epoch {epoch}, window {window}"
         return shuffled(places, ends, key, short_last=self.size is not None)
 
-    def _cut(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _cut(self, lengths: Numbers) -> Numbers:
         """Return where the batches end; `lengths` descend, so its first counts."""
         n = lengths.size
         if self.size is not None:
@@ -201,33 +191,8 @@ class Buckets:
         )
 
 
-def bucketed(
-    order: Order,
-    lengths: Lengths,
-    *,
-    size: int | None,
-    tokens: int | None,
-    parts: int,
-    window: int,
-) -> Order:
-    """Return an order with its samples sorted into batches: see `Buckets`.
-
-    Raises:
-        SpecError: there is not one length per sample, or a sample is too long.
-    """
-    step = Buckets(order, lengths, size, tokens, parts, window)
-    return order.then(step)
-
-
-def budget_of(order: Order) -> Buckets | None:
-    """Return the step that cuts an order into batches by tokens, or None."""
-    last = order.steps[-1] if order.steps else None
-    found = isinstance(last, Buckets) and last.tokens is not None
-    return cast("Buckets", last) if found else None
-
-
 def shuffled(
-    places: NDArray[np.int64], ends: NDArray[np.int64], key: str, *, short_last: bool
+    places: Numbers, ends: Numbers, key: str, *, short_last: bool
 ) -> PlannedWindow:
     """Return a window with its batches in another order.
 
@@ -237,56 +202,37 @@ def shuffled(
         key: determines the order.
         short_last: leave the last batch where it is.
     """
-    digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
     count = ends.size - 1 if short_last else ends.size
-    words = np.random.Philox(key=np.frombuffer(digest, "<u8")).random_raw(count)
-    order = np.append(np.argsort(words, kind="stable"), range(count, ends.size))
-    order = order.astype(np.int64)
+    order = np.append(drawn_order(key, count), np.arange(count, ends.size))
     starts = np.append(0, ends[:-1])
     moved = [places[starts[batch] : ends[batch]] for batch in order]
     return PlannedWindow(np.concatenate(moved), np.cumsum((ends - starts)[order]))
 
 
-class BatchRun(NamedTuple):
-    """One batch, as a run of its own."""
-
-    at: Place
-    size: int
-    """Samples over all ranks."""
-
-    def place(self, epoch: int, batch: int) -> Place:  # noqa: ARG002 it has but one
-        """Return where it starts."""
-        return self.at
-
-
 class BudgetTimeline:
     """All batches of all epochs if each has as many samples as its tokens allow.
 
-    Batches are counted window by window, up to the requested one, so requests near the
-    previous one cost little. Any thread may ask: counts are replaced as a whole, and at
-    worst counted twice.
+    An epoch's batches are counted window by window when the epoch is first asked for.
+    Any thread may ask: at worst, two threads count the same.
     """
 
-    drop_last = False
     runs: tuple[Any, ...] = ()
     """Empty: no batch's size is known in advance."""
 
     def __init__(self, buckets: Buckets) -> None:
         self.epoch_length = buckets.length
         self._buckets = buckets
-        self._counted: dict[int, tuple[int, ...]] = {}
-        """By epoch: batches before each window counted so far, and after the last."""
+        self._counted: Recent[tuple[int, ...]] = Recent(KEPT_EPOCHS)
         self._first: dict[int, int] = {0: 0}
         """By epoch: batches before it."""
 
-    def find(self, step: int) -> tuple[BatchRun, int, int]:
-        """Return the batch, its epoch and its number there, of the global `step`."""
+    def find(self, step: int) -> tuple[Span, int]:
+        """Return the positions of the global `step`, and its number in its epoch."""
         epoch = max(e for e, first in [*self._first.items()] if first <= step)
-        while not self._has(epoch, step - self._first[epoch]):
+        while self.first_step(epoch + 1) <= step:
             epoch += 1
-            self.first_step(epoch)
         batch = step - self._first[epoch]
-        return self.run_at(epoch, batch), epoch, batch
+        return self.span(epoch, batch), batch
 
     def first_step(self, epoch: int) -> int:
         """Return the number of batches before `epoch`."""
@@ -304,68 +250,41 @@ class BudgetTimeline:
 
     def steps_in(self, epoch: int) -> int:
         """Return the number of batches in `epoch`."""
-        return self._count(epoch, self._buckets.windows)[-1]
+        return self._before(epoch)[-1]
 
     def place(self, epoch: int, batch: int) -> Place:
         """Return where `batch` of `epoch` starts, or where the last one ends."""
-        step = self.first_step(epoch) + batch
-        if not self._has(epoch, batch):
-            return Place(epoch, self.epoch_length, step, self.epoch_length)
-        window, number, ends = self._window_of(epoch, batch)
-        start = window * self._buckets.span
-        start += int(ends[number - 1]) if number else 0
-        return Place(epoch, start, step, self.epoch_length)
+        if batch < self.steps_in(epoch):
+            return self.span(epoch, batch).place
+        step, end = self.first_step(epoch) + batch, self.epoch_length
+        return Place(epoch, end, step, end)
 
     def span(self, epoch: int, batch: int) -> Span:
         """Return the positions of `batch`, one that `epoch` has."""
-        place = self.place(epoch, batch)
-        window, number, ends = self._window_of(epoch, batch)
-        stop = window * self._buckets.span + int(ends[number])
-        return Span(place, stop, stop - place.position)
-
-    def run_at(self, epoch: int, batch: int) -> BatchRun:
-        """Return `batch` of `epoch`."""
-        span = self.span(epoch, batch)
-        return BatchRun(span.place, span.n_true)
-
-    def even(self, epoch: int, first: int, last: int) -> bool:  # noqa: ARG002 see Timeline
-        """Whether two batches of an epoch, and all between, share a global size."""
-        return first == last
+        before = self._before(epoch)
+        window = bisect_right(before, batch) - 1
+        number, begin = batch - before[window], window * self._buckets.span
+        ends = self._buckets.planned(epoch, window).ends
+        start = begin + int(ends[number - 1]) if number else begin
+        stop = begin + int(ends[number])
+        step = self.first_step(epoch) + batch
+        return Span(Place(epoch, start, step, self.epoch_length), stop, stop - start)
 
     def batch_of(self, epoch: int, position: int) -> int:
         """Return the batch of `epoch` that holds `position`, or the epoch's end."""
         if position >= self.epoch_length:
             return self.steps_in(epoch)
         window, offset = divmod(position, self._buckets.span)
-        before = self._count(epoch, window + 1)[window]
         ends = self._buckets.planned(epoch, window).ends
-        return before + int(np.searchsorted(ends, offset, side="right"))
+        batch = int(np.searchsorted(ends, offset, side="right"))
+        return self._before(epoch)[window] + batch
 
-    def _has(self, epoch: int, batch: int) -> bool:
-        """Whether `epoch` has this batch; counts no further than needed."""
-        return batch < self._counted_to(epoch, batch)[-1]
+    def _before(self, epoch: int) -> tuple[int, ...]:
+        """Return the batches before each window of `epoch`, and after the last one."""
 
-    def _counted_to(self, epoch: int, batch: int) -> tuple[int, ...]:
-        """Return the batches before each window, up to the one that has this batch."""
-        counted = self._counted.get(epoch, (0,))
-        while counted[-1] <= batch and len(counted) <= self._buckets.windows:
-            counted = self._count(epoch, len(counted) - 1 + STRIDE)
-        return counted
+        def count() -> tuple[int, ...]:
+            windows = range(self._buckets.windows)
+            planned = (self._buckets.planned(epoch, window) for window in windows)
+            return tuple(accumulate((each.ends.size for each in planned), initial=0))
 
-    def _window_of(self, epoch: int, batch: int) -> tuple[int, int, NDArray[np.int64]]:
-        """Return the window of a batch, its number there, and the batches' ends."""
-        counted = self._counted_to(epoch, batch)
-        window = bisect_right(counted, batch) - 1
-        ends = self._buckets.planned(epoch, window).ends
-        return window, batch - counted[window], ends
-
-    def _count(self, epoch: int, windows: int) -> tuple[int, ...]:
-        """Return the batches before each window, at least up to that number of them."""
-        counted = [*self._counted.get(epoch, (0,))]
-        wanted = min(windows, self._buckets.windows)
-        while len(counted) <= wanted:
-            planned = self._buckets.planned(epoch, len(counted) - 1)
-            counted.append(counted[-1] + planned.ends.size)
-        kept = [*self._counted.items()][1 - KEPT_EPOCHS :]
-        self._counted = {**dict(kept), epoch: tuple(counted)}
-        return tuple(counted)
+        return self._counted.get(epoch, count)

@@ -9,7 +9,7 @@ A state is O(1), plain JSON and the same on every rank.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 
 from ...errors import StateError
 
@@ -31,26 +31,6 @@ class Cursor:
     position: int
     """Positions of the epoch that are consumed."""
 
-    @classmethod
-    def from_dict(cls, state: Mapping[str, object]) -> Cursor:
-        """Read the fields of `state`.
-
-        Raises:
-            StateError: a field is not an int >= 0.
-        """
-        names = ("epoch", "batch", "step", "position")
-        return cls(*(count(name, state.get(name)) for name in names))
-
-
-def write_state(cursor: Cursor, plan_hash: str, facts: Facts) -> dict[str, object]:
-    """Return the state of `cursor`, under a plan with this hash and these facts."""
-    return {
-        "version": STATE_VERSION,
-        "plan": plan_hash,
-        "facts": dict(facts),
-        **asdict(cursor),
-    }
-
 
 def read_state(
     state: Mapping[str, object], plan_hash: str, facts: Facts, *, override: bool = False
@@ -58,7 +38,7 @@ def read_state(
     """Return the cursor in `state`; with `override`, whatever plan it belongs to.
 
     Raises:
-        StateError: it is not a state, or of another version or plan.
+        StateError: it is not a state, is damaged, or is of another version or plan.
     """
     if not isinstance(state, Mapping):
         raise StateError(f"a state must be a dict, got {type(state).__name__}; {CURE}")
@@ -70,7 +50,7 @@ def read_state(
         )
     if state.get("plan") != plan_hash and not override:
         raise StateError(difference(state.get("facts"), facts))
-    return Cursor.from_dict(state)
+    return Cursor(*(count(each.name, state.get(each.name)) for each in fields(Cursor)))
 
 
 CURE = "pass what state_dict() returned, whole"

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ...errors import SpecError, StateError
 from .batch_plan import BatchPlan
 from .cursor import CURE, Cursor, count
-from .order import GOLDEN, PlannedBatch, Rows, objects
+from .order import GOLDEN, PlannedBatch, Planning, Rows, objects
 
 VERSION = 1
 
@@ -287,7 +287,7 @@ EMPTY = (
 )
 
 
-class DrawnPlan:
+class DrawnPlan(Planning):
     """The batches of the current epoch.
 
     `begin`, `draw` and `take` belong to the trainer's thread; any thread may call
@@ -385,13 +385,6 @@ class DrawnPlan:
             self._drawn.pop(self._kept, None)
             self._kept += 1
         return self.stop > before
-
-    def regime(self, step: int) -> str:  # noqa: ARG002 all are alike
-        """Return an empty text: only their sampler decides the size of these batches.
-
-        It may yield one of another size at any time, such as the last of an epoch.
-        """
-        return ""
 
     def take(self, step: int) -> tuple[BatchPlan, Any] | None:
         """Return the batch of this step, with indices as the sampler yielded them.

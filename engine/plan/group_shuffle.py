@@ -8,28 +8,34 @@ time. Each group is needed once an epoch, for as long as its window lasts.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import check, checked_seed
-from .order import Order, Permutation, Rows, by_round
+from .order import (
+    Numbers,
+    Order,
+    Recent,
+    Rows,
+    Shuffle,
+    by_key,
+    drawn_order,
+    sealed,
+)
 
 KEPT_ROUNDS = 2
 """Rounds whose shuffled groups are kept."""
-Numbers = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Groups:
-    """The number of samples of each group of a dataset, in order."""
+    """The samples of each group of a dataset, in order; compared by the digest."""
 
-    sizes: Numbers = field(repr=False)
+    sizes: Numbers = field(repr=False, compare=False)
     """`int64 [G]`, each >= 1, read-only."""
-    starts: Numbers = field(repr=False)
+    starts: Numbers = field(repr=False, compare=False)
     """Where each group begins in the dataset, `int64 [G]`."""
     digest: str
 
@@ -48,15 +54,7 @@ class Groups:
             f" to {length}, got {given.size} groups that add up to {int(given.sum())};"
             " return the size of each shard, in order",
         )
-        given.flags.writeable = False
-        digest = hashlib.blake2b(given.astype("<i8").tobytes(), digest_size=8)
-        return cls(given, np.cumsum(given) - given, digest.hexdigest())
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Groups) and other.digest == self.digest
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
+        return cls(given, np.cumsum(given) - given, sealed(given))
 
 
 class ShuffledGroups(NamedTuple):
@@ -80,12 +78,12 @@ class GroupShuffle:
     groups: Groups
     seed: int
     window: int
-    _kept: list[dict[int, ShuffledGroups]] = field(
-        init=False, repr=False, compare=False
+    _kept: Recent[ShuffledGroups] = field(
+        default_factory=lambda: Recent(KEPT_ROUNDS),
+        init=False,
+        repr=False,
+        compare=False,
     )
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_kept", [{}])
 
     @property
     def length(self) -> int:
@@ -93,28 +91,23 @@ class GroupShuffle:
 
     def trace(self, rows: Rows) -> Rows:
         """Return the positions of each round at `rows`; O(G) once for a round."""
-        found = np.empty_like(rows.indices)
-        for places in by_round(rows.rounds) if len(rows) else ():
-            round_ = int(rows.rounds[places[0]])
-            found[places] = self.at(round_, rows.indices[places])
-        return Rows(found, rows.rounds)
+        return Rows(by_key(rows.rounds, rows.indices, self.at), rows.rounds)
 
     def at(self, round_: int, positions: Numbers) -> Numbers:
         """Return the samples at positions of a round, `[N]`."""
         shuffled = self.shuffled(round_)
-        last = shuffled.ends.size - 1
-        numbers = np.searchsorted(shuffled.ends, positions, side="right") // self.window
-        found = np.empty_like(positions)
-        for number in np.unique(numbers):
-            here = numbers == number
-            first = int(number) * self.window
-            stop = min(first + self.window - 1, last)
-            start = int(shuffled.ends[first - 1]) if first else 0
-            length = int(shuffled.ends[stop]) - start
-            key = round_ * (last + 1) + int(number)
-            mixed = Permutation(length, self.seed, key).indices(positions[here] - start)
-            found[here] = self.samples(shuffled, start + mixed)
-        return found
+        ends = shuffled.ends
+
+        def mixed(number: int, positions: Numbers) -> Numbers:
+            first = number * self.window
+            start = int(ends[first - 1]) if first else 0
+            length = int(ends[min(first + self.window, ends.size) - 1]) - start
+            key = round_ * ends.size + number
+            inside = Shuffle(length, self.seed).at(key, positions - start)
+            return self.samples(shuffled, start + inside)
+
+        numbers = np.searchsorted(ends, positions, side="right") // self.window
+        return by_key(numbers, positions, mixed)
 
     def samples(self, shuffled: ShuffledGroups, positions: Numbers) -> Numbers:
         """Return the samples at positions of the ordered groups, unmixed."""
@@ -126,17 +119,13 @@ class GroupShuffle:
 
     def shuffled(self, round_: int) -> ShuffledGroups:
         """Return the groups in the order of a round."""
-        known = self._kept[0]
-        found = known.get(round_)
-        if found is None:
+
+        def shuffle() -> ShuffledGroups:
             text = f"penstock groups, seed {self.seed}, round {round_}"
-            key = hashlib.blake2b(text.encode(), digest_size=16).digest()
-            words = np.random.Philox(key=np.frombuffer(key, "<u8"))
-            order = np.argsort(words.random_raw(self.groups.sizes.size), kind="stable")
-            found = ShuffledGroups(order, np.cumsum(self.groups.sizes[order]))
-            kept = [*known.items()][1 - KEPT_ROUNDS :]
-            self._kept[0] = dict(kept) | {round_: found}
-        return found
+            order = drawn_order(text, self.groups.sizes.size)
+            return ShuffledGroups(order, np.cumsum(self.groups.sizes[order]))
+
+        return self._kept.get(round_, shuffle)
 
     def __str__(self) -> str:
         return (

@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from ...errors import SpecError, check, checked_seed
 from .batch_plan import BatchPlan
 
 LONGEST = 2**63 - 1
+Numbers: TypeAlias = NDArray[np.int64]
+Value = TypeVar("Value")
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +29,7 @@ class Rows:
 
     indices: NDArray[Any]
     """`[N]`: indices into the dataset, or whatever a sampler yielded in their place."""
-    rounds: NDArray[np.int64]
+    rounds: Numbers
     """`int64 [N]`: each one's pass over the data, epoch * repeats + pass."""
 
     def __len__(self) -> int:
@@ -78,8 +80,12 @@ class Planning(Protocol):
     def planned(self, number: int) -> PlannedBatch:
         """Return a batch, by its number among those of the engine."""
 
-    def regime(self, step: int) -> str:
-        """Return what loading the batch of a step is like; empty if unknown."""
+    def regime(self, step: int) -> str:  # noqa: ARG002 a plan of its own size has none
+        """Return what loading the batch of a step is like; empty if unknown.
+
+        So it is where a sampler decides the sizes, and where the trainer knows them.
+        """
+        return ""
 
 
 class Step(Protocol):
@@ -133,27 +139,41 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """The previous sequence in a pseudo-random order, a different one each round."""
+    """The previous sequence in a pseudo-random order, a different one each round.
+
+    Any position takes O(1) time and memory. Up to 4096 values are sorted by random
+    words. Above that, a generalised Feistel network over Z_a x Z_b with a * b >= length
+    is applied repeatedly to the few values outside the range until they are inside
+    (Black, Rogaway: "Ciphers with arbitrary finite domains", CT-RSA 2002, section 5).
+    The result is the same on every machine.
+    """
 
     length: int
+    """1 to 2**63 - 1."""
     seed: int
 
     def trace(self, rows: Rows) -> Rows:
         """Return the positions of each round's permutation at `rows`."""
-        positions, rounds = rows.indices, rows.rounds
-        if not len(rows):
-            return rows
-        if (rounds == rounds[0]).all():  # nearly always: a round is as long as the data
-            return Rows(self._shuffled(positions, rounds[0]), rounds)
-        indices = np.empty_like(positions)
-        for places in by_round(rounds):
-            indices[places] = self._shuffled(positions[places], rounds[places[0]])
-        return Rows(indices, rounds)
+        return Rows(by_key(rows.rounds, rows.indices, self.at), rows.rounds)
 
-    def _shuffled(
-        self, positions: NDArray[np.int64], round_: np.int64
-    ) -> NDArray[np.int64]:
-        return Permutation(self.length, self.seed, int(round_)).indices(positions)
+    def at(self, round_: int, positions: Numbers) -> Numbers:
+        """Return the values at positions of a round, `int64 [N]`, in [0, length)."""
+        # Words that are unrelated for any two (seed, round).
+        text = f"penstock order, seed {self.seed}, round {round_}"
+        digest = hashlib.blake2b(text.encode(), digest_size=8 * FEISTEL_ROUNDS).digest()
+        keys = np.frombuffer(digest, "<u8").astype(np.uint64)
+        if self.length <= SORTED_LENGTH:
+            philox = np.random.Philox(key=keys[:2])
+            return np.argsort(philox.random_raw(self.length), kind="stable")[positions]
+        lower = math.isqrt(self.length - 1) + 1
+        upper = -(-self.length // lower)
+        values = feistel(positions.astype(np.uint64), upper, lower, keys)
+        outside = np.flatnonzero(values >= np.uint64(self.length))
+        while outside.size:  # at most 1 value in 64
+            walked = feistel(values[outside], upper, lower, keys)
+            values[outside] = walked
+            outside = outside[walked >= np.uint64(self.length)]
+        return values.view(np.int64)
 
     def __str__(self) -> str:
         return f"shuffle(seed={self.seed})"
@@ -163,7 +183,7 @@ class Shuffle:
 class Select:
     """Chosen positions of the previous sequence, in the given order."""
 
-    indices: NDArray[np.int64] = field(repr=False, compare=False)
+    indices: Numbers = field(repr=False, compare=False)
     digest: str
     """Stands for the indices when orders are compared, printed or hashed."""
 
@@ -243,14 +263,13 @@ class Order:
                 [0, epoch_length).
         """
         chosen = selection(indices, self.epoch_length)
-        digest = hashlib.blake2b(chosen.astype("<i8").tobytes(), digest_size=8)
-        return self.then(Select(chosen, digest.hexdigest()))
+        return self.then(Select(chosen, sealed(chosen)))
 
     def rows(self, epoch: int, start: int, stop: int) -> Rows:
         """Return the rows at positions `start` to `stop` of `epoch`."""
         return self.at(epoch, np.arange(start, stop, dtype=np.int64))
 
-    def at(self, epoch: int, positions: NDArray[np.int64]) -> Rows:
+    def at(self, epoch: int, positions: Numbers) -> Rows:
         """Return the rows at `positions`, `int64 [N]`, each in [0, epoch_length)."""
         rows = Rows(positions, np.full(positions.size, epoch, dtype=np.int64))
         for step in reversed(self.steps):
@@ -265,10 +284,52 @@ class Order:
         return ".".join((f"sequential({self.length})", *map(str, self.steps)))
 
 
-def by_round(rounds: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Return, for each round that occurs, its places in order."""
-    places = np.argsort(rounds, kind="stable")
-    return np.split(places, np.flatnonzero(np.diff(rounds[places])) + 1)
+def by_key(
+    keys: Numbers, positions: Numbers, at: Callable[[int, Numbers], Numbers]
+) -> Numbers:
+    """Return what `at` makes of the positions of each key, in their places, `[N]`."""
+    if not keys.size:
+        return positions
+    if (keys == keys[0]).all():  # nearly always: a round is as long as the data
+        return at(int(keys[0]), positions)
+    places = np.argsort(keys, kind="stable")
+    found = np.empty_like(positions)
+    for here in np.split(places, np.flatnonzero(np.diff(keys[places])) + 1):
+        found[here] = at(int(keys[here[0]]), positions[here])
+    return found
+
+
+def drawn_order(text: str, count: int) -> Numbers:
+    """Return the numbers below `count` in a pseudo-random order, keyed by `text`."""
+    key = hashlib.blake2b(text.encode(), digest_size=16).digest()
+    words = np.random.Philox(key=np.frombuffer(key, "<u8")).random_raw(count)
+    return np.argsort(words, kind="stable")
+
+
+def sealed(values: Numbers) -> str:
+    """Make an array read-only; return the digest that stands for it."""
+    values.flags.writeable = False
+    return hashlib.blake2b(values.astype("<i8").tobytes(), digest_size=8).hexdigest()
+
+
+class Recent(Generic[Value]):
+    """Keeps the last few values that were made. Any thread may ask.
+
+    The values are replaced as a whole, so at worst two threads make the same one.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._values: dict[Any, Value] = {}
+
+    def get(self, key: Any, make: Callable[[], Value]) -> Value:
+        """Return the value of a key, made now unless it is kept."""
+        found = self._values.get(key)
+        if found is None:
+            found = make()
+            kept = [*self._values.items()][1 - self._most :]
+            self._values = {**dict(kept), key: found}
+        return found
 
 
 def whole(name: str, value: int, most: int, cure: str) -> int:
@@ -287,10 +348,8 @@ def whole(name: str, value: int, most: int, cure: str) -> int:
     return number
 
 
-def selection(
-    indices: Sequence[int] | NDArray[np.integer], length: int
-) -> NDArray[np.int64]:
-    """Return `indices` as a read-only copy, `int64 [N]`.
+def selection(indices: Sequence[int] | NDArray[np.integer], length: int) -> Numbers:
+    """Return `indices` as a copy, `int64 [N]`.
 
     Raises:
         SpecError: there are none, they are not integers, or one is out of range.
@@ -309,9 +368,7 @@ def selection(
             f"`indices` must be >= 0 and < {length}, the number of samples, got "
             f"{given[place]} at place {place}; leave out indices without a sample"
         )
-    chosen = given.astype(np.int64)
-    chosen.flags.writeable = False
-    return chosen
+    return given.astype(np.int64)
 
 
 # Up to this length the permutation is made by sorting, which is exactly uniform. Over
@@ -328,56 +385,6 @@ HALF = np.uint64(32)
 # its kind (Steele, Vigna: "Computationally easy, spectrally good multipliers", 2021).
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 SPREAD = np.uint64(0xD1342543DE82EF95)
-
-
-@dataclass(frozen=True, slots=True)
-class Permutation:
-    """A pseudo-random permutation of [0, length), keyed by (seed, round).
-
-    Any position takes O(1) time and memory. Up to 4096 values are sorted by random
-    words. Above that, a generalised Feistel network over Z_a x Z_b with a * b >= length
-    is applied repeatedly to the few values outside the range until they are inside
-    (Black, Rogaway: "Ciphers with arbitrary finite domains", CT-RSA 2002, section 5).
-    The result is the same on every machine.
-    """
-
-    length: int
-    """1 to 2**63 - 1."""
-    seed: int
-    round_: int
-    """The pass over the data: each has its own permutation."""
-
-    def indices(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the values at `positions`, `int64 [N]`, each in [0, length)."""
-        keys = self._keys()
-        if self.length <= SORTED_LENGTH:
-            philox = np.random.Philox(key=keys[:2])
-            return np.argsort(philox.random_raw(self.length), kind="stable")[positions]
-        lower = math.isqrt(self.length - 1) + 1
-        upper = -(-self.length // lower)
-        return self._walk(positions.astype(np.uint64), upper, lower, keys)
-
-    def _keys(self) -> NDArray[np.uint64]:
-        """Return 8 words that are unrelated for any two (seed, round)."""
-        text = f"penstock order, seed {self.seed}, round {self.round_}"
-        digest = hashlib.blake2b(text.encode(), digest_size=8 * FEISTEL_ROUNDS).digest()
-        return np.frombuffer(digest, "<u8").astype(np.uint64)
-
-    def _walk(
-        self,
-        values: NDArray[np.uint64],
-        upper: int,
-        lower: int,
-        keys: NDArray[np.uint64],
-    ) -> NDArray[np.int64]:
-        """Apply the network until all are inside: at most 1 value in 64 goes on."""
-        values = feistel(values, upper, lower, keys)
-        outside = np.flatnonzero(values >= np.uint64(self.length))
-        while outside.size:
-            walked = feistel(values[outside], upper, lower, keys)
-            values[outside] = walked
-            outside = outside[walked >= np.uint64(self.length)]
-        return values.view(np.int64)
 
 
 def feistel(

@@ -12,38 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import check, checked_seed
 from .group_shuffle import Groups, GroupShuffle
-from .order import Order, Permutation, Rows, by_round
+from .order import Numbers, Order, Rows, Shuffle, by_key
 from .shard import Shard
 
-Numbers: TypeAlias = NDArray[np.int64]
 DEALING = -1
 """The round whose permutation deals the data into parts."""
-
-
-@dataclass(frozen=True, slots=True)
-class EvenShuffle:
-    """Mixes all samples of a part."""
-
-    length: int
-    seed: int
-
-    def at(self, round_: int, positions: Numbers) -> Numbers:
-        """Return the samples at positions of a round, `[N]`."""
-        return Permutation(self.length, self.seed, round_).indices(positions)
 
 
 @dataclass(frozen=True, slots=True)
 class PartShuffle:
     """The previous sequence, dealt into parts, each shuffled differently each round.
 
-    Positions count one part after another; `Parts` has those of a batch.
+    Positions count one part after another; `positions` returns those of a batch.
 
     Args:
         length: number of samples, at least one per part.
@@ -58,7 +43,7 @@ class PartShuffle:
     count: int
     within: GroupShuffle | None = None
     _starts: Numbers = field(init=False, repr=False, compare=False)
-    _shuffles: tuple[EvenShuffle | GroupShuffle, ...] = field(
+    _shuffles: tuple[Shuffle | GroupShuffle, ...] = field(
         init=False, repr=False, compare=False
     )
 
@@ -68,74 +53,53 @@ class PartShuffle:
         shuffles = tuple(self._shuffle(start, length) for start, length in shares)
         object.__setattr__(self, "_shuffles", shuffles)
 
-    def _shuffle(self, start: int, length: int) -> EvenShuffle | GroupShuffle:
+    def _shuffle(self, start: int, length: int) -> Shuffle | GroupShuffle:
         """Return the shuffle of the part that begins at `start`."""
         if self.within is None:
-            return EvenShuffle(length, self.seed)
+            return Shuffle(length, self.seed)
         ends = self.within.shuffled(DEALING).ends
         borders = np.unique(np.clip([0, *ends], start, start + length))
         return replace(self.within, groups=Groups.of(np.diff(borders), length))
 
     def trace(self, rows: Rows) -> Rows:
         """Return the positions of each round at `rows`."""
-        found = np.empty_like(rows.indices)
         parts = np.searchsorted(self._starts, rows.indices, side="right") - 1
-        keys = rows.rounds * self.count + parts
-        for places in by_round(keys) if len(rows) else ():
-            part = int(parts[places[0]])
+
+        def at(key: int, positions: Numbers) -> Numbers:
+            part = key % self.count
             start = self._starts[part]
-            inside = rows.indices[places] - start
-            key = int(keys[places[0]])
-            found[places] = start + self._shuffles[part].at(key, inside)
+            found: Numbers = start + self._shuffles[part].at(key, positions - start)
+            return found
+
+        found = by_key(rows.rounds * self.count + parts, rows.indices, at)
         return Rows(self._dealt(found), rows.rounds)
-
-    def _dealt(self, positions: Numbers) -> Numbers:
-        """Return the samples at positions of the parts, unshuffled."""
-        if self.within is None:
-            return Permutation(self.length, self.seed, DEALING).indices(positions)
-        return self.within.samples(self.within.shuffled(DEALING), positions)
-
-    def __str__(self) -> str:
-        said = self.within or f"shuffle(seed={self.seed})"
-        return f"{said} in {self.count} parts"
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Where the rows of a batch are in a `PartShuffle`.
-
-    Args:
-        length: samples of an epoch.
-        count: number of parts; each global batch is a multiple of it.
-    """
-
-    length: int
-    count: int
 
     def positions(self, start: int, size: int, rows: Numbers) -> Numbers:
         """Return the positions of some rows of a batch.
 
         Args:
             start: samples of the epoch before the batch.
-            size: planned size of the global batch; an epoch's last one may have fewer.
+            size: planned size of the global batch, a multiple of the number of parts;
+                an epoch's last one may have fewer samples.
             rows: numbers of rows, `int64 [N]`.
         """
-        shares = [Shard(k, self.count).share(self.length) for k in range(self.count)]
-        starts, lengths = np.array(shares, np.int64).T
+        lengths = np.diff(self._starts, append=self.length)
         done = start // self.count
         taken = np.minimum(size // self.count, lengths - done)
         ends = np.cumsum(taken)
         part = np.searchsorted(ends, rows, side="right")
-        found: Numbers = starts[part] + done + rows - (ends - taken)[part]
+        found: Numbers = self._starts[part] + done + rows - (ends - taken)[part]
         return found
 
+    def _dealt(self, positions: Numbers) -> Numbers:
+        """Return the samples at positions of the parts, unshuffled."""
+        if self.within is None:
+            return Shuffle(self.length, self.seed).at(DEALING, positions)
+        return self.within.samples(self.within.shuffled(DEALING), positions)
 
-def parts_of(order: Order) -> Parts | None:
-    """Return how an order's batches consist of parts; None if they do not."""
-    last = order.steps[-1] if order.steps else None
-    if not isinstance(last, PartShuffle):
-        return None
-    return Parts(last.length, last.count)
+    def __str__(self) -> str:
+        said = self.within or f"shuffle(seed={self.seed})"
+        return f"{said} in {self.count} parts"
 
 
 def check_parts(order: Order, sizes: Sequence[int]) -> None:

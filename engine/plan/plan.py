@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import SpecError, StateError, check
 from .batch_plan import BatchPlan
-from .buckets import BatchRun, BudgetTimeline, budget_of
-from .cursor import Cursor, read_state, write_state
-from .order import Order, PlannedBatch, Rows
-from .part_shuffle import Parts, check_parts, parts_of
+from .buckets import Buckets, BudgetTimeline
+from .cursor import STATE_VERSION, Cursor, read_state
+from .order import Numbers, Order, PlannedBatch, Rows
+from .part_shuffle import PartShuffle, check_parts
 from .shard import Shard
-from .timeline import (
-    ConstantSchedule,
-    Place,
-    Schedule,
-    Setting,
-    SettingRun,
-    Span,
-    Timeline,
-)
+from .timeline import ConstantSchedule, Place, Schedule, Setting, Timeline
 
 Tail = Literal["pad_mask", "pad_repeat"]
 """What several ranks do with an epoch's short last batch, unless it is dropped. Each
@@ -63,8 +54,12 @@ class Plan:
     timeline: Timeline | BudgetTimeline = field(init=False, repr=False, compare=False)
     hash: str = field(init=False, compare=False)
     """32 hex digits that identify everything that decides the global batches."""
-    _parts: Parts | None = field(init=False, repr=False, compare=False)
-    _reader: RowReader = field(init=False, repr=False, compare=False)
+    _parts: PartShuffle | None = field(init=False, repr=False, compare=False)
+    _windows: list[IndexWindow] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
+    """The last window read. It is never changed, only replaced by another in one
+    assignment, so at worst a race computes a window twice."""
 
     def __post_init__(self) -> None:
         check(
@@ -72,20 +67,24 @@ class Plan:
             f"`tail` must be one of {get_args(Tail)}, got {self.tail!r}"
             "; 'pad_mask' is the default",
         )
-        timeline = self._timeline()
-        check_sizes(timeline, self.shard)
+        length, ranks = self.order.epoch_length, self.shard.size
+        last = self.order.steps[-1] if self.order.steps else None
+        timeline: Timeline | BudgetTimeline
+        if isinstance(last, Buckets) and last.tokens is not None:
+            timeline = BudgetTimeline(last)
+        else:
+            timeline = Timeline(self.schedule, length, drop_last=self.drop_last)
+        for run in timeline.runs:
+            check(
+                run.size >= ranks,
+                f"the global batch must be >= {ranks}, one sample per rank, got "
+                f"{run.size} (in force from epoch {run.epoch}); raise the batch size",
+            )
         check_parts(self.order, [run.size for run in timeline.runs])
-        object.__setattr__(self, "_parts", parts_of(self.order))
+        parts = last if isinstance(last, PartShuffle) else None
+        object.__setattr__(self, "_parts", parts)
         object.__setattr__(self, "timeline", timeline)
         object.__setattr__(self, "hash", fingerprint(self.facts()))
-        object.__setattr__(self, "_reader", RowReader(self.order))
-
-    def _timeline(self) -> Timeline | BudgetTimeline:
-        budget = budget_of(self.order)
-        if budget is not None:
-            return BudgetTimeline(budget)
-        length = self.order.epoch_length
-        return Timeline(self.schedule, length, drop_last=self.drop_last)
 
     def steps_in(self, epoch: int) -> int:
         """Return the number of batches in `epoch`, the same on every rank."""
@@ -105,8 +104,32 @@ class Plan:
         """
         if step < 0:
             raise IndexError(f"`step` must be >= 0, got {step}")
-        run, epoch, batch = self.timeline.find(step)
-        return self._batch(run, epoch, batch)
+        span, batch = self.timeline.find(step)
+        place, size, n_global = span.place, span.size, span.n_true
+        setting = self._setting(place, size)
+        ranks = self.shard.size
+        n_local = n_rows = n_global
+        if ranks > 1:
+            size = max(size, ranks)  # with long samples, there may be fewer than ranks
+            first, n_rows = self.shard.share(size)
+            n_local = min(max(n_global - first, 0), n_rows)
+            if self.tail == "pad_repeat":
+                n_global, n_local = size, n_rows
+        return BatchPlan(
+            place.epoch,
+            place.step,
+            batch,
+            place.position,
+            batch == self.timeline.steps_in(place.epoch) - 1,
+            n_global,
+            n_rows,
+            n_local,
+            n_local * ranks / n_global,
+            setting.image_size,
+            setting.lr_mult,
+            setting.momentum,
+            strength=setting.strength,
+        )
 
     def batches(self, start: int, stop: int) -> Iterator[BatchPlan]:
         """Yield the batches of the global steps `start` to before `stop`.
@@ -129,41 +152,10 @@ class Plan:
 
     def _alike_after(self, plan: BatchPlan, most: int) -> int:
         """Return how many batches after one surely differ from it only in place."""
-        if plan.last or not isinstance(self.schedule, ConstantSchedule):
-            return 0
-        if isinstance(self.timeline, BudgetTimeline):
+        constant = isinstance(self.schedule, ConstantSchedule)
+        if plan.last or not constant or isinstance(self.timeline, BudgetTimeline):
             return 0
         return min(most, self.timeline.steps_in(plan.epoch) - plan.batch - 2)
-
-    def _batch(self, run: SettingRun | BatchRun, epoch: int, batch: int) -> BatchPlan:
-        """Return a batch of a run."""
-        timeline, size = self.timeline, run.size
-        place = run.place(epoch, batch)
-        setting = self._setting(place, size)
-        ranks = self.shard.size
-        n_global = min(size, timeline.epoch_length - place.position)
-        n_local = n_rows = n_global
-        if ranks > 1:
-            size = max(size, ranks)  # with long samples, there may be fewer than ranks
-            first, n_rows = self.shard.share(size)
-            n_local = min(max(n_global - first, 0), n_rows)
-            if self.tail == "pad_repeat":
-                n_global, n_local = size, n_rows
-        return BatchPlan(
-            epoch,
-            place.step,
-            batch,
-            place.position,
-            batch == timeline.steps_in(epoch) - 1,
-            n_global,
-            n_rows,
-            n_local,
-            n_local * ranks / n_global,
-            setting.image_size,
-            setting.lr_mult,
-            setting.momentum,
-            strength=setting.strength,
-        )
 
     def regime(self, step: int) -> str:
         """Return what loading the batch of a global step is like.
@@ -182,7 +174,12 @@ class Plan:
 
     def rows(self, plan: BatchPlan) -> Rows:
         """Return this rank's samples of a batch, `[n_rows]`, as read-only views."""
-        return self._reader.rows(plan.epoch, plan.batch, lambda: self._ahead(plan))
+        for window in self._windows:
+            if (found := window.find(plan)) is not None:
+                return found
+        window = self._window(plan)
+        self._windows[:] = [window]
+        return window.rows.part(0, plan.n_rows)
 
     def planned(self, number: int) -> PlannedBatch:
         """Return the batch of a global step with its samples.
@@ -213,7 +210,8 @@ class Plan:
 
     def state(self, cursor: Cursor) -> dict[str, object]:
         """Return `cursor` as O(1) JSON, the same on every rank."""
-        return write_state(cursor, self.hash, self.facts())
+        known = {"version": STATE_VERSION, "plan": self.hash, "facts": self.facts()}
+        return {**known, **asdict(cursor)}
 
     def restore(self, state: Mapping[str, object], *, override: bool = False) -> Cursor:
         """Return the cursor in `state`, on any number of ranks, in O(1).
@@ -247,9 +245,8 @@ class Plan:
 
     def _setting(self, place: Place, size: int) -> Setting:
         setting = self.schedule.at(place)
-        if isinstance(self.timeline, BudgetTimeline):
-            return replace(setting, global_size=size)
-        if setting.global_size != size:
+        has_budget = isinstance(self.timeline, BudgetTimeline)
+        if setting.global_size != size and not has_budget:
             raise SpecError(
                 f"the schedule's at() gives a global batch size of"
                 f" {setting.global_size} at {place}, but its next_change() said that"
@@ -258,27 +255,38 @@ class Plan:
             )
         return setting
 
-    def _dealt(self, span: Span) -> tuple[int, int]:
-        """Return (first, count) of this rank's rows; a single rank does not pad."""
-        ranks = self.shard.size
-        return self.shard.share(span.n_true if ranks == 1 else max(span.size, ranks))
+    def _window(self, plan: BatchPlan) -> IndexWindow:
+        """Read the rows of `plan` and the batches after it: cheapest in bulk."""
+        positions, ends = self._ahead(plan)
+        rows = self.order.at(plan.epoch, positions)
+        rows.indices.flags.writeable = False
+        rows.rounds.flags.writeable = False
+        return IndexWindow(plan.epoch, plan.batch, (0, *ends), rows)
 
-    def _ahead(self, plan: BatchPlan) -> tuple[NDArray[np.int64], list[int]]:
+    def _ahead(self, plan: BatchPlan) -> tuple[Numbers, list[int]]:
         """Return the positions of `plan` and the batches after it, and their ends."""
         count = min(max(WINDOW_ROWS // plan.n_rows, 1), WINDOW_BATCHES)
-        stop = min(plan.batch + count, self.timeline.steps_in(plan.epoch))
+        timeline, epoch = self.timeline, plan.epoch
+        stop = min(plan.batch + count, timeline.steps_in(epoch))
         alone = self.shard.size == 1 and self._parts is None
-        if alone and self.timeline.even(plan.epoch, plan.batch, stop - 1):
+        if (
+            alone
+            and isinstance(timeline, Timeline)
+            and timeline.run_at(epoch, plan.batch) is timeline.run_at(epoch, stop - 1)
+        ):
             # One rank's batches of one size leave no gap.
-            end = self.timeline.span(plan.epoch, stop - 1).stop - plan.start
+            end = timeline.span(epoch, stop - 1).stop - plan.start
             positions = np.arange(plan.start, plan.start + end, dtype=np.int64)
             return positions, [*range(plan.n_rows, end, plan.n_rows), end]
-        parts = [self._positions(plan.epoch, b) for b in range(plan.batch, stop)]
+        parts = [self._positions(epoch, batch) for batch in range(plan.batch, stop)]
         return np.concatenate(parts), list(accumulate(part.size for part in parts))
 
-    def _positions(self, epoch: int, batch: int) -> NDArray[np.int64]:
+    def _positions(self, epoch: int, batch: int) -> Numbers:
         span = self.timeline.span(epoch, batch)
-        first, n_rows = self._dealt(span)
+        ranks = self.shard.size
+        # A single rank does not pad.
+        dealt = span.n_true if ranks == 1 else max(span.size, ranks)
+        first, n_rows = self.shard.share(dealt)
         start = span.place.position
         rows = np.arange(first, first + n_rows, dtype=np.int64)
         if first + n_rows > span.n_true:
@@ -286,20 +294,6 @@ class Plan:
         if self._parts is not None:
             return self._parts.positions(start, span.size, rows)
         return start + rows
-
-
-def check_sizes(timeline: Timeline | BudgetTimeline, shard: Shard) -> None:
-    """Check that every rank gets a row.
-
-    Raises:
-        SpecError: a global batch is smaller than the number of ranks.
-    """
-    for run in timeline.runs:
-        check(
-            run.size >= shard.size,
-            f"the global batch must be >= {shard.size}, one sample per rank, got "
-            f"{run.size} (in force from epoch {run.epoch}); raise the batch size",
-        )
 
 
 def canonical(value: object) -> str:
@@ -313,9 +307,6 @@ def fingerprint(facts: Mapping[str, int | str]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-Positions = NDArray[np.int64]
-
-
 class IndexWindow(NamedTuple):
     """The rows of a few consecutive batches of one epoch."""
 
@@ -325,48 +316,9 @@ class IndexWindow(NamedTuple):
     """Batch `first_batch + i` has rows `bounds[i]` to `bounds[i + 1]`."""
     rows: Rows
 
-    def find(self, epoch: int, batch: int) -> Rows | None:
+    def find(self, plan: BatchPlan) -> Rows | None:
         """Return the rows of a batch, or None if it is not in the window."""
-        place = batch - self.first_batch
-        if epoch != self.epoch or not 0 <= place < len(self.bounds) - 1:
+        place = plan.batch - self.first_batch
+        if plan.epoch != self.epoch or not 0 <= place < len(self.bounds) - 1:
             return None
         return self.rows.part(self.bounds[place], self.bounds[place + 1])
-
-
-class RowReader:
-    """Reads an order window by window, which is cheapest in bulk; keeps the last one.
-
-    Any thread may call `rows`. A window is never changed, only replaced by another in
-    one assignment, so at worst a race computes a window twice.
-    """
-
-    def __init__(self, order: Order) -> None:
-        self._order = order
-        self._window: IndexWindow | None = None
-
-    def rows(
-        self, epoch: int, batch: int, ahead: Callable[[], tuple[Positions, list[int]]]
-    ) -> Rows:
-        """Return the rows of `batch`, as read-only views.
-
-        Args:
-            epoch: the epoch of the batch.
-            batch: its number within the epoch.
-            ahead: called on a miss; returns the positions, `int64 [N]`, of this batch
-                and of those requested next, and where each of these batches ends.
-        """
-        window = self._window
-        found = window.find(epoch, batch) if window else None
-        if found is None:
-            window = self._read(epoch, batch, *ahead())
-            self._window = window
-            found = window.rows.part(0, window.bounds[1])
-        return found
-
-    def _read(
-        self, epoch: int, batch: int, positions: Positions, ends: list[int]
-    ) -> IndexWindow:
-        rows = self._order.at(epoch, positions)
-        rows.indices.flags.writeable = False
-        rows.rounds.flags.writeable = False
-        return IndexWindow(epoch, batch, (0, *ends), rows)

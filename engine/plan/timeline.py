@@ -160,10 +160,6 @@ class SettingRun:
     per_epoch: int
     """Batches in each later epoch."""
 
-    def batches_in(self, epoch: int) -> int:
-        """Return the number of batches in `epoch`, if it ends in this run."""
-        return self.batch + self.here if epoch == self.epoch else self.per_epoch
-
     def locate(self, step: int) -> tuple[int, int]:
         """Return (epoch, batch) of `step`."""
         beyond = step - self.step - self.here
@@ -181,6 +177,13 @@ class SettingRun:
             before = self.here + (epoch - self.epoch - 1) * self.per_epoch
             step, position = self.step + before + batch, batch * self.size
         return Place(epoch, position, step, self.epoch_length)
+
+    def span(self, epoch: int, batch: int) -> Span:
+        """Return the positions of `batch` of `epoch`."""
+        place = self.place(epoch, batch)
+        return Span(
+            place, min(place.position + self.size, self.epoch_length), self.size
+        )
 
     def until(self, change: Change) -> tuple[int, int]:
         """Return (epoch, batch) of the first batch at or after `change`.
@@ -229,10 +232,11 @@ class Timeline:
         self._steps = [run.step for run in self.runs]
         self._starts = [(run.epoch, run.batch) for run in self.runs]
 
-    def find(self, step: int) -> tuple[SettingRun, int, int]:
-        """Return the run, the epoch and the batch of the global `step`."""
+    def find(self, step: int) -> tuple[Span, int]:
+        """Return the positions of the global `step`, and its number in its epoch."""
         run = self.runs[bisect_right(self._steps, step) - 1]
-        return run, *run.locate(step)
+        epoch, batch = run.locate(step)
+        return run.span(epoch, batch), batch
 
     def place(self, epoch: int, batch: int) -> Place:
         """Return where `batch` of `epoch` starts, or where the last one ends."""
@@ -242,9 +246,7 @@ class Timeline:
 
     def span(self, epoch: int, batch: int) -> Span:
         """Return the positions of `batch`, which `epoch` must have."""
-        run = self.run_at(epoch, batch)
-        place = run.place(epoch, batch)
-        return Span(place, min(place.position + run.size, self.epoch_length), run.size)
+        return self.run_at(epoch, batch).span(epoch, batch)
 
     def batch_of(self, epoch: int, position: int) -> int:
         """Return the batch of `epoch` that holds `position`, or the epoch's end."""
@@ -255,12 +257,8 @@ class Timeline:
         inside = self.span(epoch, max(batch - 1, 0)).stop
         return max(batch - 1, 0) if position < inside else steps
 
-    def even(self, epoch: int, first: int, last: int) -> bool:
-        """Whether two batches of an epoch, and all between, share a global size."""
-        return self.run_at(epoch, first) is self.run_at(epoch, last)
-
     def run_at(self, epoch: int, batch: int) -> SettingRun:
-        """Return the run that holds `batch` of `epoch`."""
+        """Return the run, of batches of one global size, that holds this batch."""
         return self.runs[bisect_right(self._starts, (epoch, batch)) - 1]
 
     def steps_in(self, epoch: int) -> int:
@@ -268,7 +266,7 @@ class Timeline:
         last = self.runs[-1]
         if last.epoch > epoch:
             last = self.runs[bisect_right(self._starts, (epoch, math.inf)) - 1]
-        return last.batches_in(epoch)
+        return last.batch + last.here if last.epoch == epoch else last.per_epoch
 
     def _all_runs(self, schedule: Schedule) -> tuple[SettingRun, ...]:
         place, batch = Place(0, 0, 0, self.epoch_length), 0

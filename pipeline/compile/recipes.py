@@ -23,6 +23,7 @@ from ...engine.batch.buffer import Buffers
 from ...engine.batch.device import DeviceStage
 from ...engine.batch.tensors import collate_by_default
 from ...engine.plan import (
+    Buckets,
     ConstantSchedule,
     DrawnPlan,
     Lengths,
@@ -31,7 +32,6 @@ from ...engine.plan import (
     Schedule,
     Setting,
     Shard,
-    bucketed,
 )
 from ...engine.plan.drawn import AHEAD
 from ...engine.program.program import Read
@@ -299,7 +299,7 @@ def _by_length(
     )
     per_rank = batch.max_tokens is not None
     size = batch.size and batch.size * shard.size
-    return bucketed(
+    buckets = Buckets(
         order,
         lengths,
         size=None if batch.has_budget else batch.global_size or size,
@@ -307,6 +307,7 @@ def _by_length(
         parts=shard.size if per_rank else 1,
         window=batch.window,
     )
+    return order.then(buckets)
 
 
 def check_microbatches(plan: Plan, count: int) -> None:

@@ -14,12 +14,12 @@ values; `ps.optim.follow` sets them in an optimiser.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...errors import check
-from .curves import Constant, Curve, Function, Ramp, Stages, Unit, as_curve, table_of
-from .policy import parse
+from ...errors import SpecError, check
+from .curves import Constant, Curve, Function, Ramp, Stages, Unit, as_curve
 from .scheduled import Coupling, Scheduled
 
 __all__ = [
@@ -48,7 +48,8 @@ def steps(table: Mapping[float, float], unit: Unit = "epochs") -> Curve:
         table: `{start: value}`; the first start is 0.
         unit: the unit of the starts: "samples", "steps" or "epochs".
     """
-    return table_of(table, unit)
+    starts = sorted(table)
+    return Stages(tuple(starts), tuple(table[start] for start in starts), unit)
 
 
 def linear(
@@ -127,7 +128,7 @@ def stages(
         for start, row in zip(starts, rows, strict=True):
             value = row.get(name, value)
             table[start] = value
-        curves[name] = table_of(table, unit)
+        curves[name] = steps(table, unit)
     return of(**curves, **settings)
 
 
@@ -190,17 +191,32 @@ def policy(
 ) -> Scheduled:
     """Return the schedule of a policy string: `"20:128-224,38:224-224,40:288-128"`.
 
+    This is the format of ModelArts MoXing. Up to epoch 20, the example has images of
+    128 px in batches of 224, up to 38 of 224 px in batches of 224, and up to 40 of 288
+    px in batches of 128.
+
     Args:
-        text: stages, each `end epoch : image size - batch size of one rank`. The last
-            stage also holds after its end.
+        text: stages divided by commas, each `end epoch : image size - batch size of one
+            rank`. The last stage also holds after its end.
         coupling: coupling of the learning rate to the batch size, as in `of`.
         momentum: momentum of the optimiser.
         lr_mult: factor on the learning rate, times that of the coupling.
 
     Raises:
-        SpecError: `text` is not a policy string.
+        SpecError: `text` is not a policy string, or its epochs do not increase.
     """
-    found = parse(text)
+    found: list[tuple[int, int, int]] = []
+    for part in str(text).split(","):
+        match = STAGE.fullmatch(part)
+        if match is None:
+            raise SpecError(f"{part!r} is no stage of a policy; {EXAMPLE}")
+        end, image, batch = map(int, match.groups())
+        check(
+            end > (found[-1][0] if found else 0) and min(image, batch) >= 1,
+            f"the stages of a policy must end one after the other, with sizes of 1"
+            f" or more, got {part.strip()!r} in {text!r}; {EXAMPLE}",
+        )
+        found.append((end, image, batch))
     starts = (0.0, *(float(end) for end, _, _ in found[:-1]))
     return Scheduled(
         Stages(starts, tuple(batch for _, _, batch in found), "epochs"),
@@ -211,6 +227,10 @@ def policy(
         coupling=coupling,
         end_epoch=found[-1][0],
     )
+
+
+STAGE = re.compile(r"\s*(\d+)\s*:\s*(\d+)\s*-\s*(\d+)\s*")
+EXAMPLE = 'write "END_EPOCH:IMAGE-BATCH,...", as in "20:128-224,38:224-224"'
 
 
 def optional(name: str, value: object) -> Curve | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, Protocol, get_args
@@ -258,12 +258,6 @@ def as_curve(name: str, value: object) -> Curve:
         f"`{name}` must be a number, a function of the epoch, or one of ps.schedule's"
         f" constant, steps, linear, cosine or function, got {value!r}"
     )
-
-
-def table_of(table: Mapping[float, float], unit: Unit) -> Stages:
-    """Return the curve of a table `{start: value}`."""
-    ordered: Sequence[tuple[float, float]] = sorted(table.items())
-    return Stages(tuple(s for s, _ in ordered), tuple(v for _, v in ordered), unit)
 
 
 def count(place: Place, unit: Unit) -> int:

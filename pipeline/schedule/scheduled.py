@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Literal
 
 from ...engine.plan import Change, Place, Setting
@@ -72,7 +72,25 @@ class Scheduled(Printed):
             epochs: number of epochs in the table; None: up to the end of the schedule,
                 or to the epoch after its last change.
         """
-        return preview(self.resolve(world), samples, epochs or self.end_epoch)
+        schedule = self.resolve(world)
+        timeline = Timeline(schedule, samples, drop_last=False)
+        end = int(epochs or self.end_epoch or timeline.runs[-1].epoch + 1)
+        total = timeline.place(end, 0).step
+        lines: list[tuple[str, ...]] = []
+        before: tuple[str, ...] | None = None
+        for place in places(timeline, end):
+            values = astuple(schedule.at(place))
+            shown = tuple("-" if value is None else f"{value:.6g}" for value in values)
+            if shown != before:
+                lines.append((f"{place.samples / samples:g}", f"{place.step}", *shown))
+            before = shown
+        if len(lines) > MAX_LINES:
+            lines[MAX_LINES - 1 : -1] = [("...",) * len(HEAD)]
+        widths = [max(map(len, column)) for column in zip(HEAD, *lines, strict=True)]
+        rows = (
+            "  ".join(map(str.rjust, row, widths)).rstrip() for row in (HEAD, *lines)
+        )
+        return "\n".join([*rows, f"{total} steps in {end} epochs of {samples} samples"])
 
     def __repr__(self) -> str:
         """Return the code that makes it, a line a setting."""
@@ -97,7 +115,7 @@ class ResolvedSchedule:
 
     def at(self, place: Place) -> Setting:
         said = self.scheduled
-        size = self._global(said.batch_size.at(place))
+        size = self._size(place)
         own = 1.0 if said.lr_mult is None else said.lr_mult.at(place)
         image = None if said.image_size is None else said.image_size.at(place)
         return Setting(
@@ -114,13 +132,13 @@ class ResolvedSchedule:
     def describe(self) -> Mapping[str, object]:
         said = self.scheduled
         curves = {
-            "batch_size": scaled(said.batch_size, self.factor),
             "image_size": said.image_size,
             "momentum": said.momentum,
             "lr_mult": said.lr_mult,
             "strength": said.strength,
         }
         described = {n: c.describe() for n, c in curves.items() if c is not None}
+        described["batch_size"] = multiplied(said.batch_size, self.factor)
         base = said.base_batch and said.base_batch * self.factor
         coupled = {"exponent": said.exponent, "base_batch": base}
         return {
@@ -133,42 +151,26 @@ class ResolvedSchedule:
         given = self.scheduled.base_batch
         if given is not None:
             return given * self.factor
-        start = Place(0, 0, 0, place.epoch_length)
-        return self._global(self.scheduled.batch_size.at(start))
+        return self._size(Place(0, 0, 0, place.epoch_length))
 
-    def _global(self, size: float) -> int:
-        return whole("batch_size", size) * self.factor
+    def _size(self, place: Place) -> int:
+        return whole("batch_size", self.scheduled.batch_size.at(place)) * self.factor
 
 
-def scaled(curve: Curve, factor: int) -> Curve:
-    """Return a curve times a factor, as a curve of the same kind if possible."""
+def multiplied(curve: Curve, factor: int) -> Mapping[str, object]:
+    """Describe a curve times a factor, as a curve of the same kind if possible."""
     if isinstance(curve, Constant):
-        return Constant(curve.value * factor)
-    if isinstance(curve, Stages):
-        return replace(curve, values=tuple(v * factor for v in curve.values))
-    if isinstance(curve, Ramp) and curve.multiple_of is not None:
+        curve = Constant(curve.value * factor)
+    elif isinstance(curve, Stages):
+        curve = replace(curve, values=tuple(v * factor for v in curve.values))
+    elif isinstance(curve, Ramp) and curve.multiple_of is not None:
         first, last, step = curve.first, curve.last, curve.multiple_of
-        return replace(
+        curve = replace(
             curve, first=first * factor, last=last * factor, multiple_of=step * factor
         )
-    return curve if factor == 1 else Scaled(curve, factor)
-
-
-@dataclass(frozen=True, slots=True)
-class Scaled:
-    """A curve times a factor."""
-
-    curve: Curve
-    factor: int
-
-    def at(self, place: Place) -> float:
-        return self.curve.at(place) * self.factor
-
-    def next_change(self, place: Place) -> Change | None:
-        return self.curve.next_change(place)
-
-    def describe(self) -> Mapping[str, object]:
-        return {**self.curve.describe(), "times": self.factor}
+    elif factor != 1:
+        return {**curve.describe(), "times": factor}
+    return curve.describe()
 
 
 def whole(name: str, value: float) -> int:
@@ -184,33 +186,8 @@ def whole(name: str, value: float) -> int:
 # A schedule as a table, to check before training.
 
 MAX_LINES = 60
+# After the first two, the fields of a `Setting`.
 HEAD = ("epoch", "step", "batch", "image", "lr x", "momentum", "strength")
-
-
-def preview(schedule: ResolvedSchedule, samples: int, epochs: float | None) -> str:
-    """Return one line for each run of equal batches, and the total number of steps.
-
-    Args:
-        schedule: schedule of global batches.
-        samples: number of samples in an epoch.
-        epochs: number of epochs to look at; None: up to one after the last change of
-            size.
-    """
-    timeline = Timeline(schedule, samples, drop_last=False)
-    end = int(epochs or timeline.runs[-1].epoch + 1)
-    total = timeline.place(end, 0).step
-    lines: list[tuple[str, ...]] = []
-    before: tuple[str, ...] | None = None
-    for place in places(timeline, end):
-        shown = show(schedule.at(place))
-        if shown != before:
-            lines.append((f"{place.samples / samples:g}", f"{place.step}", *shown))
-        before = shown
-    if len(lines) > MAX_LINES:
-        lines[MAX_LINES - 1 : -1] = [("...",) * len(HEAD)]
-    widths = [max(map(len, column)) for column in zip(HEAD, *lines, strict=True)]
-    rows = ("  ".join(map(str.rjust, row, widths)).rstrip() for row in (HEAD, *lines))
-    return "\n".join([*rows, f"{total} steps in {end} epochs of {samples} samples"])
 
 
 def places(timeline: Timeline, end: int) -> list[Place]:
@@ -218,15 +195,3 @@ def places(timeline: Timeline, end: int) -> list[Place]:
     starts = {(run.epoch, run.batch) for run in timeline.runs if run.epoch < end}
     starts |= {(epoch, 0) for epoch in range(end)}
     return [timeline.place(epoch, batch) for epoch, batch in sorted(starts)]
-
-
-def show(setting: Setting) -> tuple[str, ...]:
-    """Return the cells of a line."""
-    values = (
-        setting.global_size,
-        setting.image_size,
-        setting.lr_mult,
-        setting.momentum,
-        setting.strength,
-    )
-    return tuple("-" if value is None else f"{value:.6g}" for value in values)

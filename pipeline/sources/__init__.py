@@ -2,8 +2,7 @@
 
 source.py         Source: the interface of all sources that penstock reads itself
 folder.py         class folders of images on this machine
-remote_folder.py  class folders of images in a store
-files.py          files anywhere, through fsspec
+files.py          files anywhere, through fsspec; class folders in a store
 lmdb_records.py   values of an LMDB database
 tar_shards.py     WebDataset shards, indexed
 remote_shards.py  WebDataset shards of a store

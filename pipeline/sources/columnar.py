@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ... import config
 from ...errors import SpecError, check
 from .paths import Paths, files_here, first_of
-from .per_process import PerProcess, missing, prints_of_rows
+from .per_process import PerProcess, prints_of_rows
 from .source import Source, digest
 
 OPEN_FILES = 256
@@ -75,7 +75,10 @@ class Columnar(Source):
         try:
             import pyarrow as pa
         except ImportError as error:
-            raise missing(source, "pyarrow", error) from error
+            raise SpecError(
+                f"`{source}` needs the package pyarrow, which cannot be imported"
+                f" ({error}); install it: pip install pyarrow"
+            ) from error
         check(
             groups_in_memory >= 1,
             f"`groups_in_memory` must be >= 1, got {groups_in_memory}; {GROUPS} is"
@@ -150,10 +153,9 @@ class Columnar(Source):
     def _rows(self, group: int, rows: list[int]) -> Sequence[dict[str, Any]]:
         """Return rows of a group; those in a row need no copy."""
         table, first = self._groups(self._places[group]), rows[0]
-        if rows == [*range(first, first + len(rows))]:
-            taken: list[dict[str, Any]] = table.slice(first, len(rows)).to_pylist()
-        else:
-            taken = table.take(rows).to_pylist()
+        in_a_row = rows == [*range(first, first + len(rows))]
+        part = table.slice(first, len(rows)) if in_a_row else table.take(rows)
+        taken: list[dict[str, Any]] = part.to_pylist()
         return taken
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
@@ -163,10 +165,9 @@ class Columnar(Source):
         """
         from ...cache.fingerprint.key import file_fingerprints
 
-        said = bytes.fromhex(digest([repr(self.columns)]))
-        salt = np.frombuffer(said, np.uint64).reshape(1, 2)
         sizes = np.array([sum(groups) for groups in self.sizes], np.int64)
-        return prints_of_rows(file_fingerprints(self.paths), sizes, salt)
+        read = digest([repr(self.columns)])
+        return prints_of_rows(file_fingerprints(self.paths), sizes, read)
 
     def identity(self) -> str | None:
         """Return the hash of the columns and of the number of rows in each group."""
@@ -187,7 +188,7 @@ class Columnar(Source):
 class Parquet(Columnar):
     """Rows of Parquet files, read and decompressed one row group at a time."""
 
-    KIND: ClassVar[str] = "Parquet"
+    KIND = "Parquet"
     _reads = _read = _returned = 0
     """Groups and rows read, and rows returned, about: threads may count at once."""
 
@@ -232,7 +233,7 @@ class Parquet(Columnar):
 class Arrow(Columnar):
     """Rows of memory-mapped Arrow files, or of streams such as Hugging Face writes."""
 
-    KIND: ClassVar[str] = "Arrow"
+    KIND = "Arrow"
     MAPPED: ClassVar[bool] = True
 
     @classmethod

@@ -2,13 +2,15 @@
 
 Some of fsspec's file systems can wait without a thread. The event loop of a segment
 reads these (`AsyncFiles`); threads read all others (`Files`). A read that fails for a
-reason that may pass is repeated (`Patience`).
+reason that may pass is repeated (`Patience`). Class folders of images in a store are
+listed once, and then read as any files.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import posixpath
 import threading
 from collections.abc import (
     AsyncGenerator,
@@ -18,14 +20,21 @@ from collections.abc import (
 )
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
+from fsspec import get_filesystem_class
+from fsspec.asyn import sync
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.utils import get_protocol
 from numpy.typing import NDArray
 
+from ...cache.fingerprint.key import file_fingerprints
 from ...engine.recipe import Executor
 from ...errors import SpecError, check
 from ...system.printing import Bare
+from .folder import SUFFIXES
 from .hedging import Bandwidth, HedgedReads
 from .patience import PATIENCE, Patience, ShortBodyError
 from .source import Source, digest
@@ -33,6 +42,8 @@ from .source import Source, digest
 Url = str | os.PathLike[str]
 Urls = Url | Sequence[Url]
 """Files one by one, or one pattern that matches them."""
+Part = tuple[int, int]
+"""The first byte of a part of a file, and the byte after its last one."""
 
 
 S3_CONNECTIONS = 1024
@@ -43,19 +54,27 @@ STALLED_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A file system as text, with all that is needed to open it anywhere."""
+    """A file system, which threads and event loops read.
+
+    It can be sent to other processes as text, and survives a fork: each thread that
+    reads opens the file system, and only the process that opened it uses it.
+    """
 
     url: str
     """The URL of a file on it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The storage options of fsspec."""
     patience: Patience = PATIENCE
+    _local: threading.local = field(
+        default_factory=threading.local, init=False, repr=False, compare=False
+    )
+    _sessions: dict[asyncio.AbstractEventLoop, Session] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def protocol(self) -> str:
         """`file`, `https`, `s3`, ..."""
-        from fsspec.utils import get_protocol
-
         return str(get_protocol(self.url))
 
     def kind(self) -> Any:
@@ -64,8 +83,6 @@ class Store:
         Raises:
             SpecError: there is no such class, or the package that it needs is missing.
         """
-        from fsspec import get_filesystem_class
-
         try:
             return get_filesystem_class(self.protocol)
         except (ImportError, ValueError) as error:
@@ -94,40 +111,70 @@ class Store:
 
         An archive on this machine is identified by path, size and time of change.
         """
-        from fsspec.utils import get_protocol
-
-        from ...cache.fingerprint.key import file_fingerprints
-
         first, _, archive = self.url.partition("::")
         found = [self.protocol, dict(self.options), archive]
         found.append(self.kind()._get_kwargs_from_urls(first))  # noqa: SLF001 see _plain
         last = archive.rpartition("::")[2]
         if last and get_protocol(last) in ("file", "local"):
-            from fsspec.implementations.local import LocalFileSystem
-
             path = str(LocalFileSystem._strip_protocol(last))  # noqa: SLF001 see _plain
             found.append(file_fingerprints([path]))
         return found
 
-    def open(self) -> Any:
+    def open(self, **own: Any) -> Any:
         """Return fsspec's instance, a shared one if that is safe for threads."""
-        from fsspec.core import url_to_fs
-
-        return url_to_fs(self.url, **self._opened_with())[0]
-
-    def open_in_loop(self) -> Any:
-        """Return a separate instance for the running loop."""
-        from fsspec.core import url_to_fs
-
-        own = {"asynchronous": True, "skip_instance_cache": True}
-        return url_to_fs(self.url, **self._opened_with(), **own)[0]
-
-    def _opened_with(self) -> dict[str, Any]:
+        options = self.options
         if self.is_web():
-            return {"get_client": unlimited_client, **self.options}
-        if self.protocol in ("s3", "s3a"):
-            return s3_options(self.options)
-        return dict(self.options)
+            options = {"get_client": unlimited_client, **options}
+        elif self.protocol in ("s3", "s3a"):
+            options = s3_options(options)
+        return url_to_fs(self.url, **options, **own)[0]
+
+    def read(self, path: str, part: Part | None = None) -> bytes:
+        """Return a file, or a part of it."""
+        if not self.is_remote():
+            return self._read(part, path)
+        content = self.patience.read(partial(self._read, part), path)
+        self.patience.check_size(len(content), path)
+        return content
+
+    async def wait_for(self, path: str, part: Part | None = None) -> bytes:
+        """Return a file, or a part of it, in any event loop."""
+        loop, patience = asyncio.get_running_loop(), self.patience
+        session = self._sessions.get(loop)
+        if session is None:
+            session = Session(self, lambda: self._sessions.pop(loop))
+            self._sessions[loop] = session
+        files = session.files or await session.begin()
+        read = partial(self._fetched, files, part)
+        if patience.hedge and self.is_remote():
+            read = partial(session.hedged.read, read)
+        content = await patience.await_read(read, path)
+        patience.check_size(len(content), path)
+        if session.bandwidth is not None:
+            await session.bandwidth.take(len(content))
+        return content
+
+    def _read(self, part: Part | None, path: str) -> bytes:
+        files: Any
+        process, files = getattr(self._local, "opened", (None, None))
+        if process != os.getpid():
+            files = self.open()
+            self._local.opened = os.getpid(), files
+        if self.is_web():
+            content: bytes = sync(files.loop, self._fetched, files, part, path)
+            return content
+        return whole_part(files.cat_file(path, **parted(part)), part, path)
+
+    async def _fetched(self, files: Any, part: Part | None, path: str) -> bytes:
+        """Return a file, or a part of it, by an open file system that can wait."""
+        if self.is_web():
+            content = await download(files, self.patience, part, path)
+        else:
+            content = await files._cat_file(path, **parted(part))  # noqa: SLF001
+        return whole_part(content, part, path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Store, (self.url, self.options, self.patience)
 
 
 def s3_options(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,10 +202,6 @@ async def unlimited_client(**settings: Any) -> Any:
     limits = aiohttp.ClientTimeout(sock_connect=STALLED_S, sock_read=STALLED_S)
     settings.setdefault("timeout", limits)
     return aiohttp.ClientSession(**settings)
-
-
-Part = tuple[int, int]
-"""The first byte of a part of a file, and the byte after its last one."""
 
 
 async def download(
@@ -213,11 +256,13 @@ NO_PARTS = (
 class Files(Source):
     """Sample i is the `bytes` of file i, or `(bytes, labels[i])`.
 
-    It can be sent to other processes as text, and survives a fork: each thread that
-    reads opens the file system, and only the process that opened it uses it.
+    Args:
+        store: the file system.
+        paths: its own names of the files.
+        labels: one for each file; None: samples have none.
+        shown: the arguments of this source as code.
+        kind: what `KIND` says, as class folders are files as well.
     """
-
-    KIND: ClassVar[str] = "Files"
 
     def __init__(
         self,
@@ -225,12 +270,10 @@ class Files(Source):
         paths: Sequence[str],
         labels: Sequence[Any] | None,
         shown: tuple[object, ...],
+        kind: str = "Files",
     ) -> None:
-        self.store = store
-        self.paths = paths
-        self.labels = labels
-        self._shown = shown
-        self._local = threading.local()
+        self.store, self.paths, self.labels = store, paths, labels
+        self._shown, self.KIND = shown, kind
 
     @property
     def shown(self) -> tuple[object, ...]:
@@ -244,26 +287,11 @@ class Files(Source):
         return len(self.paths)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._sample(index, self.read(self.paths[index]))
-
-    def read(self, path: str, part: Part | None = None) -> bytes:
-        """Return a file, or a part of it."""
-        if not self.store.is_remote():
-            return self._read(part, path)
-        return self.store.patience.read(partial(self._read, part), path)
-
-    def _read(self, part: Part | None, path: str) -> bytes:
-        files, content = self._here(), b""
-        if not self.store.is_web():
-            content = files.cat_file(path, **parted(part))
-            return whole_part(content, part, path)
-        from fsspec.asyn import sync
-
-        content = sync(files.loop, download, files, self.store.patience, part, path)
-        return whole_part(content, part, path)
+        return self._sample(index, self.store.read(self.paths[index]))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.store, self.paths, self.labels, self.shown)
+        given = self.store, self.paths, self.labels, self.shown, self.KIND
+        return type(self), given
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
         """Return a fingerprint of each file and its label: `uint64 [n, 2]`.
@@ -272,18 +300,9 @@ class Files(Source):
         identifies files of an archive, and files of a store, because more would take a
         request for each file.
         """
-        from ...cache.fingerprint.key import file_fingerprints
-
         is_here = self.store.protocol in ("file", "local")
         place = None if is_here else self.store.place()
         return file_fingerprints(self.paths, labels=self.labels, store=place)
-
-    def _here(self) -> Any:
-        process, files = getattr(self._local, "opened", (None, None))
-        if process != os.getpid():
-            files = self.store.open()
-            self._local.opened = os.getpid(), files
-        return files
 
     def _sample(self, index: int, content: bytes) -> Any:
         return content if self.labels is None else (content, self.labels[index])
@@ -295,45 +314,12 @@ class Files(Source):
 class AsyncFiles(Files):
     """The samples of `Files`, awaited: `await files[i]`, in any event loop."""
 
+    async def __getitem__(self, index: Any) -> Any:
+        return self._sample(index, await self.store.wait_for(self.paths[index]))
+
     def in_threads(self) -> Files:
         """Return the same files, for threads to read."""
-        return Files(self.store, self.paths, self.labels, self.shown)
-
-    def __init__(
-        self,
-        store: Store,
-        paths: Sequence[str],
-        labels: Sequence[Any] | None,
-        shown: tuple[object, ...],
-    ) -> None:
-        super().__init__(store, paths, labels, shown)
-        self._sessions: dict[asyncio.AbstractEventLoop, Session] = {}
-
-    async def __getitem__(self, index: Any) -> Any:
-        return self._sample(index, await self.wait_for(self.paths[index]))
-
-    async def wait_for(self, path: str, part: Part | None = None) -> bytes:
-        """Return a file, or a part of it."""
-        loop, patience = asyncio.get_running_loop(), self.store.patience
-        session = self._sessions.get(loop)
-        if session is None:
-            session = Session(self.store, lambda: self._sessions.pop(loop))
-            self._sessions[loop] = session
-        read = partial(self._await, session.files or await session.begin(), part)
-        if patience.hedge and self.store.is_remote():
-            read = partial(session.hedged.read, read)
-        content = await patience.await_read(read, path)
-        if session.bandwidth is not None:
-            await session.bandwidth.take(len(content))
-        return content
-
-    async def _await(self, files: Any, part: Part | None, path: str) -> bytes:
-        if self.store.is_web():
-            content = await download(files, self.store.patience, part, path)
-        else:
-            settings = parted(part)
-            content = await files._cat_file(path, **settings)  # noqa: SLF001 async API
-        return whole_part(content, part, path)
+        return Files(*self.__reduce__()[1])
 
 
 class Session:
@@ -364,7 +350,8 @@ class Session:
         A loop closes its async generators when it ends (`loop.shutdown_asyncgens`), so
         its owner does not need to know what was opened in it.
         """
-        files = self._store.open_in_loop()
+        # An instance of its own, as the loop is not fsspec's.
+        files = self._store.open(asynchronous=True, skip_instance_cache=True)
         connect = getattr(files, "set_session", None)
         client = None if connect is None else await connect()
         try:
@@ -404,20 +391,16 @@ def find_files(
             one label per file; or executor="async" with a file system that an event
             loop cannot read.
     """
-    if isinstance(urls, (str, os.PathLike)):
-        shown: object = os.fspath(urls)
-        store = Store(os.fspath(urls), options or {}, patience)
-        paths = _matches(store)
-    else:
-        listed = [_text(url) for url in urls]
-        check(
-            listed,
-            "`from_files` needs at least one URL, got an empty sequence; was the "
-            'listing that made it right? A pattern such as "photos/**/*.jpg" will do',
-        )
-        shown = Bare(f"<{len(listed)} urls>")
-        store = Store(listed[0], options or {}, patience)
-        paths = _paths(store, listed)
+    alone = isinstance(urls, (str, os.PathLike))
+    given = [urls] if isinstance(urls, (str, os.PathLike)) else urls
+    listed = [_text(url) for url in given]
+    check(
+        listed,
+        "`from_files` needs at least one URL, got an empty sequence; was the "
+        'listing that made it right? A pattern such as "photos/**/*.jpg" will do',
+    )
+    store = Store(listed[0], options or {}, patience)
+    paths = _matches(store) if alone else _paths(store, listed)
     labelled = len(paths) if labels is None else len(labels)
     check(
         labelled == len(paths),
@@ -426,8 +409,55 @@ def find_files(
     )
     kind = AsyncFiles if is_awaited(store, executor) else Files
     told = "" if labels is None else f"<{len(labels)} labels>"
-    given = (shown, *map(Bare, filter(None, (told, str(patience)))))
-    return kind(store, paths, labels, given)
+    shown = listed[0] if alone else Bare(f"<{len(listed)} urls>")
+    said = map(Bare, filter(None, (told, str(patience))))
+    return kind(store, paths, labels, (shown, *said))
+
+
+def find_folder(
+    root: str, options: Mapping[str, Any] | None, executor: Executor
+) -> Files:
+    """Return the images in class folders below a URL; labels number sorted folders.
+
+    Raises:
+        SpecError: there is no image in a class folder; or executor="async" with a file
+            system that an event loop cannot read.
+    """
+    store = Store(root, options or {})
+    store.kind()
+    files, top = url_to_fs(root, **store.options)
+    try:
+        # `find` skips folders that cannot be listed, even if that is all of them.
+        found = files.find(top) or files.ls(top, detail=False)
+    except Exception as error:
+        raise SpecError(
+            f"`from_folder` could not list {root!r}: {type(error).__name__}: {error};"
+            " see that the URL is right and that it may be read from here"
+        ) from error
+    classes = {path: class_of(path, top) for path in found if is_image(path)}
+    paths = sorted(path for path, name in classes.items() if name)
+    check(
+        paths,
+        f"`from_folder` found no image in class folders below {root!r}, and"
+        f" {len(classes)} in none; give the folder that holds one sub-folder per class,"
+        f" with files ending in {' '.join(sorted(SUFFIXES))}",
+    )
+    names = sorted({classes[path] for path in paths})
+    numbers = {name: number for number, name in enumerate(names)}
+    labels = [numbers[classes[path]] for path in paths]
+    kind = AsyncFiles if is_awaited(store, executor) else Files
+    return kind(store, tuple(paths), labels, (root,), "Folder")
+
+
+def class_of(path: str, top: str) -> str:
+    """Return the class folder that holds a file; empty if there is none."""
+    name, inside, _ = posixpath.relpath(path, top).partition("/")
+    return name if inside else ""
+
+
+def is_image(path: str) -> bool:
+    """Whether a file is an image, judged by its suffix."""
+    return posixpath.splitext(path)[1].lower() in SUFFIXES
 
 
 def is_awaited(store: Store, executor: Executor) -> bool:
@@ -452,8 +482,6 @@ def _text(url: Any) -> str:
 
 def _matches(store: Store) -> tuple[str, ...]:
     """Return the files that match the store's own URL, a pattern, sorted."""
-    from fsspec.core import url_to_fs
-
     store.kind()
     files, pattern = url_to_fs(store.url, **store.options)
     found = files.glob(pattern, detail=True)
@@ -477,8 +505,6 @@ def _paths(store: Store, urls: Sequence[str]) -> tuple[str, ...]:
 
 def _plain(kind: Any, store: Store, urls: Iterable[str]) -> Iterable[str]:
     """Strip URLs without opening the store: there are many, and a fork follows."""
-    from fsspec.utils import get_protocol
-
     own = {kind.protocol} if isinstance(kind.protocol, str) else {*kind.protocol}
     own.add(store.protocol)
     settings_of = kind._get_kwargs_from_urls  # noqa: SLF001 what url_to_fs asks
@@ -490,8 +516,6 @@ def _plain(kind: Any, store: Store, urls: Iterable[str]) -> Iterable[str]:
 
 
 def _chained(store: Store, urls: Iterable[str]) -> Iterable[str]:
-    from fsspec.core import url_to_fs
-
     first = store.open()
     for url in urls:
         files, path = url_to_fs(url, **store.options)

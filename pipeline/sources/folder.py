@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ class Folder(Source, Sequence[tuple[bytes, int]]):
     Labels number the class folders in sorted order, as torchvision's ImageFolder does.
     """
 
-    KIND: ClassVar[str] = "Folder"
+    KIND = "Folder"
     root: str
     classes: tuple[str, ...]
     paths: tuple[str, ...]
@@ -92,16 +92,17 @@ class Folder(Source, Sequence[tuple[bytes, int]]):
 
 def list_images(folder: Path) -> list[str]:
     """Return the paths of all images in `folder` and below, sorted."""
-    return sorted(_walk(str(folder)))
 
+    def refuse(error: OSError) -> None:
+        raise error
 
-def _walk(folder: str) -> Iterator[str]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir():
-                yield from _walk(entry.path)
-            elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:
-                yield entry.path
+    found = os.walk(folder, onerror=refuse, followlinks=True)
+    return sorted(
+        os.path.join(here, name)
+        for here, _, names in found
+        for name in names
+        if os.path.splitext(name)[1].lower() in SUFFIXES
+    )
 
 
 def empty(top: Path, folders: list[str]) -> str:

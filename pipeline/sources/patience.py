@@ -7,13 +7,18 @@ import random
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+)
 
 from ...errors import BudgetError, check
 from ...system.printing import call
-
-if TYPE_CHECKING:
-    from tenacity import RetryCallState
 
 T = TypeVar("T")
 
@@ -48,28 +53,15 @@ class Patience:
             f"`backoff` must be seconds >= 0, got {self.backoff!r}; 0.5 is usual",
         )
 
-    def read(self, function: Callable[[str], bytes], path: str) -> bytes:
+    def read(self, function: Callable[[str], T], path: str) -> T:
         """Return the result of `function(path)`, retrying if needed."""
-        return self.checked(self.repeat(function, path), path)
-
-    def repeat(self, function: Callable[[str], T], path: str) -> T:
-        """Return the result of `function(path)`, of any size, retrying if needed."""
-        from tenacity import Retrying
-
         return Retrying(**self._rules())(function, path)
 
     async def await_read(
         self, function: Callable[[str], Awaitable[bytes]], path: str
     ) -> bytes:
         """Return the result of `await function(path)`, retrying if needed."""
-        from tenacity import AsyncRetrying
-
         content: bytes = await AsyncRetrying(**self._rules())(function, path)
-        return self.checked(content, path)
-
-    def checked(self, content: bytes, path: str) -> bytes:
-        """Return the content of a file, after a check of its size."""
-        self.check_size(len(content), path)
         return content
 
     def check_size(self, nbytes: int, path: str) -> None:
@@ -82,8 +74,6 @@ class Patience:
             )
 
     def _rules(self) -> dict[str, Any]:
-        from tenacity import retry_if_exception, stop_after_attempt
-
         return {
             "stop": stop_after_attempt(1 + self.retries),
             "wait": self._wait_s,

@@ -12,8 +12,6 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import SpecError
-
 T = TypeVar("T")
 
 
@@ -91,37 +89,24 @@ class PerProcess(Generic[T]):
         del self._values[key]
         self._nbytes.pop(key, None)
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the values that are kept, in this process."""
-        with self._lock:
-            return sum(self._nbytes.values())
-
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._make, self._kept, self._weigh, self._limit)
 
 
 def prints_of_rows(
-    files: NDArray[np.uint64], sizes: NDArray[np.int64], salt: NDArray[np.uint64]
+    files: NDArray[np.uint64], sizes: NDArray[np.int64], salt: str
 ) -> NDArray[np.uint64]:
     """Return the fingerprints of the rows of some files, `uint64 [n, 2]`.
 
     Args:
         files: fingerprint of each file, `[f, 2]`.
         sizes: number of rows of each file, `[f]`; n in total.
-        salt: fingerprint of what is read of all rows, `[1, 2]`.
+        salt: 32 hex digits that identify what is read of all rows.
     """
+    salts = np.frombuffer(bytes.fromhex(salt), np.uint64).reshape(1, 2)
     starts = np.cumsum(sizes) - sizes
     rows = np.arange(int(sizes.sum())) - np.repeat(starts, sizes)
-    found = np.repeat(files ^ salt, sizes, axis=0)
+    found = np.repeat(files ^ salts, sizes, axis=0)
     # An odd factor maps each row to a different number; the sums in a file differ, too.
     found[:, 0] += rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return found
-
-
-def missing(source: str, package: str, error: ImportError) -> SpecError:
-    """Return the error for a package that a source needs."""
-    return SpecError(
-        f"`{source}` needs the package {package}, which cannot be imported ({error});"
-        f" install it: pip install {package}"
-    )

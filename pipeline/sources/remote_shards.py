@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...cache.fingerprint.key import file_fingerprints
 from ...engine.recipe import Executor
 from ...errors import SpecError, check
-from .files import AsyncFiles, Files, Store, find_files
+from .files import AsyncFiles, Store, find_files
 from .patience import PATIENCE
-from .tar_index import Index, Indexing, Member, members_of
+from .tar_index import Index, Member, indexed, members_of
 from .tar_shards import Shards, checked_fields
 
 FIRST_BYTES = 1 << 16
@@ -33,8 +34,6 @@ INDEXED_AT_ONCE = 16
 class RemoteShards(Shards):
     """Shards whose samples threads read as byte ranges."""
 
-    FILES: type[Files] = Files
-
     def __init__(
         self,
         store: Store,
@@ -44,21 +43,19 @@ class RemoteShards(Shards):
     ) -> None:
         super().__init__(paths, fields, index)
         self.store = store
-        self._files = self.FILES(store, paths, None, ())
 
     def __getitem__(self, index: Any) -> Any:
         place = self._place(index)
-        begin, end = part = place.begin, place.end
-        data = self._files.read(place.path, part) if begin < end else b""
-        return self._sample(place, data, begin)
+        data = b""
+        if place.begin < place.end:
+            data = self.store.read(place.path, (place.begin, place.end))
+        return self._sample(place, data, place.begin)
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
         """Return a fingerprint of each sample: `uint64 [n, 2]`.
 
         It depends on the shard's URL, the sample's place in it, and the whole index.
         """
-        from ...cache.fingerprint.key import file_fingerprints
-
         places = hashlib.blake2b(self.index.fields.tobytes(), digest_size=16)
         store = [*self.store.place(), self.identity(), places.hexdigest()]
         return self._prints_of(file_fingerprints(self.paths, store=store))
@@ -70,18 +67,16 @@ class RemoteShards(Shards):
 class AsyncShards(RemoteShards):
     """Shards whose samples are awaited as byte ranges in an event loop."""
 
-    FILES = AsyncFiles
-
     async def __getitem__(self, index: Any) -> Any:
         place = self._place(index)
-        begin, end = part = place.begin, place.end
-        files: Any = self._files
-        data = await files.wait_for(place.path, part) if begin < end else b""
-        return self._sample(place, data, begin)
+        data = b""
+        if place.begin < place.end:
+            data = await self.store.wait_for(place.path, (place.begin, place.end))
+        return self._sample(place, data, place.begin)
 
     def in_threads(self) -> RemoteShards:
         """Return the same shards, for threads to read."""
-        return RemoteShards(self.store, self.paths, self.fields, self.index)
+        return RemoteShards(*self.__reduce__()[1])
 
 
 class ReadAhead:
@@ -131,32 +126,29 @@ def find_shards(
     """
     given = urls[0] if len(urls) == 1 and "*" in urls[0] else urls
     files = find_files(given, None, options, executor, PATIENCE)
-    indexing = Indexing()
-    sync = Files(files.store, files.paths, None, ())
     with ThreadPoolExecutor(INDEXED_AT_ONCE) as threads:
-        for shard, found in enumerate(threads.map(partial(members, sync), files.paths)):
-            indexing.add(shard, files.paths[shard], found)
-    index = indexing.done()
+        found = threads.map(partial(members, files.store), files.paths)
+        index = indexed(zip(files.paths, found, strict=True))
     wanted = checked_fields(index, fields, files.paths[0])
     kind = AsyncShards if isinstance(files, AsyncFiles) else RemoteShards
     return kind(files.store, files.paths, wanted, index)
 
 
-def members(files: Files, path: str) -> list[Member]:
+def members(store: Store, path: str) -> list[Member]:
     """Return the regular files in a shard, read as far as its headers need.
 
     Raises:
         SpecError: it is not a tar file, or cannot be read in parts.
     """
-    system = files.store.open()
+    system = store.open()
     try:
-        nbytes = files.store.patience.repeat(system.info, path)["size"]
+        nbytes = store.patience.read(system.info, path)["size"]
         check(
             nbytes is not None,
             f"`from_webdataset` cannot read {path!r}: its server does not say how long"
             " it is, so it sends no parts; copy the shards to a disk or object store",
         )
-        read = ReadAhead(lambda part: files.read(path, part), nbytes)
+        read = ReadAhead(partial(store.read, path), nbytes)
         return members_of(path, read, partial(system.open, path))
     except SpecError:
         raise

@@ -27,7 +27,7 @@ class Source(ABC):
       `shuffle(window=...)`.
     """
 
-    KIND: ClassVar[str]
+    KIND: str
     """The name of the source in the log; `Pipeline.from_<kind>` makes the source."""
     WAITS: ClassVar[bool] = True
     """Whether it waits for its storage and is best read by workers of its own."""

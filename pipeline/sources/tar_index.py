@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 import tarfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 from zlib import adler32
 
@@ -64,23 +65,16 @@ class Index:
         return Index(self.names, self.keys, self.shards, before[self.firsts], fields)
 
 
-@dataclass(slots=True)
-class Indexing:
-    """An index in the making, shard by shard."""
+def indexed(shards: Iterable[tuple[str, list[Member]]]) -> Index:
+    """Return the index of shards, given the path and the members of each.
 
-    names: dict[str, int] = field(default_factory=dict)
-    """A number for each field's name."""
-    keys: list[str] = field(default_factory=list)
-    shards: list[int] = field(default_factory=list)
-    firsts: list[int] = field(default_factory=list)
-    fields: list[tuple[int, int, int]] = field(default_factory=list)
-
-    def add(self, shard: int, path: str, members: list[Member]) -> None:
-        """Index the members of a shard.
-
-        Raises:
-            SpecError: a field comes twice in one sample.
-        """
+    Raises:
+        SpecError: a field comes twice in one sample.
+    """
+    names: dict[str, int] = {}
+    samples: list[tuple[str, int, int]] = []
+    fields: list[tuple[int, int, int]] = []
+    for shard, (path, members) in enumerate(shards):
         last, seen = None, set[str]()
         for member, start, nbytes in members:
             match = NAME.fullmatch(member)
@@ -88,9 +82,7 @@ class Indexing:
                 continue
             key, name = match[1], match[2].lower()
             if key != last:
-                self.keys.append(key)
-                self.shards.append(shard)
-                self.firsts.append(len(self.fields))
+                samples.append((key, shard, len(fields)))
                 last, seen = key, set()
             check(
                 name not in seen,
@@ -99,18 +91,14 @@ class Indexing:
                 " again with one of them, or with different names",
             )
             seen.add(name)
-            number = self.names.setdefault(name, len(self.names))
-            self.fields.append((number, start, nbytes))
-
-    def done(self) -> Index:
-        """Return the index."""
-        return Index(
-            tuple(self.names),
-            self.keys,
-            np.array(self.shards, np.int32),
-            np.array([*self.firsts, len(self.fields)], np.int64),
-            np.array(self.fields, np.int64).reshape(-1, 3),
-        )
+            fields.append((names.setdefault(name, len(names)), start, nbytes))
+    return Index(
+        tuple(names),
+        [key for key, _, _ in samples],
+        np.array([shard for _, shard, _ in samples], np.int32),
+        np.array([*(first for _, _, first in samples), len(fields)], np.int64),
+        np.array(fields, np.int64).reshape(-1, 3),
+    )
 
 
 def members_of(path: str, read: ReadAt, reopen: Callable[[], Any]) -> list[Member]:
@@ -124,10 +112,8 @@ def members_of(path: str, read: ReadAt, reopen: Callable[[], Any]) -> list[Membe
     Raises:
         SpecError: the file is not a tar file, or is compressed.
     """
-    try:
+    with suppress(UnusualError):
         return [*usual_members(read)]
-    except UnusualError:
-        pass
     try:
         with reopen() as file, tarfile.open(fileobj=file, mode="r:") as tar:
             return [*any_members(tar)]

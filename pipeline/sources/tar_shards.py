@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -17,7 +17,7 @@ from ...errors import check
 from .paths import Paths, files_here, first_of
 from .per_process import PerProcess, prints_of_rows
 from .source import Source, digest
-from .tar_index import Index, Indexing, Member, members_of
+from .tar_index import Index, Member, indexed, members_of
 
 PICKLES = frozenset(("pkl", "pickle", "pyd", "pth", "pt"))
 """Fields that webdataset unpickles, which would run code in them."""
@@ -59,7 +59,7 @@ class Extent(NamedTuple):
 class Shards(Source):
     """Sample i is a tuple of fields, or a dict of all fields and `__key__`."""
 
-    KIND: ClassVar[str] = "WebDataset"
+    KIND = "WebDataset"
 
     def __init__(
         self, paths: Sequence[str], fields: tuple[str, ...] | None, index: Index
@@ -77,8 +77,7 @@ class Shards(Source):
     @property
     def group_sizes(self) -> list[int]:
         """The number of samples in each shard, in order."""
-        sizes: list[int] = self._counts().tolist()
-        return sizes
+        return [*map(int, self._counts())]
 
     def __len__(self) -> int:
         return len(self.index.keys)
@@ -114,9 +113,7 @@ class Shards(Source):
 
     def _prints_of(self, files: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Return the fingerprints of samples, given those of shards, `[f, 2]`."""
-        said = bytes.fromhex(digest([repr(self.fields)]))
-        salt = np.frombuffer(said, np.uint64).reshape(1, 2)
-        return prints_of_rows(files, self._counts(), salt)
+        return prints_of_rows(files, self._counts(), digest([repr(self.fields)]))
 
     def identity(self) -> str:
         """Return the hash of all keys and fields, shard by shard."""
@@ -124,8 +121,7 @@ class Shards(Source):
         return digest([*self.index.keys, *counts, repr(self.fields)])
 
     def _counts(self) -> NDArray[np.int64]:
-        counts = np.bincount(self.index.shards, minlength=len(self.paths))
-        return counts.astype(np.int64)
+        return np.bincount(self.index.shards, minlength=len(self.paths))
 
     def __repr__(self) -> str:
         return f"<WebDataset: {len(self)} samples in {len(self.paths)} shards>"
@@ -188,10 +184,7 @@ class WebDataset(Shards):
                 or it would have to be unpickled.
         """
         found = files_here("from_webdataset", paths)
-        indexing = Indexing()
-        for shard, path in enumerate(found):
-            indexing.add(shard, path, OpenTar(path).members())
-        index = indexing.done()
+        index = indexed((path, OpenTar(path).members()) for path in found)
         return cls(found, checked_fields(index, fields, found[0]), index)
 
     def __getitem__(self, index: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import SampleError, SpecError, check
-from .packing import BestFit, Concatenated, PackingPlan, Pieces
+from .packing import BestFit, Concatenated, Pieces
 from .sample import FROM_ZERO, IDS, MASK, Ids, ids_in, row, whole_number
 
 MEASURED = 1024
@@ -84,7 +84,7 @@ class PackedBlocks:
             f"the {len(whole)} documents have no tokens, so there are no blocks;"
             " look at the code that makes the documents",
         )
-        self._plan: PackingPlan = (Concatenated if split else BestFit)(whole, self.size)
+        self._plan = (Concatenated if split else BestFit)(whole, self.size)
 
     def __len__(self) -> int:
         return len(self._plan)
@@ -201,13 +201,11 @@ def measured(documents: Any) -> Ids:
     Raises:
         SampleError: a document is not a sequence of ids.
     """
-    count = len(documents)
-    lengths = np.empty(count, np.int64)
-    for begin in range(0, count, MEASURED):
-        numbers = list(range(begin, min(begin + MEASURED, count)))
-        found = read(documents, numbers)
-        lengths[begin : begin + len(numbers)] = [len(tokens_of(d)) for d in found]
-    return lengths
+    numbers = range(len(documents))
+    begins = numbers[::MEASURED]
+    batches = (read(documents, [*numbers[at : at + MEASURED]]) for at in begins)
+    lengths = (len(tokens_of(each)) for batch in batches for each in batch)
+    return np.fromiter(lengths, np.int64)
 
 
 def checked_lengths(lengths: Any, count: int) -> Ids:

@@ -122,14 +122,20 @@ class mask_tokens:
         """
         fields = sample if isinstance(sample, Mapping) else {IDS: sample}
         given = ids_in(fields)
-        check_unlabelled(fields)
+        if LABELS in fields:
+            raise SampleError(
+                f"`mask_tokens` sets `{LABELS}`, but this sample already has that key;"
+                f" its keys are {described_keys(fields)}; rename or drop it in a map()"
+                " before `mask_tokens`"
+            )
         ids = integers(given, IDS)
         if ids.ndim not in (1, 2):
             raise SampleError(
                 f"`{IDS}` must have the shape [n] or [rows, n], got {[*ids.shape]};"
                 " mask one sample or one padded batch at a time"
             )
-        rng = rng or seeded_by_torch()
+        if rng is None:  # torch's generator is one that a DataLoader seeds in workers
+            rng = np.random.default_rng(int(torch.randint(2**63 - 1, ())))
         chosen = self._chosen(ids, fields, rng)
         masked, labels = self._masked(ids, chosen, rng)
         if not isinstance(given, torch.Tensor):
@@ -175,25 +181,6 @@ class mask_tokens:
 
 SPECIAL = "special_tokens_mask"
 WORDS = "word_ids"
-
-
-def seeded_by_torch() -> np.random.Generator:
-    """Return a generator seeded from torch's, which a DataLoader seeds in workers."""
-    return np.random.default_rng(int(torch.randint(2**63 - 1, ())))
-
-
-def check_unlabelled(fields: Mapping[str, Any]) -> None:
-    """Check that a sample has no labels, which masking would overwrite.
-
-    Raises:
-        SampleError: it has some.
-    """
-    if LABELS in fields:
-        raise SampleError(
-            f"`mask_tokens` sets `{LABELS}`, but this sample already has that key; its"
-            f" keys are {described_keys(fields)}; rename or drop it in a map() before"
-            " `mask_tokens`"
-        )
 
 
 def matching(value: Any, name: str, ids: Ids) -> Ids:

@@ -7,7 +7,7 @@ so blocks may be read in any order, by any worker.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,18 +24,6 @@ class Pieces(NamedTuple):
     """Index of each part's first token in its document."""
     lengths: Ids
     """Tokens in each part, > 0."""
-
-
-class PackingPlan(Protocol):
-    """Says which pieces each block is made of."""
-
-    def __len__(self) -> int:
-        """Return the number of blocks."""
-        ...
-
-    def pieces(self, block: int) -> Pieces:
-        """Return the pieces of a block, 0 to len - 1."""
-        ...
 
 
 class Concatenated:
@@ -57,6 +45,7 @@ class Concatenated:
         return self._blocks
 
     def pieces(self, block: int) -> Pieces:
+        """Return the pieces of a block, 0 to len - 1."""
         first = block * self._size
         stop = min(first + self._size, int(self._ends[-1]))
         low, high = np.searchsorted(self._ends, (first, stop - 1), side="right")
@@ -98,6 +87,7 @@ class BestFit:
         return len(self._ends)
 
     def pieces(self, block: int) -> Pieces:
+        """Return the pieces of a block, 0 to len - 1."""
         held = slice(self._ends[block - 1] if block else 0, self._ends[block])
         return Pieces(*(each[held] for each in self._pieces))
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...errors import SampleError, check
+from ...errors import SampleError, SpecError
 
 Ids: TypeAlias = NDArray[np.int64]
 """Token ids, or other integers."""
@@ -99,7 +99,6 @@ def whole_number(name: str, value: Any, low: int, cure: str) -> int:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None
-    text = f"`{name}` must be an int >= {low}, got {value!r}; {cure}"
-    check(number is not None and number >= low, text)
-    assert number is not None
+    if number is None or number < low:
+        raise SpecError(f"`{name}` must be an int >= {low}, got {value!r}; {cure}")
     return number

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.plan import (
+    Buckets,
     ConstantSchedule,
     Lengths,
     Order,
     Plan,
     Setting,
     Shard,
-    bucketed,
 )
 from penstock.errors import SpecError, StateError
 
@@ -37,9 +37,7 @@ def planned(
 ) -> Plan:
     """A plan whose order is sorted by length."""
     lengths = Lengths.of(lengths)
-    order = bucketed(
-        order, lengths, size=size, tokens=tokens, parts=parts, window=window
-    )
+    order = order.then(Buckets(order, lengths, size, tokens, parts, window))
     schedule = ConstantSchedule(Setting(global_size=size)) if size else ONE
     return Plan(order, schedule, Shard(0, 1))
 

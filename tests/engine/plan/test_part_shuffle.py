@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.plan import (
+    Buckets,
     Change,
     ConstantSchedule,
     Order,
@@ -19,7 +20,6 @@ from penstock.engine.plan import (
     Schedule,
     Setting,
     Shard,
-    bucketed,
     group_shuffle,
     shuffled_by_part,
 )
@@ -166,6 +166,5 @@ def test_impossible_parts_are_refused(make: object, says: str) -> None:
 
 def by_length(order: Order) -> Plan:
     lengths: Sequence[int] = [*range(1, 91)]
-    return plan_with(
-        bucketed(order, Lengths.of(lengths), size=8, tokens=None, parts=1, window=3)
-    )
+    buckets = Buckets(order, Lengths.of(lengths), 8, tokens=None, parts=1, window=3)
+    return plan_with(order.then(buckets))

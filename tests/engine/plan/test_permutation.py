@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock.engine.plan import Permutation
+from penstock.engine.plan import Shuffle
 
 
 def all_of(length: int, seed: int = 0, round_: int = 0) -> NDArray[np.int64]:
-    return Permutation(length, seed, round_).indices(np.arange(length))
+    return Shuffle(length, seed).at(round_, np.arange(length))
 
 
 def sigmas(observed: NDArray[np.int64]) -> float:
@@ -32,10 +32,10 @@ def test_every_index_comes_exactly_once(length: int) -> None:
 
 @pytest.mark.parametrize("length", [10, 4096, 4097, 10**12])
 def test_any_number_of_positions_may_be_asked_for_in_any_order(length: int) -> None:
-    permutation = Permutation(length, 5, 2)
+    shuffle = Shuffle(length, 5)
     positions = np.random.default_rng(0).integers(0, length, 300)
-    one_by_one = [int(permutation.indices(positions[i : i + 1])[0]) for i in range(300)]
-    assert permutation.indices(positions).tolist() == one_by_one
+    one_by_one = [int(shuffle.at(2, positions[i : i + 1])[0]) for i in range(300)]
+    assert shuffle.at(2, positions).tolist() == one_by_one
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,13 @@ def test_any_number_of_positions_may_be_asked_for_in_any_order(length: int) -> N
     ],
 )
 def test_the_order_is_the_same_in_every_release(length: int, first: list[int]) -> None:
-    assert Permutation(length, 7, 3).indices(np.arange(4)).tolist() == first
+    assert Shuffle(length, 7).at(3, np.arange(4)).tolist() == first
 
 
 @pytest.mark.parametrize("length", [2**40, 10**12, 2**63 - 1])
 def test_the_longest_datasets_are_shuffled_within_their_bounds(length: int) -> None:
     positions = np.concatenate([np.arange(2000), length - 1 - np.arange(2000)])
-    indices = Permutation(length, 0, 0).indices(positions)
+    indices = Shuffle(length, 0).at(0, positions)
     assert indices.dtype == np.int64
     assert np.unique(indices).size == 4000
     assert indices.min() >= 0
@@ -86,8 +86,8 @@ def test_a_long_order_shows_no_structure(length: int) -> None:
     """Bin pairs in a row, second differences, two rounds, and low bits of pairs."""
     positions = np.arange(min(length, 2**16))
     for seed in range(5):
-        here = Permutation(length, seed, 0).indices(positions)
-        there = Permutation(length, seed, 1).indices(positions)
+        here = Shuffle(length, seed).at(0, positions)
+        there = Shuffle(length, seed).at(1, positions)
         bins, other, low = here * 64 // length, there * 64 // length, here % 64
         bends = (here[2:] - 2 * here[1:-1] + here[:-2]) % length * 1024 // length
         strides = (here[1024:] - here[:-1024]) % length * 1024 // length

@@ -84,7 +84,7 @@ def test_every_batch_is_where_a_walk_finds_it(
     steps_in: dict[int, int] = {}
     for step, epoch, batch, position, stop, size in batches:
         span = timeline.span(epoch, batch)
-        assert timeline.find(step)[1:] == (epoch, batch)
+        assert timeline.find(step) == (span, batch)
         assert span.place == Place(epoch, position, step, length)
         assert (span.stop, span.size) == (stop, size)
         assert timeline.place(epoch, batch + 1).step == step + 1
@@ -100,7 +100,8 @@ def test_every_batch_is_where_a_walk_finds_it(
 
 def test_far_epochs_are_found_without_a_walk() -> None:
     timeline = Timeline(ConstantSchedule(Setting(3)), 10**12, drop_last=True)
-    assert timeline.find(10**30)[1:] == divmod(10**30, 333333333333)
+    span, batch = timeline.find(10**30)
+    assert (span.place.epoch, batch) == divmod(10**30, 333333333333)
     assert timeline.place(10**18, 5) == Place(
         10**18, 15, 10**18 * 333333333333 + 5, 10**12
     )

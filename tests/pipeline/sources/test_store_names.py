@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.pipeline.sources import remote_folder
+from penstock.pipeline.sources import files
 from penstock.pipeline.sources.folder import Folder
 
 
@@ -30,6 +30,6 @@ def test_a_folder_of_a_store_is_asked_for_by_its_url(
         urls.append(url)
         return Folder(url, ("a",), ("a.jpg",), (0,))
 
-    monkeypatch.setattr(remote_folder, "find_folder", find_folder)
+    monkeypatch.setattr(files, "find_folder", find_folder)
     ps.Pipeline.from_folder(given)
     assert urls == [asked]

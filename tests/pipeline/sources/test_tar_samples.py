@@ -7,16 +7,17 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.pipeline.sources.tar_index import Index, Indexing
+from penstock.pipeline.sources.tar_index import Index
+from penstock.pipeline.sources.tar_index import indexed as index_of
 
 
 def indexed(*shards: list[str]) -> Index:
     """Return the index of shards with these members, each 10 bytes long."""
-    indexing = Indexing()
-    for number, names in enumerate(shards):
-        members = [(name, 512 * (2 * at + 1), 10) for at, name in enumerate(names)]
-        indexing.add(number, f"{number}.tar", members)
-    return indexing.done()
+    members = [
+        [(name, 512 * (2 * at + 1), 10) for at, name in enumerate(names)]
+        for names in shards
+    ]
+    return index_of((f"{at}.tar", found) for at, found in enumerate(members))
 
 
 def samples(index: Index) -> list[tuple[Any, ...]]:

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.text.packing import BestFit, Concatenated, PackingPlan, best_fit
+from penstock.pipeline.text.packing import BestFit, Concatenated, best_fit
 
 SAMPLES = 300
 Token = tuple[int, int]
 """A document, and a position in it."""
 
 
-def tokens_of(plan: PackingPlan) -> list[list[Token]]:
+def tokens_of(plan: BestFit | Concatenated) -> list[list[Token]]:
     """Return all tokens of a plan, block by block."""
     return [
         [
