@@ -372,12 +372,11 @@ def list_cache(folder: Folder) -> None:
 
     with busy("counting what is stored"):
         found = entries(folder)
-    for entry in found:
-        held = entry.held
+    for name, held in found:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(held.used_s))
         size = f"{held.nbytes / MIB:,.1f} MiB"
-        print(f"{entry.name}  {held.records:>9,}  {size:>13}  {used}  {held.about}")
-    total = sum(entry.held.nbytes for entry in found)
+        print(f"{name}  {held.records:>9,}  {size:>13}  {used}  {held.about}")
+    total = sum(held.nbytes for _, held in found)
     print(f"{len(found)} in all, {total / MIB:,.1f} MiB")
 
 
@@ -389,9 +388,9 @@ def verify_cache(folder: Folder) -> None:
     def progress(seen: int) -> None:
         print(f"{seen:,} records read", file=sys.stderr)
 
-    verdict = verify(folder, progress)
-    print(f"{verdict.whole:,} records are intact, {verdict.damaged:,} were damaged")
-    raise typer.Exit(int(verdict.damaged > 0))
+    whole, damaged = verify(folder, progress)
+    print(f"{whole:,} records are intact, {damaged:,} were damaged")
+    raise typer.Exit(int(damaged > 0))
 
 
 @caches.command("clear")

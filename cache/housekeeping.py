@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
@@ -24,45 +23,31 @@ class NoCacheError(PenstockError):
     """There is no cache in the folder, or it cannot be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class CacheEntry:
-    """One namespace: the records of a dataset and its functions at one image size."""
-
-    name: str
-    """The namespace's 8 bytes, in hexadecimal."""
-    held: Namespace
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """The result of checking all records."""
-
-    whole: int
-    damaged: int
-    """Dropped; their samples will be computed again."""
-
-
-def entries(folder: Path) -> list[CacheEntry]:
+def entries(folder: Path) -> list[tuple[str, Namespace]]:
     """Return what is stored, most recently used first. Writes nothing.
+
+    Returns:
+        For each dataset, its functions and one image size: the 8 bytes of the
+        namespace, in hexadecimal, and what is known about it.
 
     Raises:
         NoCacheError: there is no cache, another version of penstock wrote it, or it
             cannot be read.
     """
-    found = []
-    for place in existing(folder):
-        with opened(place, looks=True) as disk:
-            held = disk.namespaces() if disk is not None else {}
-            found += [CacheEntry(name.hex(), each) for name, each in held.items()]
-    return sorted(found, key=lambda entry: -entry.held.used_s)
+    every = chain.from_iterable(held(place).items() for place in databases(folder))
+    found = [(name.hex(), namespace) for name, namespace in every]
+    return sorted(found, key=lambda entry: -entry[1].used_s)
 
 
-def verify(folder: Path, progress: Callable[[int], object]) -> Verification:
-    """Read every record and drop the damaged ones.
+def verify(folder: Path, progress: Callable[[int], object]) -> tuple[int, int]:
+    """Read every record and drop the damaged ones: their samples are computed again.
 
     Args:
         folder: the folder given to `.cache(disk=...)`.
         progress: called with the number of records read, every two seconds.
+
+    Returns:
+        how many records were whole, and how many were damaged.
 
     Raises:
         NoCacheError: there is no cache, another version of penstock wrote it, or the
@@ -70,13 +55,13 @@ def verify(folder: Path, progress: Callable[[int], object]) -> Verification:
     """
     seen = damaged = 0
     told_s = time.monotonic()
-    for whole in chain.from_iterable(map(checked, existing(folder))):
+    for whole in chain.from_iterable(map(checked, databases(folder))):
         damaged += not whole
         seen += 1
         if time.monotonic() - told_s > SLOW_S:
             progress(seen)
             told_s = time.monotonic()
-    return Verification(seen - damaged, damaged)
+    return seen - damaged, damaged
 
 
 def clear(folder: Path, name: str | None) -> int:
@@ -90,21 +75,20 @@ def clear(folder: Path, name: str | None) -> int:
     """
     if name is None:
         return sum(map(emptied, existing(folder)))
-    known = [entry.name for entry in entries(folder)]
+    known = [each for each, _ in entries(folder)]
     if name not in known:
         listed = ", ".join(known) or "nothing"
         raise NoCacheError(f"{folder} holds no {name!r}; it holds {listed}")
     dropped = 0
-    for place in existing(folder):
+    for place in databases(folder):
         with opened(place) as disk:
-            if disk is not None:
-                dropped += disk.clear(bytes.fromhex(name))
-                disk.shrink()
+            dropped += disk.clear(bytes.fromhex(name))
+            disk.shrink()
     return dropped
 
 
 def existing(folder: Path) -> list[Path]:
-    """Return the databases of a cache.
+    """Return the places of a cache's databases.
 
     Raises:
         NoCacheError: there is no cache.
@@ -117,26 +101,40 @@ def existing(folder: Path) -> list[Path]:
     return [place for place in places(top) if (place / "state.json").exists()]
 
 
+def databases(folder: Path) -> list[Path]:
+    """Return the places where something was stored.
+
+    Raises:
+        NoCacheError: there is no cache.
+    """
+    return [place for place in existing(folder) if (place / "data.mdb").exists()]
+
+
 @contextmanager
-def opened(place: Path, *, looks: bool = False) -> Iterator[Disk | None]:
-    """Open a database without creating or emptying one; None if it holds nothing yet.
+def opened(place: Path, *, looks: bool = False) -> Iterator[Disk]:
+    """Open a database without emptying one.
 
     Raises:
         NoCacheError: it cannot be used, or not be read.
     """
-    disk = None
     try:
-        if (place / "data.mdb").exists():
-            disk = Disk(place, mends=False, looks=looks)
-        yield disk
+        with closing(Disk(place, mends=False, looks=looks)) as disk:
+            yield disk
     except DistrustError as error:
         text = f"{error}; nothing was changed (`penstock cache clear` empties it)"
         raise NoCacheError(text) from error
     except DiskError as error:
         raise NoCacheError(str(error)) from error
-    finally:
-        if disk is not None:
-            disk.close()
+
+
+def held(place: Path) -> dict[bytes, Namespace]:
+    """Return what a database holds. Writes nothing.
+
+    Raises:
+        NoCacheError: it cannot be read.
+    """
+    with opened(place, looks=True) as disk:
+        return disk.namespaces()
 
 
 def checked(place: Path) -> Iterator[bool]:
@@ -146,8 +144,6 @@ def checked(place: Path) -> Iterator[bool]:
         NoCacheError: the database cannot be used.
     """
     with opened(place) as disk:
-        if disk is None:
-            return
         for key in chain.from_iterable(map(disk.keys, disk.namespaces())):
             yield is_whole(disk, key)
 
@@ -175,14 +171,11 @@ def emptied(place: Path) -> int:
         NoCacheError: the database cannot be used.
     """
     records = 0
-    with suppress(NoCacheError), opened(place, looks=True) as disk:
-        held = disk.namespaces() if disk is not None else {}
-        records = sum(each.records for each in held.values())
+    with suppress(NoCacheError):
+        records = sum(each.records for each in held(place).values())
     if wiped(place):
         return records
     with opened(place) as disk:
-        if disk is None:
-            return 0
         return sum(disk.clear(name) for name in disk.namespaces())
 
 

@@ -289,7 +289,5 @@ def test_processes_of_another_pid_namespace_have_a_disk_of_their_own(
     with forked(contained) as child:
         assert child.hear() == FOLDER  # nobody uses it now
         assert child.ended() == 0
-    entries_of = {
-        entry.name: entry.held.records for entry in entries(tmp_path / "disk")
-    }
-    assert list(entries_of.values()) == [12]
+    held = dict(entries(tmp_path / "disk"))
+    assert [each.records for each in held.values()] == [12]
