@@ -8,23 +8,22 @@ stored in both. One thread of the host computes each sample while others wait fo
 from __future__ import annotations
 
 import os
-import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from ..errors import SpecError
 from ..system.runtime_folder import runtime_folder
 from ..system.shared_memory import nameless
 from .arena_registry import Holder, join
-from .disk import DiskError
+from .disk import DiskError, opening
 from .fingerprint.key import Fingerprint
 from .memory import Arena
 from .record import same
-from .statistics import CacheStatistics, Counters, TierStatistics, saved_s
+from .statistics import CacheStatistics, Counters, Counts, TierStatistics
 from .structure import UnstorableError
 from .tiers import Claim, Found, Here, Opening, Sleep
 
@@ -197,10 +196,25 @@ class Cache:
         self._last: CacheStatistics | None = None
 
     def open(self) -> None:
-        """Create the shared memory. Call it in the process that outlives all others."""
-        with _lock:
-            if self._members is None:
-                self._make()
+        """Create or find the shared memory, which other processes get from this one.
+
+        Call it in the process that outlives all others.
+        """
+        with opening():
+            if self._members is not None:
+                return
+            counters, counted = new_counters()
+            arena = mine = None
+            why = UNSHARABLE
+            if self._ram:
+                name = self.fingerprint.digest.hex()
+                try:
+                    arena, mine = join(name, self._ram, self.opening.samples)
+                except OSError as error:
+                    why = str(error)
+            foreign = arena is not None and arena.records > 0
+            self._members = Members(counted, mine, foreign)
+            self._begin(counters, arena, why)
 
     def sample(
         self,
@@ -234,31 +248,24 @@ class Cache:
         """Return the counts of all processes; None before the first sample."""
         if self._here is None or self._pid != os.getpid():
             return self._last
-        here = self._here
-        counts = here.counters.totals()
-        share = counts.stored_bytes / counts.body_bytes if counts.body_bytes else 1.0
-        return CacheStatistics(
-            self.opening.name,
-            _tiers(here),
-            counts.misses,
-            counts.waits,
-            counts.refused,
-            counts.damaged,
-            share,
-        )
+        counts = self._here.counters.totals()
+        tiers = tuple(_tiers(self._here, counts))
+        return CacheStatistics(**asdict(counts), name=self.opening.name, tiers=tiers)
 
-    def flush(self) -> None:
-        """Write what this process computed, before it ends; without a sync."""
+    def flush(self, *, sync: bool = False) -> None:
+        """Write what this process computed, before it ends.
+
+        Args:
+            sync: whether the records must survive a power cut.
+        """
         if self._here is not None and self._pid == os.getpid():
-            self._here.close()
+            self._here.close(sync=sync)
             self._here = None
 
     def close(self) -> None:
         """Close all tiers; what is on disk stays. The cache may be used again."""
         self._last = self.statistics()
-        if self._here is not None and self._pid == os.getpid():
-            self._here.close(sync=True)
-            self._here = None
+        self.flush(sync=True)
         self._members = None
 
     def _mine(self) -> Here:
@@ -267,25 +274,10 @@ class Cache:
             here = self._here
             if here is not None:
                 return here
-        with _lock:
+        with opening():
             if self._here is None or self._pid != os.getpid():
                 return self._enter()
             return self._here
-
-    def _make(self) -> None:
-        """Create or find the shared memory. Other processes get it from this one."""
-        counters, counted = new_counters()
-        arena = mine = None
-        why = UNSHARABLE
-        if self._ram:
-            name = self.fingerprint.digest.hex()
-            try:
-                arena, mine = join(name, self._ram, self.opening.samples)
-            except OSError as error:
-                why = str(error)
-        foreign = arena is not None and arena.records > 0
-        self._members = Members(counted, mine, foreign)
-        self._begin(counters, arena, why)
 
     def _enter(self) -> Here:
         """Open the shared memory that another process created."""
@@ -332,33 +324,15 @@ def finish(here: Here, pid: int) -> None:
         here.close(sync=True)
 
 
-def _tiers(here: Here) -> tuple[TierStatistics, ...]:
-    counts = here.counters.totals()
-    found = []
-    if here.arena is not None:
-        arena, hits = here.arena, counts.ram_hits
-        saved = saved_s(counts, hits, counts.ram_ns)
+def _tiers(here: Here, counts: Counts) -> Iterator[TierStatistics]:
+    arena, disk = here.arena, here.disk
+    if arena is not None:
+        saved_s = counts.saved_s(counts.ram_hits, counts.ram_ns)
         size = arena.records, arena.used, arena.capacity, arena.evicted
-        found.append(TierStatistics("RAM", hits, *size, saved))
-    disk, hits = here.disk, counts.disk_hits
-    if disk is not None:
-        saved = saved_s(counts, hits, counts.disk_ns)
-        with suppress(DiskError):  # the next use of the disk reports it
+        yield TierStatistics("RAM", counts.ram_hits, *size, saved_s)
+    with suppress(DiskError):  # the next use of the disk reports it
+        if disk is not None:
+            saved_s = counts.saved_s(counts.disk_hits, counts.disk_ns)
             records = sum(each.records for each in disk.namespaces().values())
             size = records, disk.used, here.disk_limit, disk.evicted
-            found.append(TierStatistics("disk", hits, *size, saved))
-    return tuple(found)
-
-
-# Held while a cache is opened.
-_lock = threading.Lock()
-
-
-def _forget() -> None:
-    """In a forked child, replace the lock: a parent's thread may have held it."""
-    global _lock  # noqa: PLW0603 one a process
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+            yield TierStatistics("disk", counts.disk_hits, *size, saved_s)

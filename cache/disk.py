@@ -22,7 +22,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, islice, takewhile
 from pathlib import Path
@@ -483,13 +483,18 @@ def byte_of(namespace: bytes) -> int:
 
 # The open disks by real path, and how many caches of this process use each.
 _open: dict[str, tuple[Disk, int]] = {}
-_opening = threading.Lock()
+_opening = threading.RLock()
 _lock = threading.Lock()
 _changed = threading.Condition(_lock)
 _calls = 0
 # Threads that are about to fork.
 _forking = 0
 _mine = threading.local()
+
+
+def opening() -> AbstractContextManager[object]:
+    """Return the lock that is held while a cache or its disk is opened or closed."""
+    return _opening
 
 
 def shared_disk(folder: Path, limit: int | None) -> Disk:
@@ -573,7 +578,7 @@ def _in_child() -> None:
     global _calls, _changed, _forking, _lock, _open, _opening  # noqa: PLW0603
     was_quiet = not _calls
     _calls = _forking = 0
-    _lock, _opening = threading.Lock(), threading.Lock()
+    _lock, _opening = threading.Lock(), threading.RLock()
     _changed = threading.Condition(_lock)
     inherited, _open = _open, {}
     for disk, _ in inherited.values() if was_quiet else ():

@@ -151,9 +151,6 @@ class Picker:
         capacity: the capacity of the tier in bytes.
         from_disk: whether that tier is on disk.
         owner: the name of the cache in the log.
-
-    Raises:
-        ValueError: there is no such codec.
     """
 
     def __init__(

@@ -51,6 +51,17 @@ class Counts:
     ram_warnings: int = 0
     disk_warnings: int = 0
 
+    def saved_s(self, hits: int, took_ns: int) -> float:
+        """Return the seconds saved by finding `hits` samples in `took_ns`, 0 or more.
+
+        Computing a sample that was found is assumed to take the mean time of the
+        misses.
+        """
+        if not self.misses:
+            return 0.0
+        again_ns = hits * self.compute_ns / self.misses
+        return max(0.0, (again_ns - took_ns) / 1e9)
+
 
 NAMESPACES = 64
 """Most namespaces of one pipeline; records of any others are compared each time."""
@@ -155,22 +166,17 @@ class TierStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheStatistics:
+class CacheStatistics(Counts):
     """What a cache did; counts are of this pipeline on this host since it began."""
 
-    name: str
+    name: str = ""
     """Name of the cache in the log, such as `Cache(ID:2)`."""
-    tiers: tuple[TierStatistics, ...]
-    misses: int
-    """Samples computed."""
-    waits: int
-    """Samples that another worker was computing, and that were waited for."""
-    refused: int
-    """Samples that were computed but found no room."""
-    damaged: int
-    """Damaged records; their samples were computed again."""
-    ratio: float
-    """Stored bytes for each byte of the samples; 1.0 before any is stored."""
+    tiers: tuple[TierStatistics, ...] = ()
+
+    @property
+    def ratio(self) -> float:
+        """Stored bytes for each byte of the samples; 1.0 before any is stored."""
+        return self.stored_bytes / self.body_bytes if self.body_bytes else 1.0
 
     @property
     def line(self) -> str:
@@ -197,14 +203,3 @@ class CacheStatistics:
         """Share of samples, 0 to 1, that were found."""
         asked = self.hits + self.misses
         return self.hits / asked if asked else 0.0
-
-
-def saved_s(counts: Counts, hits: int, took_ns: int) -> float:
-    """Return the seconds saved by finding `hits` samples in `took_ns`, 0 or more.
-
-    Computing a sample that was found is assumed to take the mean time of the misses.
-    """
-    if not counts.misses:
-        return 0.0
-    anew_ns = hits * counts.compute_ns / counts.misses
-    return max(0.0, (anew_ns - took_ns) / 1e9)

@@ -167,9 +167,6 @@ class Here:
         counters: counts of all processes; `close` closes them.
         foreign_arena: whether the arena held records of another run when this run
             joined it.
-
-    Raises:
-        ValueError: there is no such codec.
     """
 
     def __init__(
