@@ -169,20 +169,17 @@ class Disk:
             Full: the first does not fit; the text says why if the disk is full.
             DiskError: it cannot be written to.
         """
-        fitting: Sequence[tuple[bytes, bytes]] = []
         stored = 0
         with failing("written", self.folder), leased(self.folder):
             self._mark(clean=False)
             for part in stretches(batch):
                 fitting = within(part, self._room(part, limit or self.limit))
+                if not fitting and part[0] == batch[0]:
+                    raise Full(shortage(self.folder, room_of(batch[0][1])))
                 if fitting:
                     stored += self._put(fitting, about)
                 if len(fitting) < len(part):
                     break
-            else:
-                return stored
-        if not fitting and part[0] == batch[0]:
-            raise Full(shortage(self.folder, room_of(batch[0][1])))
         return stored
 
     def forget(self, key: bytes) -> None:
@@ -470,9 +467,9 @@ def victims(
     return chosen
 
 
-def byte_of(namespace: bytes) -> int:
-    """Return the byte of `users` that stands for a namespace."""
-    return FIRST_BYTE | int.from_bytes(namespace, "little") >> 4
+def byte_of(name: bytes) -> int:
+    """Return the byte of a file that is locked for a name of 8 bytes."""
+    return FIRST_BYTE | int.from_bytes(name, "little") >> 4
 
 
 # LMDB allows each database to be open once per process, and py-lmdb's

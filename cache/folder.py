@@ -10,13 +10,14 @@ import fcntl
 import json
 import logging
 import os
-import re
 import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import psutil
 
 from ..system.file_locks import lock_file
 
@@ -32,17 +33,25 @@ MAX_BESIDE = 8
 MAX_STATE_BYTES = 4096
 LOCAL = frozenset(
     (
-        *("", "apfs", "aufs", "bcachefs", "btrfs", "ecryptfs", "exfat", "ext2", "ext3"),
+        *(
+            "",
+            "apfs",
+            "hfs",
+            "aufs",
+            "bcachefs",
+            "btrfs",
+            "ecryptfs",
+            "exfat",
+            "ext2",
+            "ext3",
+        ),
         *("ext4", "f2fs", "fuse.fuse-overlayfs", "fuseblk", "hfsplus", "jfs", "msdos"),
         *("nilfs2", "ntfs", "ntfs3", "overlay", "ramfs", "reiserfs", "rootfs", "tmpfs"),
         *("ubifs", "udf", "ufs", "vfat", "xfs", "zfs"),
     )
 )
-"""File systems of a single machine ("": unknown, not Linux). On any other, several
+"""File systems of a single machine ("": unknown). On any other, several
 machines may write, or locks may not hold: LMDB forbids it (lmdb.h, "Caveats")."""
-MOUNTS = Path("/proc/mounts")
-ESCAPED = re.compile(rb"\\([0-7]{3})")
-"""A blank, tab, newline or backslash in a path there (getmntent(3))."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 PIDS = Path("/proc/self/ns/pid")
 PATIENCE_S = 30.0
@@ -364,21 +373,16 @@ def shortage(folder: Path, nbytes: int) -> str:
     )
 
 
-def kind_of_place(folder: Path, mounts: Path = MOUNTS) -> str:
+def kind_of_place(folder: Path) -> str:
     """Return the type of the file system that `folder` is on, or would be on."""
-    path = os.fsencode(os.path.realpath(folder))
-    best, found = b"", b""
+    path = Path(os.path.realpath(folder))
     try:
-        lines = mounts.read_bytes().splitlines()
-    except OSError:  # not Linux
+        mounts = psutil.disk_partitions(all=True)
+    except OSError:  # there is no /proc
         return ""
-    for line in lines:
-        _, place, kind, *_ = line.split(b" ")
-        place = ESCAPED.sub(lambda octal: bytes([int(octal[1], 8) & 255]), place)
-        inside = path == place or path.startswith(place.rstrip(b"/") + b"/")
-        if inside and len(place) >= len(best):
-            best, found = place, kind
-    return os.fsdecode(found)
+    around = [each for each in mounts if path.is_relative_to(each.mountpoint)]
+    around.sort(key=lambda each: len(each.mountpoint))  # the last of equal ones shows
+    return around[-1].fstype if around else ""
 
 
 def boot_id() -> str:
