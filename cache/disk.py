@@ -124,8 +124,6 @@ class Disk:
         self.evicted = 0
         """Other namespaces' records that this process dropped to make room."""
         self.folder = folder
-        self.told: str | None = None
-        """The damage that was found and repaired when it was opened."""
         with failing("opened", folder):
             check_folder(folder)
             kind = os.O_RDONLY if looks else os.O_RDWR | os.O_CREAT
@@ -298,7 +296,7 @@ class Disk:
     # Opening
 
     def _enter(self, *, mends: bool) -> Any:
-        self.told = enter(self.folder, self._users, mends=mends)
+        enter(self.folder, self._users, mends=mends)
         env = self._opened()
         with leased(self.folder):  # opening it is a write, even if it exists
             self._meta = env.open_db(b"namespaces")

@@ -238,7 +238,7 @@ def check_pages(data: Path) -> None:
         raise DistrustError(f"{data}: {problems[0]}")
 
 
-def enter(folder: Path, users: int, *, mends: bool) -> str | None:
+def enter(folder: Path, users: int, *, mends: bool) -> None:
     """Join the processes that have a folder open; the first checks it.
 
     Args:
@@ -246,25 +246,21 @@ def enter(folder: Path, users: int, *, mends: bool) -> str | None:
         users: descriptor of its file `users`, which stays locked while it is open.
         mends: whether to empty a folder that was not left intact.
 
-    Returns:
-        what was found wrong and mended, or None.
-
     Raises:
         DistrustError: it was not left intact, or another version wrote it.
         TakenError: processes of another pid namespace have it open.
         TimeoutError: another process has been checking it for too long.
     """
-    told = None
     for _ in range(3):
         if alone(users):
-            told = begin_session(folder, mends=mends)
+            begin_session(folder, mends=mends)
         with said_if_slow(f"waiting for another process to check {folder}"):
             lock_file(users, fcntl.LOCK_SH, OPENING_PATIENCE_S)  # others may check it
         state = FolderState.read(folder)
         if (state.version, state.boot) == (VERSION, boot_id()):
             if state.pids not in (0, pid_namespace()):
                 raise TakenError(str(folder))
-            return told
+            return
         fcntl.flock(users, fcntl.LOCK_UN)  # nobody has finished checking it
     raise DistrustError(
         f"{folder} could not be opened: the processes that checked it ended before they"
@@ -281,13 +277,12 @@ def alone(users: int) -> bool:
     return True
 
 
-def begin_session(folder: Path, *, mends: bool) -> str | None:
-    """As the only user, check the folder; empty it if damaged, and return why.
+def begin_session(folder: Path, *, mends: bool) -> None:
+    """As the only user, check the folder; empty it if damaged, with a warning.
 
     Raises:
         DistrustError: another version wrote it; or it is damaged, and `mends` is False.
     """
-    told = None
     if FolderState.read(folder).version:
         check_ours(folder)
     try:
@@ -295,12 +290,11 @@ def begin_session(folder: Path, *, mends: bool) -> str | None:
     except DistrustError as error:
         if not mends:
             raise
-        told = f"{error}; the cache there was emptied and is filled again"
+        LOGGER.warning("%s; the cache there was emptied and is filled again", error)
         wipe(folder)
     # Writes that were not synced earlier on this boot still are not.
     clean = FolderState.read(folder).clean or not (folder / "data.mdb").exists()
     FolderState.now(folder, clean=clean).write(folder)
-    return told
 
 
 def wipe(folder: Path) -> None:

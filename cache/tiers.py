@@ -10,6 +10,7 @@ sample itself: a process that was stopped in the middle delays others only once.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -26,7 +27,7 @@ from ..system.file_locks import release, try_lock
 from .disk import Disk, DiskError, byte_of, let_go, shared_disk
 from .folder import DistrustError, folder_in
 from .memory import Arena, Full
-from .picking import Picker
+from .picking import DISK_BYTES_PER_S, Picker, TierFacts
 from .record import RecordError, decode
 from .statistics import Counters
 from .writer import Writer
@@ -203,13 +204,10 @@ class Here:
                 partial(self.warn, kind="disk_warnings"),
                 self.disk_limit,
             )
-        self._picker = Picker(
-            opening.codec,
-            opening.samples,
-            max(0 if arena is None else arena.capacity, self.disk_limit),
-            from_disk=arena is None,
-            owner=opening.name,
-        )
+        capacity = max(0 if arena is None else arena.capacity, self.disk_limit)
+        speed = DISK_BYTES_PER_S if arena is None else math.inf
+        tier = TierFacts(opening.samples, capacity, speed)
+        self._picker = Picker(opening.codec, tier, opening.name)
 
     def find(self, key: bytes) -> Found | None:
         """Return the sample under `key`; None if it is missing or damaged."""
@@ -392,9 +390,6 @@ class Here:
         except (DiskError, DistrustError) as error:
             self.warn(f"it goes on without its disk: {error}", "disk_warnings")
             return None
-        if disk.told is not None:
-            self.warn(disk.told)
-            disk.told = None
         self._stack.callback(let_go, disk)
         return disk
 
