@@ -262,17 +262,15 @@ class Disk:
             self._env.sync(True)  # noqa: FBT003 its only argument
             self._mark(clean=True)
 
-    def shrink(self) -> bool:
+    def shrink(self) -> None:
         """Return the free pages of the file to the disk, and close.
 
-        Returns:
-            whether it was done: only if nobody else has it open.
+        If somebody else has it open, the pages stay.
 
         Raises:
             DiskError: the disk is full, or fails.
         """
-        alone_here = alone(self._users)
-        if alone_here:
+        if alone(self._users):
             with failing("written", self.folder), leased(self.folder):
                 copy = self.folder / "compact"
                 shutil.rmtree(copy, ignore_errors=True)  # left by a killed process
@@ -284,7 +282,6 @@ class Disk:
                 copy.rmdir()
                 self._mark(clean=False)
         self.close()
-        return alone_here
 
     def close(self) -> None:
         """Close it. Idempotent. Call `sync` first, or a power cut empties it."""
