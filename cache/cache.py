@@ -62,7 +62,7 @@ class RandomUpstreamError(SpecError):
     """A sample differs each time it is computed, so it must not be stored."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lookup:
     """One sample's path through the cache: found, or computed and perhaps stored."""
 
@@ -110,7 +110,8 @@ class Lookup:
             if again and not same(made, again[0]):
                 text = RANDOM.format(here.opening.name, self.index)
                 raise RandomUpstreamError(text)  # noqa: TRY301 handled like the other
-            here.counters.add(repeated=len(again))  # only now: a failure does not count
+            if again:  # only now: a failure does not count
+                here.counters.add(repeated=1)
             here.keep(self.key, made, took_ns, claim.free)
         except (RandomUpstreamError, UnstorableError) as error:
             if not here.opening.optional:

@@ -124,8 +124,6 @@ class Disk:
         self.evicted = 0
         """Other namespaces' records that this process dropped to make room."""
         self.folder = folder
-        self.told: str | None = None
-        """The damage that was found and repaired when it was opened."""
         with failing("opened", folder):
             check_folder(folder)
             kind = os.O_RDONLY if looks else os.O_RDWR | os.O_CREAT
@@ -169,20 +167,17 @@ class Disk:
             Full: the first does not fit; the text says why if the disk is full.
             DiskError: it cannot be written to.
         """
-        fitting: Sequence[tuple[bytes, bytes]] = []
         stored = 0
         with failing("written", self.folder), leased(self.folder):
             self._mark(clean=False)
             for part in stretches(batch):
                 fitting = within(part, self._room(part, limit or self.limit))
+                if not fitting and part[0] == batch[0]:
+                    raise Full(shortage(self.folder, room_of(batch[0][1])))
                 if fitting:
                     stored += self._put(fitting, about)
                 if len(fitting) < len(part):
                     break
-            else:
-                return stored
-        if not fitting and part[0] == batch[0]:
-            raise Full(shortage(self.folder, room_of(batch[0][1])))
         return stored
 
     def forget(self, key: bytes) -> None:
@@ -267,17 +262,15 @@ class Disk:
             self._env.sync(True)  # noqa: FBT003 its only argument
             self._mark(clean=True)
 
-    def shrink(self) -> bool:
+    def shrink(self) -> None:
         """Return the free pages of the file to the disk, and close.
 
-        Returns:
-            whether it was done: only if nobody else has it open.
+        If somebody else has it open, the pages stay.
 
         Raises:
             DiskError: the disk is full, or fails.
         """
-        alone_here = alone(self._users)
-        if alone_here:
+        if alone(self._users):
             with failing("written", self.folder), leased(self.folder):
                 copy = self.folder / "compact"
                 shutil.rmtree(copy, ignore_errors=True)  # left by a killed process
@@ -289,7 +282,6 @@ class Disk:
                 copy.rmdir()
                 self._mark(clean=False)
         self.close()
-        return alone_here
 
     def close(self) -> None:
         """Close it. Idempotent. Call `sync` first, or a power cut empties it."""
@@ -301,7 +293,7 @@ class Disk:
     # Opening
 
     def _enter(self, *, mends: bool) -> Any:
-        self.told = enter(self.folder, self._users, mends=mends)
+        enter(self.folder, self._users, mends=mends)
         env = self._opened()
         with leased(self.folder):  # opening it is a write, even if it exists
             self._meta = env.open_db(b"namespaces")
@@ -470,9 +462,9 @@ def victims(
     return chosen
 
 
-def byte_of(namespace: bytes) -> int:
-    """Return the byte of `users` that stands for a namespace."""
-    return FIRST_BYTE | int.from_bytes(namespace, "little") >> 4
+def byte_of(name: bytes) -> int:
+    """Return the byte of a file that is locked for a name of 8 bytes."""
+    return FIRST_BYTE | int.from_bytes(name, "little") >> 4
 
 
 # LMDB allows each database to be open once per process, and py-lmdb's

@@ -10,13 +10,14 @@ import fcntl
 import json
 import logging
 import os
-import re
 import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import psutil
 
 from ..system.file_locks import lock_file
 
@@ -32,17 +33,25 @@ MAX_BESIDE = 8
 MAX_STATE_BYTES = 4096
 LOCAL = frozenset(
     (
-        *("", "apfs", "aufs", "bcachefs", "btrfs", "ecryptfs", "exfat", "ext2", "ext3"),
+        *(
+            "",
+            "apfs",
+            "hfs",
+            "aufs",
+            "bcachefs",
+            "btrfs",
+            "ecryptfs",
+            "exfat",
+            "ext2",
+            "ext3",
+        ),
         *("ext4", "f2fs", "fuse.fuse-overlayfs", "fuseblk", "hfsplus", "jfs", "msdos"),
         *("nilfs2", "ntfs", "ntfs3", "overlay", "ramfs", "reiserfs", "rootfs", "tmpfs"),
         *("ubifs", "udf", "ufs", "vfat", "xfs", "zfs"),
     )
 )
-"""File systems of a single machine ("": unknown, not Linux). On any other, several
+"""File systems of a single machine ("": unknown). On any other, several
 machines may write, or locks may not hold: LMDB forbids it (lmdb.h, "Caveats")."""
-MOUNTS = Path("/proc/mounts")
-ESCAPED = re.compile(rb"\\([0-7]{3})")
-"""A blank, tab, newline or backslash in a path there (getmntent(3))."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 PIDS = Path("/proc/self/ns/pid")
 PATIENCE_S = 30.0
@@ -229,7 +238,7 @@ def check_pages(data: Path) -> None:
         raise DistrustError(f"{data}: {problems[0]}")
 
 
-def enter(folder: Path, users: int, *, mends: bool) -> str | None:
+def enter(folder: Path, users: int, *, mends: bool) -> None:
     """Join the processes that have a folder open; the first checks it.
 
     Args:
@@ -237,25 +246,21 @@ def enter(folder: Path, users: int, *, mends: bool) -> str | None:
         users: descriptor of its file `users`, which stays locked while it is open.
         mends: whether to empty a folder that was not left intact.
 
-    Returns:
-        what was found wrong and mended, or None.
-
     Raises:
         DistrustError: it was not left intact, or another version wrote it.
         TakenError: processes of another pid namespace have it open.
         TimeoutError: another process has been checking it for too long.
     """
-    told = None
     for _ in range(3):
         if alone(users):
-            told = begin_session(folder, mends=mends)
+            begin_session(folder, mends=mends)
         with said_if_slow(f"waiting for another process to check {folder}"):
             lock_file(users, fcntl.LOCK_SH, OPENING_PATIENCE_S)  # others may check it
         state = FolderState.read(folder)
         if (state.version, state.boot) == (VERSION, boot_id()):
             if state.pids not in (0, pid_namespace()):
                 raise TakenError(str(folder))
-            return told
+            return
         fcntl.flock(users, fcntl.LOCK_UN)  # nobody has finished checking it
     raise DistrustError(
         f"{folder} could not be opened: the processes that checked it ended before they"
@@ -272,13 +277,12 @@ def alone(users: int) -> bool:
     return True
 
 
-def begin_session(folder: Path, *, mends: bool) -> str | None:
-    """As the only user, check the folder; empty it if damaged, and return why.
+def begin_session(folder: Path, *, mends: bool) -> None:
+    """As the only user, check the folder; empty it if damaged, with a warning.
 
     Raises:
         DistrustError: another version wrote it; or it is damaged, and `mends` is False.
     """
-    told = None
     if FolderState.read(folder).version:
         check_ours(folder)
     try:
@@ -286,12 +290,11 @@ def begin_session(folder: Path, *, mends: bool) -> str | None:
     except DistrustError as error:
         if not mends:
             raise
-        told = f"{error}; the cache there was emptied and is filled again"
+        LOGGER.warning("%s; the cache there was emptied and is filled again", error)
         wipe(folder)
     # Writes that were not synced earlier on this boot still are not.
     clean = FolderState.read(folder).clean or not (folder / "data.mdb").exists()
     FolderState.now(folder, clean=clean).write(folder)
-    return told
 
 
 def wipe(folder: Path) -> None:
@@ -364,21 +367,16 @@ def shortage(folder: Path, nbytes: int) -> str:
     )
 
 
-def kind_of_place(folder: Path, mounts: Path = MOUNTS) -> str:
+def kind_of_place(folder: Path) -> str:
     """Return the type of the file system that `folder` is on, or would be on."""
-    path = os.fsencode(os.path.realpath(folder))
-    best, found = b"", b""
+    path = Path(os.path.realpath(folder))
     try:
-        lines = mounts.read_bytes().splitlines()
-    except OSError:  # not Linux
+        mounts = psutil.disk_partitions(all=True)
+    except OSError:  # there is no /proc
         return ""
-    for line in lines:
-        _, place, kind, *_ = line.split(b" ")
-        place = ESCAPED.sub(lambda octal: bytes([int(octal[1], 8) & 255]), place)
-        inside = path == place or path.startswith(place.rstrip(b"/") + b"/")
-        if inside and len(place) >= len(best):
-            best, found = place, kind
-    return os.fsdecode(found)
+    around = [each for each in mounts if path.is_relative_to(each.mountpoint)]
+    around.sort(key=lambda each: len(each.mountpoint))  # the last of equal ones shows
+    return around[-1].fstype if around else ""
 
 
 def boot_id() -> str:

@@ -54,17 +54,14 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What a choice depends on, besides the codecs."""
+class TierFacts:
+    """Where records will be found."""
 
     samples: int
     """Number of samples in an epoch."""
-    compute_ns: float
-    """Time that computing a sample takes, and that a hit saves."""
     capacity_bytes: float
-    """Capacity of the tier."""
     read_bytes_per_s: float
-    """Speed of the tier; infinite for memory."""
+    """Its speed; infinite for memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +89,19 @@ def choose(costs: Sequence[Expected], compute_ns: float) -> str:
     return next(each.name for each in costs if each.cost_ns <= bound)
 
 
-def expected(facts: Facts, measured: Measured) -> Expected:
+def expected(tier: TierFacts, compute_ns: float, measured: Measured) -> Expected:
     """Return the expected cost of a codec.
+
+    Computing a sample takes `compute_ns`, which a hit saves.
 
     A full tier that keeps its content and admits no more has a hit rate in proportion
     to what fits, in whatever order (MinIO of CoorDL, J. Mohan et al., VLDB 2021). Only
     admitted samples are encoded, once each.
     """
-    hit = min(1.0, facts.capacity_bytes / (facts.samples * measured.nbytes))
-    read_ns = measured.decode_ns + 1e9 * measured.nbytes / facts.read_bytes_per_s
+    hit = min(1.0, tier.capacity_bytes / (tier.samples * measured.nbytes))
+    read_ns = measured.decode_ns + 1e9 * measured.nbytes / tier.read_bytes_per_s
     fill_ns = measured.encode_ns / EPOCHS
-    cost_ns = hit * (read_ns + fill_ns) + (1 - hit) * facts.compute_ns
+    cost_ns = hit * (read_ns + fill_ns) + (1 - hit) * compute_ns
     return Expected(measured.name, hit, cost_ns)
 
 
@@ -147,18 +146,12 @@ class Picker:
 
     Args:
         name: a codec's name, or "auto".
-        samples: number of samples in an epoch.
-        capacity: the capacity of the tier in bytes.
-        from_disk: whether that tier is on disk.
+        tier: where they are stored.
         owner: the name of the cache in the log.
     """
 
-    def __init__(
-        self, name: str, samples: int, capacity: int, *, from_disk: bool, owner: str
-    ) -> None:
-        self._samples = samples
-        self._capacity = capacity
-        self._bandwidth = DISK_BYTES_PER_S if from_disk else math.inf
+    def __init__(self, name: str, tier: TierFacts, owner: str) -> None:
+        self._tier = tier
         self._owner = owner
         self._lock = threading.Lock()
         # Samples, and how many nanoseconds each took to compute.
@@ -183,8 +176,9 @@ class Picker:
         """Keep this sample for the measurement; choose once there are enough."""
         if self._codec is not None:
             return
-        in_ram = self._bandwidth == math.inf
-        if in_ram and ROOMY * raw_bytes * self._samples <= self._capacity:
+        tier = self._tier
+        in_ram = tier.read_bytes_per_s == math.inf
+        if in_ram and ROOMY * raw_bytes * tier.samples <= tier.capacity_bytes:
             self._codec = CODECS[0]  # all fit, and smaller is no faster to read
             return
         self._seen.append((sample, took_ns))
@@ -193,8 +187,7 @@ class Picker:
         samples, times_ns = zip(*self._seen, strict=True)
         self._seen = []
         compute_ns = statistics.fmean(times_ns)
-        facts = Facts(self._samples, compute_ns, self._capacity, self._bandwidth)
-        costs = [expected(facts, each) for each in measure(samples)]
+        costs = [expected(tier, compute_ns, each) for each in measure(samples)]
         self._codec = codec(choose(costs, compute_ns))
         LOGGER.info(
             '%s: codec "%s"; expected per sample: %s',

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -51,16 +50,6 @@ WORTH = 0.97
 
 class RecordError(ValueError):
     """The bytes are not a whole, undamaged, current record of that sample."""
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A record whose checksum and lengths have been verified."""
-
-    codec: Codec
-    structure: memoryview
-    stored: memoryview
-    body_bytes: int
 
 
 def refuse(name: str) -> NoReturn:
@@ -107,10 +96,17 @@ def encode_parts(sample: Any, key: bytes, codec: Codec) -> list[bytes | memoryvi
         raise ValueError(f"the key has {len(key)} bytes, a record's {KEY_BYTES}")
     taken = TakenBytes(sample)
     structure = written(taken)
-    length = length_of(taken.buffers)
-    packed = codec.pack(b"".join(parts(taken.buffers, codec))) if codec.number else b""
-    if codec.number and len(packed) <= WORTH * length:
-        return sealed(codec.number, structure, length, [packed], key)
+    body = parts(taken.buffers, codec)
+    length = sum(map(len, body))
+    if length > MAX_BYTES:
+        raise UnstorableError(
+            f"sample has {length} bytes, but a cached one may have at most {MAX_BYTES};"
+            " put the cache before the stage that makes it this large"
+        )
+    if codec.number:
+        packed = codec.pack(b"".join(body))
+        if len(packed) <= WORTH * length:
+            return sealed(codec.number, structure, length, [packed], key)
     return sealed(0, structure, length, parts(taken.buffers, CODECS[0]), key)
 
 
@@ -127,12 +123,12 @@ def decode(record: Packed, key: bytes) -> Any:
     Raises:
         RecordError: it is not a whole, undamaged, current record of that key.
     """
-    whole = check(record, key)
+    codec, text, stored, body_bytes = check(record, key)
     try:
-        structure = DECODER.decode(str(whole.structure, "utf-8", "surrogatepass"))
-        body = memoryview(whole.codec.unpack(whole.stored, whole.body_bytes))
-        is_ours = not body.readonly and (whole.codec.number > 0 or is_aligned(body))
-        return Reader(body, is_ours, whole.codec.predicts).read(structure)
+        structure = DECODER.decode(str(text, "utf-8", "surrogatepass"))
+        body = memoryview(codec.unpack(stored, body_bytes))
+        is_ours = not body.readonly and (codec.number > 0 or is_aligned(body))
+        return Reader(body, is_ours, codec.predicts).read(structure)
     except WRONG as error:
         raise RecordError(f"a record's content is wrong: {error}") from error
 
@@ -170,23 +166,6 @@ def written(taken: TakenBytes) -> bytes:
     return text.ljust(aligned(HEADER.size + len(text)) - HEADER.size)
 
 
-def length_of(buffers: Sequence[Image]) -> int:
-    """Return the length of a body in bytes.
-
-    Raises:
-        UnstorableError: it is above `MAX_BYTES`.
-    """
-    length = 0
-    for buffer in buffers:
-        length = aligned(length) + buffer.size
-    if length > MAX_BYTES:
-        raise UnstorableError(
-            f"sample has {length} bytes, but a cached one may have at most {MAX_BYTES};"
-            " put the cache before the stage that makes it this large"
-        )
-    return length
-
-
 def parts(buffers: Sequence[Image], codec: Codec) -> list[bytes | memoryview]:
     """Return the parts of the body before it is packed."""
     found: list[bytes | memoryview] = []
@@ -216,8 +195,11 @@ def sealed(
     return [header, structure, *stored, CHECKSUM.pack(checksum.intdigest())]
 
 
-def check(record: Packed, key: bytes) -> Opened:
-    """Check the header, lengths and checksum of a record; return its parts.
+def check(record: Packed, key: bytes) -> tuple[Codec, memoryview, memoryview, int]:
+    """Check the header, lengths and checksum of a record.
+
+    Returns:
+        its codec, its structure, its body, and the size of the body unpacked.
 
     Raises:
         RecordError: it is not a whole, undamaged, current record of that key.
@@ -246,7 +228,7 @@ def check(record: Packed, key: bytes) -> Opened:
     if structure > MAX_STRUCTURE_BYTES + ALIGNMENT or body > MAX_BYTES:
         raise RecordError(f"a record of {lengths} bytes is too large to be one of ours")
     start = HEADER.size + structure
-    return Opened(CODECS[number], view[HEADER.size : start], view[start:end], body)
+    return CODECS[number], view[HEADER.size : start], view[start:end], body
 
 
 def add_to(checksum: xxh3_64, part: bytes | memoryview) -> None:

@@ -10,22 +10,24 @@ sample itself: a process that was stopped in the middle delays others only once.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_digest
 
 from ..system.file_locks import release, try_lock
-from .disk import Disk, DiskError, let_go, shared_disk
+from .disk import Disk, DiskError, byte_of, let_go, shared_disk
 from .folder import DistrustError, folder_in
 from .memory import Arena, Full
-from .picking import Picker
+from .picking import DISK_BYTES_PER_S, Picker, TierFacts
 from .record import RecordError, decode
 from .statistics import Counters
 from .writer import Writer
@@ -39,8 +41,6 @@ MAX_PAUSE_S = 0.01
 """The system offers no time limit for waiting on another process's lock, so it is tried
 repeatedly, with pauses that double up to a hundredth of a second. So is one that
 another thread of this process holds: few wait for that."""
-FIRST_BYTE = 1 << 60
-"""Locked bytes lie beyond all content."""
 
 STOPPED = (
     "another process was stopped while it stored a sample in RAM; nothing more can be"
@@ -125,7 +125,7 @@ def place(key: bytes) -> int:
     stage may compute for two caches. The key differs between them, so none of them
     waits for another's sample.
     """
-    return FIRST_BYTE | xxh3_64_intdigest(key) >> 4
+    return byte_of(xxh3_64_digest(key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,16 +201,13 @@ class Here:
                 self.disk,
                 opening.about,
                 self._disk_off,
-                self.warn_of_disk,
+                partial(self.warn, kind="disk_warnings"),
                 self.disk_limit,
             )
-        self._picker = Picker(
-            opening.codec,
-            opening.samples,
-            max(0 if arena is None else arena.capacity, self.disk_limit),
-            from_disk=arena is None,
-            owner=opening.name,
-        )
+        capacity = max(0 if arena is None else arena.capacity, self.disk_limit)
+        speed = DISK_BYTES_PER_S if arena is None else math.inf
+        tier = TierFacts(opening.samples, capacity, speed)
+        self._picker = Picker(opening.codec, tier, opening.name)
 
     def find(self, key: bytes) -> Found | None:
         """Return the sample under `key`; None if it is missing or damaged."""
@@ -391,11 +388,8 @@ class Here:
         try:
             disk = shared_disk(folder_in(opening.disk), opening.disk_limit)
         except (DiskError, DistrustError) as error:
-            self.warn_of_disk(f"it goes on without its disk: {error}")
+            self.warn(f"it goes on without its disk: {error}", "disk_warnings")
             return None
-        if disk.told is not None:
-            self.warn(disk.told)
-            disk.told = None
         self._stack.callback(let_go, disk)
         return disk
 
@@ -443,7 +437,7 @@ class Here:
 
     def _disk_off(self, reason: str) -> None:
         if self.disk is not None:
-            self.warn_of_disk(f"it goes on without its disk: {reason}")
+            self.warn(f"it goes on without its disk: {reason}", "disk_warnings")
         self.disk = self._writer = None
 
     @property
@@ -456,7 +450,3 @@ class Here:
         """Log a warning, only the first of a kind over all processes."""
         if self.counters.first(kind):
             LOGGER.warning("%s: %s", self.opening.name, text)
-
-    def warn_of_disk(self, text: str) -> None:
-        """Log a warning about the disk."""
-        self.warn(text, "disk_warnings")

@@ -73,7 +73,6 @@ class Writer:
         self._unsynced_since_s: float | None = None
         self.full = False
         """Whether the last record found no room; no more are accepted then."""
-        self.written = 0
 
     def offer(self, key: bytes, record: bytes, done: Callable[[], object]) -> bool:
         """Accept a record; `done` is called once it is written, or was dropped.
@@ -168,7 +167,7 @@ class Writer:
     def _write(self, batch: list[Waiting]) -> None:
         records = [(each.key, each.record) for each in batch]
         try:
-            self.written += self._disk.put(records, self._about, self._limit)
+            self._disk.put(records, self._about, self._limit)
             if self._unsynced_since_s is None:
                 self._unsynced_since_s = time.monotonic()
         except Full as full:

@@ -289,4 +289,5 @@ def test_processes_of_another_pid_namespace_have_a_disk_of_their_own(
     with forked(contained) as child:
         assert child.hear() == FOLDER  # nobody uses it now
         assert child.ended() == 0
-    assert [held.records for _, held in entries(tmp_path / "disk")] == [12]
+    held = dict(entries(tmp_path / "disk"))
+    assert [each.records for each in held.values()] == [12]

@@ -14,8 +14,8 @@ from penstock.cache.picking import (
     SLIGHT,
     TIE,
     Expected,
-    Facts,
     Measured,
+    TierFacts,
     choose,
     expected,
     measure,
@@ -38,27 +38,23 @@ NOISE = tuple(replace(each, nbytes=RAW_BYTES) for each in PHOTOGRAPHS)
 SLOW_DISK, FAST_DISK, MEMORY = 100e6, 3e9, math.inf
 
 
-Case = tuple[Facts, tuple[Measured, ...]]
+Case = tuple[TierFacts, float, tuple[Measured, ...]]
 
 
 def facts(measured: tuple[Measured, ...] = PHOTOGRAPHS, **others: Any) -> Case:
     """Return the facts of photographs that all fit into memory, changed by `others`."""
-    given = {
-        "samples": 100_000,
-        "compute_ns": 1_500_000,
-        "capacity_bytes": 20e9,
-        "read_bytes_per_s": MEMORY,
-        **others,
-    }
-    return Facts(**given), measured
+    compute_ns = others.pop("compute_ns", 1_500_000)
+    tier = replace(TierFacts(100_000, 20e9, MEMORY), **others)
+    return tier, compute_ns, measured
 
 
 def costs_of(case: Case) -> list[Expected]:
-    return [expected(case[0], each) for each in case[1]]
+    tier, compute_ns, measured = case
+    return [expected(tier, compute_ns, each) for each in measured]
 
 
 def chosen(case: Case) -> str:
-    return choose(costs_of(case), case[0].compute_ns)
+    return choose(costs_of(case), case[1])
 
 
 HALF = 7.5e9

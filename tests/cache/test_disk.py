@@ -179,14 +179,17 @@ def test_the_disk_is_clean_once_it_is_synced_and_not_before(
     assert state(folder)["clean"] is True
 
 
-def test_a_database_that_a_power_cut_may_have_torn_is_emptied(folder: Path) -> None:
+def test_a_database_that_a_power_cut_may_have_torn_is_emptied(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     disk = Disk(folder, 1 << 20)
     disk.put(records(range(1)), "x")
     disk.close()
     changed = state(folder) | {"boot": "another"}
     (folder / "state.json").write_text(json.dumps(changed))
     again = Disk(folder, 1 << 20)
-    assert "power cut" in (again.told or "")
+    (told,) = caplog.messages
+    assert "power cut" in told
     assert again.get(key(0)) is None
     again.close()
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -217,20 +218,28 @@ def test_a_torn_database_is_emptied_and_refilled(filled: Path) -> None:
     one_warning(filled, "filled again", stored=True)
 
 
+def mount(monkeypatch: pytest.MonkeyPatch, **mounts: str) -> None:
+    """Mount file systems of these kinds at these places."""
+    found = [SimpleNamespace(fstype=k, mountpoint=m) for m, k in mounts.items()]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: found)  # noqa: A006
+
+
 def test_network_file_systems_are_recognised_whatever_their_path(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mounts = tmp_path / "mounts"
     inner = tmp_path / "of all" / "jobs"
     inner.mkdir(parents=True)
-    place = str(tmp_path / "of all").replace(" ", "\\040")
-    lines = ["none / ext4 rw 0 0", f"server:/x {place} nfs4 rw 0 0", "a b c d e f"]
-    mounts.write_text("\n".join(lines))
-    assert kind_of_place(inner / "not yet made", mounts) == "nfs4"
-    assert kind_of_place(inner, mounts) not in LOCAL
-    assert kind_of_place(tmp_path / "of all others", mounts) == "ext4"
+    mount(monkeypatch, **{"/": "ext4", str(tmp_path / "of all"): "nfs4"})
+    assert kind_of_place(inner / "not yet made") == "nfs4"
+    assert kind_of_place(inner) not in LOCAL
+    assert kind_of_place(tmp_path / "of all others") == "ext4"
     (tmp_path / "link").symlink_to(inner)
-    assert kind_of_place(tmp_path / "link", mounts) == "nfs4"
+    assert kind_of_place(tmp_path / "link") == "nfs4"
+
+
+def test_the_file_systems_of_this_machine_are_found() -> None:
+    assert kind_of_place(Path("/proc/self")) == "proc"
+    assert kind_of_place(Path("/dev/shm/any")) == "tmpfs"  # noqa: S108 only asked about
 
 
 @pytest.mark.parametrize(
@@ -240,21 +249,10 @@ def test_only_file_systems_known_to_be_local_count_as_local(kind: str) -> None:
     assert kind not in LOCAL
 
 
-def test_a_mount_whose_name_is_not_utf_8_is_skipped(tmp_path: Path) -> None:
-    mounts = tmp_path / "mounts"
-    odd = os.fsdecode(os.fsencode(tmp_path) + b"/B\xfccher")
-    lines = [b"none / ext4 rw 0 0", b"/dev/sdb1 " + os.fsencode(odd) + b" vfat rw 0 0"]
-    mounts.write_bytes(b"\n".join(lines))
-    assert kind_of_place(tmp_path, mounts) == "ext4"
-    assert kind_of_place(Path(odd, "cache"), mounts) == "vfat"
-
-
 def test_a_folder_on_a_network_file_system_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mounts = tmp_path / "mounts"
-    mounts.write_text(f"server:/x {tmp_path} nfs4 rw 0 0\n")
-    monkeypatch.setattr(kind_of_place, "__defaults__", (mounts,))
+    mount(monkeypatch, **{str(tmp_path): "nfs4"})
     one_warning(tmp_path / "cache", "nfs4", "give a folder on a disk of this machine")
 
 

@@ -14,24 +14,25 @@ from penstock.cache.picking import (
     DISK_BYTES_PER_S,
     SAMPLES,
     Expected,
-    Facts,
     Measured,
     Picker,
+    TierFacts,
 )
 from penstock.cache.record import KEY_BYTES, decode
 
 SAMPLE = np.zeros(1000, np.uint8)
 """Any codec but none at all makes it small."""
 KEY = bytes(KEY_BYTES)
+Asked = list[tuple[TierFacts, float]]
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """Note what costs are expected from; zstd costs nothing, so that it is chosen."""
-    noted: list[Facts] = []
+    noted: Asked = []
 
-    def expected(facts: Facts, measured: Measured) -> Expected:
-        noted.append(facts)
+    def expected(tier: TierFacts, compute_ns: float, measured: Measured) -> Expected:
+        noted.append((tier, compute_ns))
         return Expected(measured.name, 1.0, 1e6 * (measured.name != "zstd"))
 
     monkeypatch.setattr(picking, "expected", expected)
@@ -41,7 +42,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
 def picker(
     name: str = "auto", samples: int = 100, capacity: int = 0, *, disk: bool = True
 ) -> Picker:
-    return Picker(name, samples, capacity, from_disk=disk, owner="Cache(ID:2)")
+    speed = DISK_BYTES_PER_S if disk else math.inf
+    return Picker(name, TierFacts(samples, capacity, speed), "Cache(ID:2)")
 
 
 def sizes(picker: Picker, count: int, computed_in: int = 50) -> list[int]:
@@ -57,7 +59,7 @@ def sizes(picker: Picker, count: int, computed_in: int = 50) -> list[int]:
 
 
 def test_the_first_samples_are_stored_raw_and_choose_for_all_others(
-    asked: list[Facts], caplog: pytest.LogCaptureFixture
+    asked: Asked, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "penstock")
     found = sizes(picker(), SAMPLES + 3)
@@ -72,20 +74,18 @@ def test_the_first_samples_are_stored_raw_and_choose_for_all_others(
 
 
 def test_the_choice_rests_on_what_the_samples_cost_and_what_the_tier_holds(
-    asked: list[Facts],
+    asked: Asked,
 ) -> None:
     for disk in (True, False):
         measured = picker(samples=100, capacity=5000, disk=disk)
         for each in range(SAMPLES):
             sizes(measured, 1, computed_in=10 * each)
-        facts = asked.pop()
-        assert facts.samples == 100
-        assert facts.compute_ns == 10
-        assert facts.capacity_bytes == 5000
-        assert facts.read_bytes_per_s == (DISK_BYTES_PER_S if disk else math.inf)
+        tier, compute_ns = asked.pop()
+        assert tier == TierFacts(100, 5000, DISK_BYTES_PER_S if disk else math.inf)
+        assert compute_ns == 10
 
 
-def test_memory_with_room_for_all_needs_no_measurement(asked: list[Facts]) -> None:
+def test_memory_with_room_for_all_needs_no_measurement(asked: Asked) -> None:
     (raw,) = sizes(picker("raw"), 1)
     enough = math.ceil(picking.ROOMY * raw * 100)
     roomy = picker(capacity=enough, disk=False)
@@ -100,7 +100,7 @@ def test_memory_with_room_for_all_needs_no_measurement(asked: list[Facts]) -> No
 
 
 def test_a_codec_that_the_user_names_is_used_from_the_first_sample_on(
-    asked: list[Facts],
+    asked: Asked,
 ) -> None:
     assert max(sizes(picker("zstd"), 2 * SAMPLES)) < SAMPLE.nbytes / 2
     assert asked == []
