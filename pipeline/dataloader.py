@@ -594,7 +594,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
     def _compiled(self) -> Recipe:
         from ..engine.program.seeding import WorkerStart
         from .compile.recipes import compile_drawn
-        from .stages import BatchStage, Defaults, SourceStage
+        from .stages import BatchStage, SourceStage
         from .torch_workers import start_method, tell_of_cuda
 
         tell_of_cuda(self.dataset)
@@ -619,13 +619,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         )
         batch = BatchStage(1, collate_fn=self._collate)
         ahead = index(self.prefetch_factor or 2) * max(1, workers)  # as torch counts
-        defaults = replace(Defaults.now(self.name), prefetch_size=ahead)
+        settings = replace(config.settings(), prefetch_size=ahead)
         start = WorkerStart(self.dataset, workers, self.worker_init_fn)
         return compile_drawn(
             source,
             batch,
-            defaults,
+            settings,
             options,
+            name=self.name,
             start=start if self._seeds else None,
             pin_memory=self.pin_memory,
             fixed="num_workers=0" if self._zero_workers and tuned else "",

@@ -40,7 +40,6 @@ from .sources.source import Source
 from .stages import (
     BatchStage,
     CacheStage,
-    Defaults,
     FilterStage,
     MapStage,
     OnError,
@@ -905,8 +904,14 @@ class Pipeline(Printed):
         from .compile.recipes import compile_recipe
 
         shard = self._shard or Shard.found()
-        defaults = Defaults.now(self.name)
-        return compile_recipe(stages, defaults, shard, self._options, self._schedule)
+        return compile_recipe(
+            stages,
+            config.settings(),
+            shard,
+            self._options,
+            self._schedule,
+            self.name,
+        )
 
     def _cached(self, recipe: Recipe) -> tuple[Recipe, str]:
         """Place a cache between two epochs if it pays off; remove it if it did not.
