@@ -379,6 +379,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
     def _why_torchs(self) -> str | None:
         """Say why torch's own workers load; None if penstock's engine loads."""
+        from ..engine.witness.hazards import keeps_stream
+
         seeded, safe = self.sample_seeding, self.thread_safe
         reasons = {
             "sample_seeding is off": seeded is False,
@@ -394,7 +396,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             " which worker makes a sample": (
                 config.get_enable_autotune()
                 and not (seeded or safe)
-                and self._draws_in_workers()
+                and self.num_workers
+                and keeps_stream(self.dataset, self.worker_init_fn)
             ),
             "the dataset has no length": not has_length(self.dataset),
             "a timeout is for workers": self.timeout and not self.num_workers,
@@ -404,13 +407,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             ),
         }
         return next((why for why, applies in reasons.items() if applies), None)
-
-    def _draws_in_workers(self) -> bool:
-        """Whether draws depend on which of the requested workers makes a sample."""
-        from ..engine.witness.hazards import keeps_stream
-
-        asked = bool(self.num_workers)
-        return asked and keeps_stream(self.dataset, self.worker_init_fn)
 
     def _iterate_torchs(self, drawing: Drawing) -> Iterator[Any]:
         from ..engine.observe.trainer_meter import TrainerMeter

@@ -552,14 +552,15 @@ class Pipeline(Printed):
             isinstance(disk, (str, os.PathLike, type(None))),
             f'`disk` must be the path of a folder, got {disk!r}, such as "/nvme/cache"',
         )
-        stage = CacheStage(
-            parse_bytes(ram) if ram else 0,
-            None if disk is None else Path(disk),
-            None if disk_limit is None else parse_bytes(disk_limit),
-            codec,
-            version,
+        return self._with(
+            CacheStage(
+                parse_bytes(ram) if ram else 0,
+                None if disk is None else Path(disk),
+                None if disk_limit is None else parse_bytes(disk_limit),
+                codec,
+                version,
+            )
         )
-        return self._with(stage)
 
     def select(self, indices: Sequence[int]) -> Self:
         """Use only these samples, in this order."""
@@ -689,8 +690,9 @@ class Pipeline(Printed):
             channels_last: keep the memory format of the images, for models in that
                 format.
         """
-        stage = DeviceStage.of(device, normalize, dtype, channels_last=channels_last)
-        return self._with(stage)
+        return self._with(
+            DeviceStage.of(device, normalize, dtype, channels_last=channels_last)
+        )
 
     def options(
         self,

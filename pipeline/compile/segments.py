@@ -231,7 +231,7 @@ def with_batch_work(
 
 def _grouped(work: Sequence[Numbered]) -> list[list[Numbered]]:
     """Return groups of stages that run together: all up to a cache are one."""
-    start = 1 + max(last_cache(work), 0)
+    start = max(until_cache(work), 1)
     groups = [list(work[:start])]
     for numbered in work[start:]:
         assert not isinstance(numbered[1], CacheStage)
@@ -242,10 +242,10 @@ def _grouped(work: Sequence[Numbered]) -> list[list[Numbered]]:
     return groups
 
 
-def last_cache(stages: Sequence[Numbered]) -> int:
-    """Return the position of the last cache among these stages; -1: none."""
-    caches = (at for at, (_, s) in enumerate(stages) if isinstance(s, CacheStage))
-    return max(caches, default=-1)
+def until_cache(stages: Sequence[Numbered]) -> int:
+    """Return how many of these stages there are up to the last cache; 0: no cache."""
+    caches = (n for n, (_, s) in enumerate(stages, 1) if isinstance(s, CacheStage))
+    return max(caches, default=0)
 
 
 def subject_of(stage: PerSample) -> Any:
@@ -392,7 +392,7 @@ def _operations(
         operation = _operation(stage, number, written)
         sized = sized or (isinstance(operation, Map) and operation.wants_ctx)
         steps.append(operation)
-    stored = last_cache(group) + 1
+    stored = until_cache(group)
     if not stored:
         return tuple(steps)
     waits = executor_of(_samplers(group)[0]) == "async"
