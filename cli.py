@@ -422,7 +422,9 @@ def findings() -> Iterator[Diagnosis]:
     budget = config.budget()
     yield Diagnosis("penstock", __version__)
     yield Diagnosis("Python", f"{platform.python_version()}, {platform.system()}")
-    yield Diagnosis("torch", f"{torch.__version__}, {accelerators(torch.cuda)}")
+    gpus = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
+    found = ", ".join(gpus) or "no CUDA device"
+    yield Diagnosis("torch", f"{torch.__version__}, {found}")
     yield of_cpus(budget.cpu_cores)
     yield of_torch_threads(torch.get_num_threads(), budget.cpu_cores)
     yield of_memory(budget.memory_bytes)
@@ -431,12 +433,6 @@ def findings() -> Iterator[Diagnosis]:
     for package in PACKAGES:
         yield of_package(package)
     yield of_crop_decoding(*crop_extension())
-
-
-def accelerators(cuda: Any) -> str:
-    """Name the GPUs that `torch.cuda` can use."""
-    names = [cuda.get_device_name(at) for at in range(cuda.device_count())]
-    return ", ".join(names) or "no CUDA device"
 
 
 def of_cpus(budget_cores: float) -> Diagnosis:

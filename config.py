@@ -50,6 +50,17 @@ class Settings:
     cpu_budget: float | None = None
     memory_bytes: int | None = None
 
+    @property
+    def cpu_cores(self) -> float:
+        """Cores that all workers may keep busy together."""
+        return self.cpu_budget or effective_cpus()
+
+    @property
+    def workers(self) -> int:
+        """The number of workers that a stage starts with unless it sets its own."""
+        usual = min(max(1, round(self.cpu_cores)), MAX_WORKERS)
+        return self.num_parallel_workers or usual
+
 
 _settings = Settings()
 _watchers: list[Callable[[int], object]] = []
@@ -138,8 +149,7 @@ def set_num_parallel_workers(num: int) -> None:
 
 def get_num_parallel_workers() -> int:
     """Return the number of workers that a stage starts with unless it sets its own."""
-    chosen = _settings.num_parallel_workers
-    return chosen or min(max(1, round(cpu_cores())), MAX_WORKERS)
+    return _settings.workers
 
 
 def set_prefetch_size(size: int) -> None:
@@ -222,8 +232,7 @@ def watch_memory(watcher: Callable[[int], object]) -> None:
 
 def cpu_cores() -> float:
     """Return the cores of `budget`, which also looks how much memory is free."""
-    limit = _settings.cpu_budget
-    return effective_cpus() if limit is None else limit
+    return _settings.cpu_cores
 
 
 def budget() -> Budget:

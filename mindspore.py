@@ -86,9 +86,6 @@ class _Config:
             raise AttributeError(_instead(name, CONFIG))
         return getattr(_config, name)
 
-    def __repr__(self) -> str:
-        return f"<penstock.mindspore.config: {', '.join(sorted(self.NAMES))}>"
-
 
 config = _Config()
 

@@ -379,6 +379,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
     def _why_torchs(self) -> str | None:
         """Say why torch's own workers load; None if penstock's engine loads."""
+        from ..engine.witness.hazards import keeps_stream
+
         seeded, safe = self.sample_seeding, self.thread_safe
         reasons = {
             "sample_seeding is off": seeded is False,
@@ -394,7 +396,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             " which worker makes a sample": (
                 config.get_enable_autotune()
                 and not (seeded or safe)
-                and self._draws_in_workers()
+                and self.num_workers
+                and keeps_stream(self.dataset, self.worker_init_fn)
             ),
             "the dataset has no length": not has_length(self.dataset),
             "a timeout is for workers": self.timeout and not self.num_workers,
@@ -404,13 +407,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
             ),
         }
         return next((why for why, applies in reasons.items() if applies), None)
-
-    def _draws_in_workers(self) -> bool:
-        """Whether draws depend on which of the requested workers makes a sample."""
-        from ..engine.witness.hazards import keeps_stream
-
-        asked = bool(self.num_workers)
-        return asked and keeps_stream(self.dataset, self.worker_init_fn)
 
     def _iterate_torchs(self, drawing: Drawing) -> Iterator[Any]:
         from ..engine.observe.trainer_meter import TrainerMeter
@@ -594,7 +590,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
     def _compiled(self) -> Recipe:
         from ..engine.program.seeding import WorkerStart
         from .compile.recipes import compile_drawn
-        from .stages import BatchStage, Defaults, SourceStage
+        from .stages import BatchStage, SourceStage
         from .torch_workers import start_method, tell_of_cuda
 
         tell_of_cuda(self.dataset)
@@ -619,13 +615,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         )
         batch = BatchStage(1, collate_fn=self._collate)
         ahead = index(self.prefetch_factor or 2) * max(1, workers)  # as torch counts
-        defaults = replace(Defaults.now(self.name), prefetch_size=ahead)
+        settings = replace(config.settings(), prefetch_size=ahead)
         start = WorkerStart(self.dataset, workers, self.worker_init_fn)
         return compile_drawn(
             source,
             batch,
-            defaults,
+            settings,
             options,
+            name=self.name,
             start=start if self._seeds else None,
             pin_memory=self.pin_memory,
             fixed="num_workers=0" if self._zero_workers and tuned else "",

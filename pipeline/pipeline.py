@@ -40,7 +40,6 @@ from .sources.source import Source
 from .stages import (
     BatchStage,
     CacheStage,
-    Defaults,
     FilterStage,
     MapStage,
     OnError,
@@ -553,14 +552,15 @@ class Pipeline(Printed):
             isinstance(disk, (str, os.PathLike, type(None))),
             f'`disk` must be the path of a folder, got {disk!r}, such as "/nvme/cache"',
         )
-        stage = CacheStage(
-            parse_bytes(ram) if ram else 0,
-            None if disk is None else Path(disk),
-            None if disk_limit is None else parse_bytes(disk_limit),
-            codec,
-            version,
+        return self._with(
+            CacheStage(
+                parse_bytes(ram) if ram else 0,
+                None if disk is None else Path(disk),
+                None if disk_limit is None else parse_bytes(disk_limit),
+                codec,
+                version,
+            )
         )
-        return self._with(stage)
 
     def select(self, indices: Sequence[int]) -> Self:
         """Use only these samples, in this order."""
@@ -690,8 +690,9 @@ class Pipeline(Printed):
             channels_last: keep the memory format of the images, for models in that
                 format.
         """
-        stage = DeviceStage.of(device, normalize, dtype, channels_last=channels_last)
-        return self._with(stage)
+        return self._with(
+            DeviceStage.of(device, normalize, dtype, channels_last=channels_last)
+        )
 
     def options(
         self,
@@ -905,8 +906,14 @@ class Pipeline(Printed):
         from .compile.recipes import compile_recipe
 
         shard = self._shard or Shard.found()
-        defaults = Defaults.now(self.name)
-        return compile_recipe(stages, defaults, shard, self._options, self._schedule)
+        return compile_recipe(
+            stages,
+            config.settings(),
+            shard,
+            self._options,
+            self._schedule,
+            self.name,
+        )
 
     def _cached(self, recipe: Recipe) -> tuple[Recipe, str]:
         """Place a cache between two epochs if it pays off; remove it if it did not.

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from .. import config
 from ..cache.codec import NAMES, Name
 from ..engine.batch.device import DeviceStage
 from ..engine.plan import Lengths, Order, group_shuffle, shuffled_by_part
@@ -25,32 +24,6 @@ from ..errors import SpecError, check
 from ..system.printing import Bare, call, name_of
 from ..system.resources import memory_limit_bytes
 from .sources.source import Source
-
-
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """The settings of arguments that the user leaves out."""
-
-    num_parallel_workers: int
-    prefetch_size: int
-    seed: int
-    cpu_cores: float = 1.0
-    """Cores that all workers may keep busy together: as many children as that share
-    the leases of a thread-safe segment."""
-    name: str = ""
-    """The name of the pipeline in the log."""
-
-    @classmethod
-    def now(cls, name: str = "") -> Defaults:
-        """Return the current settings for a pipeline of this name."""
-        return cls(
-            config.get_num_parallel_workers(),
-            config.get_prefetch_size(),
-            config.get_seed(),
-            config.cpu_cores(),
-            name,
-        )
-
 
 # The workers of a stage: their number, their kind, and the time limit of a sample.
 

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch.utils.data._utils import worker as torchs
@@ -242,10 +242,8 @@ def start_method(context: Any, executor: Executor) -> StartMethod | None:
         context: the loader's `multiprocessing_context`.
         executor: what its workers are to begin with.
     """
-    method: StartMethod
     if context is not None:
-        method = context.get_start_method()
-        return method
+        return cast("StartMethod", context.get_start_method())
     usual = torch.multiprocessing.get_start_method(allow_none=True) or "fork"
     return "fork" if executor == "process" and usual == "fork" else None
 

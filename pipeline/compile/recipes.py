@@ -19,6 +19,7 @@ from torch.utils.data import Subset
 from ...cache.cache import REPEATED, REPEATED_DRAWS, Cache
 from ...cache.fingerprint.key import fingerprint
 from ...cache.tiers import Opening
+from ...config import Settings
 from ...engine.batch.buffer import Buffers
 from ...engine.batch.device import DeviceStage
 from ...engine.batch.tensors import collate_by_default
@@ -45,7 +46,6 @@ from ..sources.datasets import identity_of
 from ..stages import (
     BatchStage,
     CacheStage,
-    Defaults,
     FilterStage,
     MapStage,
     PerSample,
@@ -73,12 +73,21 @@ PRIVATE = (
 
 def compile_recipe(
     stages: Sequence[Stage],
-    defaults: Defaults,
+    settings: Settings,
     shard: Shard,
     options: Options = AS_SHIPPED,
     scheduled: Scheduled | None = None,
+    name: str = "",
 ) -> Recipe:
     """Build the recipe of a pipeline.
+
+    Args:
+        stages: the stages.
+        settings: settings for arguments that the user left out.
+        shard: this rank's share of the global batches.
+        options: options of the whole pipeline.
+        scheduled: the values that change during training.
+        name: the name of the pipeline in the log.
 
     Raises:
         SpecError: the stages do not make a pipeline.
@@ -92,9 +101,9 @@ def compile_recipe(
     buffers = _buffers(number, batch, _device(stages), repack=repack)
     plan = _plan(order_of(stages), batch, shard, scheduled, repack=repack)
     caches = caches_of(stages)
-    seed = _seed(stages, defaults)
-    batch_work = on_batches(behind, defaults, caches, shard.rank)
-    segments = fused(work, buffers.stage, defaults, caches)
+    seed = _seed(stages, settings)
+    batch_work = on_batches(behind, settings, caches, shard.rank, name)
+    segments = fused(work, buffers.stage, settings, caches, name)
     return Recipe(
         plan,
         segments if repack else with_batch_work(segments, batch_work, buffers, seed),
@@ -110,7 +119,7 @@ def compile_recipe(
         source.iterable,
         _device(stages),
         options,
-        defaults.cpu_cores,
+        settings.cpu_cores,
         tuple(caches.values()),
         identity_of(source.dataset),
         batch_work,
@@ -120,9 +129,10 @@ def compile_recipe(
 def compile_drawn(
     source: SourceStage,
     batch: BatchStage,
-    defaults: Defaults,
+    settings: Settings,
     options: Options,
     *,
+    name: str,
     start: WorkerStart | None,
     pin_memory: bool = False,
     fixed: str = "",
@@ -133,14 +143,16 @@ def compile_drawn(
         source: map-style. With `executor="auto"` it is measured inline first, even if
             no two threads may share its data.
         batch: how to collate rows; its size is ignored.
-        defaults: settings for arguments that the user left out.
+        settings: settings for arguments that the user left out.
         options: options of the whole pipeline.
+        name: the name of the loader in the log.
         start: what each worker process does first; the global generators are then
             seeded before each sample. None: neither, because threads share both.
         pin_memory: whether batches are to be in pinned memory, if there is CUDA.
         fixed: what the program says that leaves all of this to the trainer.
     """
-    recipe = compile_recipe((source, batch), defaults, Shard.single(), options)
+    stages = source, batch
+    recipe = compile_recipe(stages, settings, Shard.single(), options, name=name)
     (segment,) = recipe.segments
     (read,) = segment.program.operations
     assert isinstance(read, Read)
@@ -153,7 +165,7 @@ def compile_drawn(
     if source.executor == "auto" and source.num_parallel_workers is None:
         executor = "auto"
         if not source.thread_safe:
-            executor = found_kind(segment.name, source.dataset, defaults.name)
+            executor = found_kind(segment.name, source.dataset, name)
     buffers = recipe.buffers
     if pin_memory and torch.cuda.is_available():
         from ...engine.to_device.pinning import pinned
@@ -249,10 +261,10 @@ def _repacks(source: SourceStage, work: Sequence[Numbered], shard: Shard) -> boo
     return repack
 
 
-def _seed(stages: Sequence[Stage], defaults: Defaults) -> int:
+def _seed(stages: Sequence[Stage], settings: Settings) -> int:
     """Return the seed of random functions: the shuffle's seed, if there is one."""
     seeds = [stage.seed for stage in stages if isinstance(stage, ShuffleStage)]
-    return seeds[-1] if seeds else defaults.seed
+    return seeds[-1] if seeds else settings.seed
 
 
 def _plan(

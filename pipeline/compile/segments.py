@@ -20,7 +20,7 @@ from operator import getitem
 from typing import Any
 
 from ...cache.cache import Cache
-from ...config import MAX_WORKERS
+from ...config import MAX_WORKERS, Settings
 from ...engine.batch.array_rows import ArrayRowReader
 from ...engine.batch.buffer import Buffers
 from ...engine.batch_work import Collate
@@ -40,7 +40,6 @@ from ...engine.witness.hazards import Finding, find_unsafe
 from ...system.printing import name_of
 from ..stages import (
     CacheStage,
-    Defaults,
     FilterStage,
     MapStage,
     PerSample,
@@ -136,16 +135,18 @@ Numbered = tuple[int, PerSample | CacheStage]
 def fused(
     work: Sequence[Numbered],
     batch_name: str,
-    defaults: Defaults,
+    settings: Settings,
     caches: Mapping[int, Cache],
+    pipeline: str,
 ) -> tuple[SegmentRecipe, ...]:
     """Return the segments of the stages that work on samples, in order.
 
     Args:
         work: these stages, with their numbers in the pipeline.
         batch_name: name in the log of the stage that receives their results.
-        defaults: settings for arguments that the user left out.
+        settings: settings for arguments that the user left out.
         caches: the caches by the number of their stage.
+        pipeline: the name of the pipeline in the log.
     """
     groups = _grouped(work)
     last = len(groups) - 1
@@ -155,7 +156,7 @@ def fused(
     segments = []
     for at, group in enumerate(groups):
         name = batch_name if at == last else None
-        segment = _segment(group, defaults, name, caches)
+        segment = _segment(group, settings, name, caches, pipeline)
         operations = segment.program.operations
         storable = []
         for operation in operations:
@@ -172,21 +173,23 @@ def fused(
 
 def on_batches(
     work: Sequence[Numbered],
-    defaults: Defaults,
+    settings: Settings,
     caches: Mapping[int, Cache],
     rank: int,
+    pipeline: str,
 ) -> tuple[SegmentRecipe, ...]:
     """Return the segments of the stages that work on whole batches.
 
     Args:
         work: these stages, with their numbers in the pipeline.
-        defaults: settings for arguments that the user left out.
+        settings: settings for arguments that the user left out.
         caches: the caches by the number of their stage.
         rank: the rank that gets these batches.
+        pipeline: the name of the pipeline in the log.
     """
     segments = []
     for group in _grouped(work) if work else ():
-        segment = _segment(group, defaults, None, caches)
+        segment = _segment(group, settings, None, caches, pipeline)
         maps = [each for each in segment.program.operations if isinstance(each, Map)]
         operations = tuple(BatchMap.of(each, rank) for each in maps)
         segments.append(
@@ -228,7 +231,7 @@ def with_batch_work(
 
 def _grouped(work: Sequence[Numbered]) -> list[list[Numbered]]:
     """Return groups of stages that run together: all up to a cache are one."""
-    start = 1 + max(last_cache(work), 0)
+    start = max(until_cache(work), 1)
     groups = [list(work[:start])]
     for numbered in work[start:]:
         assert not isinstance(numbered[1], CacheStage)
@@ -239,10 +242,10 @@ def _grouped(work: Sequence[Numbered]) -> list[list[Numbered]]:
     return groups
 
 
-def last_cache(stages: Sequence[Numbered]) -> int:
-    """Return the position of the last cache among these stages; -1: none."""
-    caches = (at for at, (_, s) in enumerate(stages) if isinstance(s, CacheStage))
-    return max(caches, default=-1)
+def until_cache(stages: Sequence[Numbered]) -> int:
+    """Return how many of these stages there are up to the last cache; 0: no cache."""
+    caches = (n for n, (_, s) in enumerate(stages, 1) if isinstance(s, CacheStage))
+    return max(caches, default=0)
 
 
 def subject_of(stage: PerSample) -> Any:
@@ -276,18 +279,19 @@ def _border(before: PerSample, after: PerSample) -> bool:
 
 def _segment(
     group: Sequence[Numbered],
-    defaults: Defaults,
+    settings: Settings,
     batch_name: str | None,
     caches: Mapping[int, Cache],
+    pipeline: str,
 ) -> SegmentRecipe:
     stages = _samplers(group)
     names = [named(number, stage) for number, stage in group]
     # A segment is named after the first stage that runs a user's function.
     lead = next((n for n, (_, s) in enumerate(group) if isinstance(s, MapStage)), 0)
     kind = kind_of(stages)
-    _tell(names[lead], kind, defaults.name)
+    _tell(names[lead], kind, pipeline)
     operations = _operations(group, names[lead], caches)
-    workers, bounds = _workers(stages, kind.executor, defaults)
+    workers, bounds = _workers(stages, kind.executor, settings)
     doubtful = tuple(subject_of(stage) for stage in stages if _is_doubtful(stage))
     lone = bounds[1] > 1 and any(s.num_parallel_workers == 1 for s in stages)
     watched = tuple(subject_of(s) for s in stages if lone and not _is_known(s))
@@ -298,7 +302,7 @@ def _segment(
         kind.executor,
         workers,
         bounds,
-        defaults.prefetch_size,
+        settings.prefetch_size,
         all(stage.tune for stage in stages),
         kind.thread_safe,
         timeout_s=min((s.timeout for s in stages if s.timeout), default=None),
@@ -349,7 +353,7 @@ SHARED = (
 
 
 def _workers(
-    stages: list[PerSample], executor: Executor, defaults: Defaults
+    stages: list[PerSample], executor: Executor, settings: Settings
 ) -> tuple[int, tuple[int, int]]:
     """Return the initial number of workers, and its bounds."""
     source = stages[0]
@@ -365,7 +369,7 @@ def _workers(
     if executor == "async":
         usual, most = PERMITS, MAX_PERMITS
     else:
-        usual, most = defaults.num_parallel_workers, MAX_WORKERS
+        usual, most = settings.workers, MAX_WORKERS
     return given or usual, (1, max(most, given or usual))
 
 
@@ -388,7 +392,7 @@ def _operations(
         operation = _operation(stage, number, written)
         sized = sized or (isinstance(operation, Map) and operation.wants_ctx)
         steps.append(operation)
-    stored = last_cache(group) + 1
+    stored = until_cache(group)
     if not stored:
         return tuple(steps)
     waits = executor_of(_samplers(group)[0]) == "async"

@@ -6,16 +6,17 @@ from typing import Any
 
 import numpy as np
 
+from penstock.config import Settings
 from penstock.engine.plan import Shard
 from penstock.engine.recipe import Recipe
 from penstock.pipeline.compile.recipes import compile_recipe
-from penstock.pipeline.stages import Defaults, SourceStage, Stage
+from penstock.pipeline.stages import SourceStage, Stage
 
 __all__ = ["DATA", "compiled", "decode", "flip", "wanted"]
 
 DATA = SourceStage(list(range(10)), name="data")
 """Ten samples that threads may share."""
-DEFAULTS = Defaults(num_parallel_workers=3, prefetch_size=2, seed=11)
+DEFAULTS = Settings(num_parallel_workers=3, prefetch_size=2, seed=11, cpu_budget=1.0)
 
 
 def decode(sample: Any) -> Any:

@@ -9,6 +9,7 @@ from itertools import repeat
 
 import pytest
 
+from penstock.config import Settings
 from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.core.metrics import ConnectorObservation
 from penstock.engine.engine import Engine
@@ -24,7 +25,7 @@ from penstock.engine.observe.trainer_meter import TrainerMeter
 from penstock.engine.plan import BatchPlan, Cursor, Shard
 from penstock.engine.run import Run
 from penstock.pipeline.compile.recipes import compile_recipe
-from penstock.pipeline.stages import BatchStage, Defaults, MapStage, SourceStage
+from penstock.pipeline.stages import BatchStage, MapStage, SourceStage
 from penstock.system.run_queue import OwnQueue
 from support.core_script import Script
 
@@ -35,7 +36,7 @@ RECIPE = compile_recipe(
         MapStage(float, executor="thread", num_parallel_workers=2),
         BatchStage(5),
     ),
-    Defaults(1, 2, 0),
+    Settings(num_parallel_workers=1, prefetch_size=2, cpu_budget=1.0),
     Shard.single(),
 )
 

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.config import Settings
 from penstock.engine import run
 from penstock.engine.batch.device import DeviceStage, ToDevice
 from penstock.engine.core.byte_budget import ByteBudget
@@ -25,7 +26,7 @@ from penstock.engine.observe.trainer_meter import TrainerMeter
 from penstock.engine.plan import Cursor, Shard
 from penstock.engine.to_device.lane import DEPTH, Lane, is_ready
 from penstock.pipeline.compile.recipes import compile_recipe
-from penstock.pipeline.stages import BatchStage, Defaults, SourceStage
+from penstock.pipeline.stages import BatchStage, SourceStage
 from support import warm
 from support.batches import COLLATES, same
 from support.clocked_bus import ClockedBus
@@ -159,7 +160,11 @@ def test_the_lane_looks_ahead_to_the_end_of_the_engines_epoch() -> None:
         SourceStage(Numbers(40), executor="thread", name="data"),
         BatchStage(4),
     )
-    recipe = compile_recipe(stages, Defaults(2, 4, 0), Shard.single())
+    recipe = compile_recipe(
+        stages,
+        Settings(num_parallel_workers=2, prefetch_size=4, cpu_budget=1.0),
+        Shard.single(),
+    )
     start = recipe.planned.start(0)
     host = TrainerHost(recipe, ByteBudget(1 << 30), start, TrainerMeter())
     bus = ClockedBus()
