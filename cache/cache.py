@@ -217,6 +217,15 @@ class Cache:
             self._members = Members(counted, mine, foreign)
             self._begin(counters, arena, why)
 
+    def held(self, index: int, image_size: int | None) -> Any:
+        """Return a sample that is stored and need not be compared, or None.
+
+        A coroutine for each hit would take a sixth of its time.
+        """
+        here, key = self._mine(), self.fingerprint.key(index, image_size)
+        found = here.find(key) if here.trusts(key[:8]) else None
+        return None if found is None else found.sample
+
     def sample(
         self,
         index: int,

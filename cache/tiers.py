@@ -209,11 +209,15 @@ class Here:
         tier = TierFacts(opening.samples, capacity, speed)
         self._picker = Picker(opening.codec, tier, opening.name)
 
+    def trusts(self, namespace: bytes) -> bool:
+        """Whether nothing stored there has to be compared with what is computed now."""
+        return namespace in self._trusted or not self.doubts(namespace)
+
     def find(self, key: bytes) -> Found | None:
         """Return the sample under `key`; None if it is missing or damaged."""
         namespace = key[:8]
         # Ask this first: a record that is read before a drop then stays doubted.
-        doubted = namespace not in self._trusted and self.doubts(namespace)
+        doubted = not self.trusts(namespace)
         arena, disk = self.arena, self.disk  # another thread may give them up
         began_ns = time.perf_counter_ns()
         if arena is not None:

@@ -46,8 +46,6 @@ class Chunk:
         )
 
 
-
-
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An exception from a stage's function, and where it happened."""

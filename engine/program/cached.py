@@ -29,6 +29,10 @@ class Stored:
     sized: bool
     """Whether a function before it uses the image size, which is in its keys then."""
 
+    def size_of(self, context: Context) -> int | None:
+        """Return the image size in the key of a sample."""
+        return context.image_size if self.sized else None
+
 
 Step = Read | Map | Stored
 
@@ -45,9 +49,19 @@ class Cached(Calling):
     def begin(self, work: Work) -> Calls:
         """Request one sample after another."""
         indices = work.chunk.indices.tolist()
-        make = partial(self._make, len(self.steps) - 1, context=work.chunk.context)
-        made = map(make, work.watched(indices))
-        return Calls(made if self.waits else map(finished, made), len(indices), work)
+        context, last = work.chunk.context, len(self.steps) - 1
+        request = partial(self._make, last) if self.waits else self._now
+        made = map(partial(request, context=context), work.watched(indices))
+        return Calls(made, len(indices), work)
+
+    def _now(self, index: int, context: Context) -> Any:
+        """Return a sample without an event loop."""
+        (*_, stored) = self.steps
+        assert isinstance(stored, Stored)
+        sample = stored.cache.held(index, stored.size_of(context))
+        if sample is None:
+            return finished(self._make(len(self.steps) - 1, index, context))
+        return sample
 
     def leave(self) -> None:
         """Write records to disk that are still waiting for it."""
@@ -70,7 +84,7 @@ class Cached(Calling):
                     )
                 return made
             case Stored() as stored:
-                size = context.image_size if stored.sized else None
+                size = stored.size_of(context)
 
                 def compute(_number: int) -> Awaitable[Any]:
                     return self._make(at - 1, index, context)
