@@ -34,16 +34,6 @@ from .handover import Sent, loads, travel
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
-__all__ = [
-    "AssignedEngine",
-    "Assignment",
-    "Made",
-    "Result",
-    "Share",
-    "failed_outcome",
-    "set_up_libraries",
-]
-
 UNBOUNDED = 1 << 62
 """Bytes of the budget here: the trainer's bounds what is assigned."""
 END_S = 60.0

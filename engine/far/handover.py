@@ -26,24 +26,6 @@ from ...errors import ExitError, WorkerError, set_on, users_frames
 from ..batch.layout import ALIGN, Allocate, Layout
 from .slabs import Block, allocate_on, map_shared
 
-__all__ = [
-    "Flat",
-    "Pickler",
-    "RemoteTraceback",
-    "Returned",
-    "Sent",
-    "Unpacker",
-    "copied",
-    "dumps",
-    "flattened",
-    "is_dense",
-    "loads",
-    "plain_dumps",
-    "restored",
-    "spans",
-    "travel",
-]
-
 WORTH_BYTES = 4096
 """Pickling a numpy array below this size is faster than placing it."""
 WITH_DATA = 4
