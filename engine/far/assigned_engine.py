@@ -230,10 +230,9 @@ class AssignedEngine:
         planned, packed = assignment.planned, assignment.inputs
         if packed is not None:
             try:
-                inputs = loads(packed)  # so no lock is held
+                planned.inputs = loads(packed)  # so no lock is held
             except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
-                inputs = [Unread(error)] * len(planned.rows)
-            planned = planned._replace(inputs=inputs)
+                planned.inputs = [Unread(error)] * len(planned.rows)
         with self._engine.engine_lock.lock:
             self._plan.add(planned, assignment.seed)
             self._engine.engine_lock.extend(self._plan.stop)
