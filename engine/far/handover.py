@@ -209,13 +209,9 @@ def loads(body: bytes | bytearray) -> Any:
     return pickle.loads(body)  # noqa: S301 from our own process
 
 
-class Flat(NamedTuple):
-    """A message that another machine can receive as it is."""
-
-    body: bytes
-    """The message, pickled, without the memory of its arrays."""
-    arrays: list[NDArray[np.uint8]]
-    """The memory of each."""
+Flat = tuple[bytes, list[NDArray[np.uint8]]]
+"""A message that another machine can receive as it is: pickled without the memory of
+its arrays, and the memory of each."""
 
 
 def flattened(message: object) -> Flat:
@@ -226,7 +222,7 @@ def flattened(message: object) -> Flat:
     """
     buffers: list[pickle.PickleBuffer] = []
     body = dumps(message, buffers.append)
-    return Flat(body, [np.asarray(buffer.raw()) for buffer in buffers])
+    return body, [np.asarray(buffer.raw()) for buffer in buffers]
 
 
 def restored(flat: Flat) -> Any:
@@ -235,8 +231,9 @@ def restored(flat: Flat) -> Any:
     Raises:
         Exception: whatever unpickling the rest of the message raises.
     """
-    copies = map(bytearray, flat.arrays)
-    return pickle.loads(flat.body, buffers=copies)  # noqa: S301 from an actor of ours
+    body, arrays = flat
+    copies = map(bytearray, arrays)
+    return pickle.loads(body, buffers=copies)  # noqa: S301 from an actor of ours
 
 
 def spans(lengths: Iterable[int]) -> Iterator[slice]:
