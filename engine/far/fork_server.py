@@ -165,8 +165,8 @@ class ForkServer:
 
 
 # From here on, everything runs in the fork server or in workers, except what `_start`
-# calls. The fork server has one thread, the main one, and one signal
-# handler, for SIGCHLD.
+# calls. The fork server has one thread, the main one, and one signal handler, for
+# SIGCHLD.
 
 Make = Callable[[Post, Pipe], int]
 """Starts a worker for a post, given its pipe and page; returns its pid."""
