@@ -20,6 +20,8 @@ from .window import cost_s, measured, sustained_rows, wait_share, whole
 WORSE = 0.05
 """Relative cost increase above which a change counts as harmful."""
 STANDARD_ERRORS = 2.0
+SURELY = 4.0
+"""The same below which a gain is given up early: it would have to grow much."""
 GAIN = 0.03
 """Minimum gain of a change that spends, or `GAIN_SHARE` of what it promised."""
 GAIN_SHARE = 0.3
@@ -111,7 +113,7 @@ class Trial:
             return self._of_release()
         most = max(MAX_FILLING if self._filling() else MAX_WINDOWS, least)
         gain = 1.0 / (1.0 + change) - 1.0
-        return self._of_growth(max(gain, self._own_gain()), most)
+        return self._of_growth(max(gain, self._own_gain()), error, most)
 
     def _of_release(self) -> Verdict:
         if len(self.after) < MIN_FOR_RELEASE:
@@ -129,12 +131,16 @@ class Trial:
         eased = max(waiting, wait_share(self.after[-1])) <= EASE_SHARE
         return Verdict.KEEP if eased else Verdict.ROLL_BACK
 
-    def _of_growth(self, gain: float, most: int) -> Verdict:
+    def _of_growth(self, gain: float, error: float, most: int) -> Verdict:
         promised = max(decision.expected for decision in self.decisions) - 1.0
         needed = max(min(GAIN, GAIN_SHARE * promised), MIN_SHARE * promised)
         if gain >= needed:
             return Verdict.KEEP
-        return Verdict.MORE if len(self.after) < most else Verdict.ROLL_BACK
+        count = len(self.after)
+        hopeless = gain < needed - SURELY * error and not self._filling()
+        if count >= most or (hopeless and count >= MIN_FOR_WORSE):
+            return Verdict.ROLL_BACK
+        return Verdict.MORE
 
     def _own_gain(self) -> float:
         """Return what the step would gain if it were not for others.

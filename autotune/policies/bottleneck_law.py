@@ -28,7 +28,7 @@ from math import ceil, inf
 from ...engine.observe.knob import KnobName
 from ...engine.observe.observation import Observation, SegmentObservation, ratio
 from .. import phrases
-from ..situation import Decision, KnobKey, KnobView, Situation
+from ..situation import Decision, DecisionOutcome, KnobKey, KnobView, Situation
 from ..trial import RELIEF
 from ..window import (
     cost_s,
@@ -46,7 +46,8 @@ from .kinds import ALONE_LAST, ALONE_NOW, NO_KINDS, Kinds
 
 WORKERS: KnobName = "num_parallel_workers"
 JUMP = 4.0
-"""Most by which workers are multiplied at once while little is known of a segment."""
+"""Most by which workers are multiplied at once while little is known of a segment.
+Processes may be one for each core: they share no lock as threads may."""
 BUSY_SHARE = 0.85
 """Share of the time that workers should be busy: the rest is for uneven work."""
 WORTH_MUCH = 1.06
@@ -117,7 +118,7 @@ class BottleneckLaw:
         kinds = memory.kinds.learned(situation.outcomes, situation.observation)
         workers = staff(situation.observation)
         new = {name for name, _ in set(workers) - set(memory.staff)}
-        numbers = tuple(o for o in situation.outcomes if o.decision.rule != "executor")
+        numbers = of_numbers(situation.outcomes)
         backoffs = memory.backoffs.without(new)
         backoffs = backoffs.learned(numbers, situation.observation)
         curves = {name: curve for name, curve in memory.curves if name not in new}
@@ -133,7 +134,8 @@ class BottleneckLaw:
         if mended := tuple(case.within_budget()):
             return mended, replace(known, hungry=0, at_ease=0)
         if moved := tuple(kinds.off_threads(situation)):
-            return moved, replace(known, hungry=0, at_ease=0)
+            more = case.jump(apart=True) if case.starved() else ()
+            return (*moved, *more), replace(known, hungry=0, at_ease=0)
         if case.starved():
             return _fed(case, replace(known, hungry=memory.hungry + 1, at_ease=0))
         known = replace(known, hungry=0, waited=0)
@@ -212,6 +214,12 @@ class _Law(Case):
         none_left = rate if spent(self.situation.observation) else inf
         return min(demand, cpu, none_left, *bounds)
 
+    def _one_a_core(self) -> float:
+        """Rows per second if the slowest segment has a worker for each core."""
+        segments = self.situation.observation.segments
+        slowest_s = max(segment.run_s_per_row for segment in segments)
+        return ratio(BUSY_SHARE * self.situation.budget.cpu_cores, slowest_s)
+
     def _most(self, segment: SegmentObservation) -> int:
         """Largest number of workers that a segment may have."""
         knob = self.knob(segment.name, WORKERS)
@@ -229,11 +237,18 @@ class _Law(Case):
         crowd = segment.num_parallel_workers > CROWD * cores_of(self.situation, segment)
         return tuple(self._crowded(CPU_HEAVY)) if crowd else ()
 
-    def jump(self) -> tuple[Decision, ...]:
-        """Give every segment the workers that the possible rate keeps busy."""
+    def jump(self, *, apart: bool = False) -> tuple[Decision, ...]:
+        """Give every segment the workers that the possible rate keeps busy.
+
+        Args:
+            apart: whether they will all be processes.
+        """
         if self.rate <= 0:
             return ()
-        target = min(self.possible(), JUMP * self.rate)
+        segments = self.situation.observation.segments
+        apart = apart or all(segment.executor == "process" for segment in segments)
+        most = max(JUMP * self.rate, self._one_a_core() if apart else 0.0)
+        target = min(self.possible(), most)
         worth = WORTH_MUCH if cpu_bound(self.situation, CPU_HEAVY) else WORTH
         if target < worth * self.rate or self._inefficient():
             return ()
@@ -331,10 +346,11 @@ class _Law(Case):
             return
         curve = self.curves.get(segment.name, ())
         key: KnobKey = (segment.name, WORKERS)
-        waits = mostly_waits(segment)
-        cores = ratio(segment.cpu_s, self.situation.observation.window_s)
+        seen, waits = self.situation.observation, mostly_waits(segment)
+        cores = ratio(segment.cpu_s, seen.window_s)
         lower = min(knob.value, max(knob.lower, ceil(cores / CHEAPER)))
-        new = probe(curve, knob.value, lower, knob.upper, waits=waits)
+        only = len(seen.segments) == 1
+        new = probe(curve, knob.value, lower, knob.upper, waits=waits, only=only)
         if new is None or self.backoffs.refutes(key, new):
             return
         yield Decision(
@@ -420,6 +436,15 @@ def current(curves: dict[str, Curve], seen: Observation) -> dict[str, Curve]:
         for name, curve in curves.items()
         if is_steady(curve, counts.get(name, 0), rate)
     }
+
+
+def of_numbers(outcomes: tuple[DecisionOutcome, ...]) -> tuple[DecisionOutcome, ...]:
+    """Return the outcomes that say something about a number of workers or batches.
+
+    If a kind was given up together with a number, its workers say nothing about others.
+    """
+    lost = any(isinstance(o.decision.new, str) and not o.kept for o in outcomes)
+    return tuple(o for o in outcomes if o.decision.rule != "executor" and not lost)
 
 
 def mostly_waits(segment: SegmentObservation) -> bool:

@@ -17,6 +17,10 @@ DRIFT = 1.2
 another load, or the measured one lived on stock."""
 LINEAR = 0.8
 """Share of the expected gain from more workers above which none hinders another."""
+FREE = 0.9
+"""The same above which workers are sure not to hinder each other: if still more then
+bring nothing, they wait in line for something, and no number between brings more.
+Workers that hinder one another enough for that show it earlier (N. Gunther's law)."""
 FINE = 1.25
 """Numbers closer than this factor cannot be told apart by measurement."""
 
@@ -64,15 +68,29 @@ def efficiency(curve: Curve, workers: int) -> float:
     return gained / (workers / least - 1.0)
 
 
-def linear(rates: dict[int, float], fewer: int, more: int) -> bool:
+def linear(
+    rates: dict[int, float], fewer: int, more: int, share: float = LINEAR
+) -> bool:
     """Whether more workers brought what they should: no number between is better."""
     if fewer not in rates or fewer == more:
         return False
-    return rates[more] >= LINEAR * rates[fewer] * more / fewer
+    return rates[more] >= share * rates[fewer] * more / fewer
+
+
+def full(rates: dict[int, float], fewer: int, more: int) -> bool:
+    """Whether this many workers use all of something: more bring nothing."""
+    free = linear(rates, min(rates), fewer, FREE)
+    return free and rates[more] < WORTH * rates[fewer]
 
 
 def probe(
-    curve: Curve, workers: int, lower: int, upper: int, *, waits: bool = False
+    curve: Curve,
+    workers: int,
+    lower: int,
+    upper: int,
+    *,
+    waits: bool = False,
+    only: bool = False,
 ) -> int | None:
     """Return the number to try next: within the wider gap beside the best one.
 
@@ -80,7 +98,7 @@ def probe(
     If nothing is known yet, a quarter is tried: a run that starts with too many may be
     far beyond the peak. If a segment mostly `waits`, and each worker brought its share,
     no fewer are tried. Computing workers may crowd each other even then, while others
-    make the rate grow.
+    make the rate grow. If it is the `only` segment, the rate is its own.
     """
     if len(curve) < 2:
         fewer = max(lower, workers // 4)
@@ -99,6 +117,7 @@ def probe(
         round(sqrt(a * b))
         for a, b in ((below, best), (best, above))
         if b - a > 1 and b >= FINE * a and not (waits and linear(rates, a, b))
+        if not (only and a == best and full(rates, a, b))
     ]
     most = max(rates)
     if above == best:  # more were never tried

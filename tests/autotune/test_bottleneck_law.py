@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 
 from penstock.autotune.policies.bottleneck_law import BottleneckLaw, LawMemory
-from penstock.autotune.situation import Decision, DecisionOutcome, Measure, Situation
+from penstock.autotune.situation import (
+    Decision,
+    DecisionOutcome,
+    KnobKey,
+    KnobView,
+    Measure,
+    Situation,
+)
 from penstock.engine.observe.observation import (
     ConnectorObservation,
     ContentionObservation,
@@ -67,6 +74,52 @@ def test_a_starved_trainer_gets_four_times_the_workers_at_once() -> None:
         f"Op ({READ}) takes 15.62 ms a sample: 256 samples/s keep 4.0 workers busy, and"
         " it has 1."
     )
+
+
+def in_processes(seen: Observation) -> Observation:
+    """Return the observation with processes for workers."""
+    segments = tuple(replace(each, executor="process") for each in seen.segments)
+    return replace(seen, segments=segments)
+
+
+def test_processes_become_one_for_each_core_at_once_if_the_trainer_needs_them() -> None:
+    # 640 rows/s of 15.6 ms each keep ten workers busy; 16 cores have room for them.
+    (decision, *_) = decide(situation(in_processes(starved())))
+    assert changes((decision,)) == [(READ, WORKERS, 1, 12)]
+    (decision, *_) = decide(situation(in_processes(starved()), cores=8.0))
+    assert changes((decision,)) == [(READ, WORKERS, 1, 8)]
+
+
+HOST: KnobKey = ("Pipeline", "host")
+
+
+def with_host(case: Situation) -> Situation:
+    """Return the situation of work that may move to processes."""
+    host = KnobView(
+        0, 0, 0, tunable=True, kind="trainer", choices=("trainer", "process")
+    )
+    return replace(case, knobs={**case.knobs, HOST: host})
+
+
+def test_work_moves_to_as_many_processes_as_it_needs() -> None:
+    moved, *more = decide(with_host(situation(starved())))
+    assert (moved.key, moved.new) == (HOST, "process")
+    assert changes(tuple(more)) == [(READ, WORKERS, 1, 12)]
+    (alone,) = decide(with_host(situation(at_ease())))
+    assert (alone.key, alone.new) == (HOST, "process")
+
+
+@pytest.mark.parametrize(("kept", "curves"), [(True, [READ]), (False, [])])
+def test_workers_of_a_kind_that_was_given_up_say_nothing_about_others(
+    *, kept: bool, curves: list[str]
+) -> None:
+    case = with_host(situation(starved()))
+    before, after = Measure(64.0, 0.9, 1.0), Measure(600.0, 0.1, 1.0)
+    outcomes = tuple(
+        DecisionOutcome(decision, kept, before, after) for decision in decide(case)
+    )
+    _, memory = POLICY.decide(replace(case, outcomes=outcomes), POLICY.start())
+    assert [name for name, _ in memory.curves] == curves
 
 
 def test_a_stage_gets_no_more_workers_than_keep_the_trainer_busy() -> None:
@@ -255,9 +308,7 @@ def test_many_workers_that_wait_for_a_core_become_half_as_many_or_fewer() -> Non
 
 
 def test_processes_share_no_gil() -> None:
-    seen = at_the_gil(1)
-    children = tuple(replace(s, executor="process") for s in seen.segments)
-    found = decide(situation(replace(seen, segments=children)))
+    found = decide(situation(in_processes(at_the_gil(1))))
     assert [decision.rule for decision in found if decision.knob == WORKERS] == ["law"]
 
 

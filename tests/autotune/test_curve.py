@@ -31,3 +31,12 @@ def test_the_fewest_workers_with_a_rate_as_good_as_the_best_count() -> None:
 def test_efficiency_is_measured_against_the_next_smaller_number_tried() -> None:
     curve = ((1, 100.0), (2, 150.0), (4, 165.0))
     assert efficiency(curve, 4) == pytest.approx(0.1)
+
+
+def test_nothing_is_tried_beyond_the_number_that_uses_all_of_something() -> None:
+    free = ((1, 100.0), (16, 1560.0), (64, 1570.0))
+    assert probe(free, 16, 1, 64, waits=True, only=True) is None
+    # Another segment may have been the limit, or workers hinder each other.
+    assert probe(free, 16, 1, 64, waits=True) == 32
+    crowded = ((1, 100.0), (16, 1300.0), (64, 1310.0))
+    assert probe(crowded, 16, 1, 64, waits=True, only=True) == 32

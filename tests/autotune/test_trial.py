@@ -30,9 +30,17 @@ def test_a_clear_gain_is_kept_after_one_window() -> None:
 
 
 def test_growth_that_gains_nothing_is_rolled_back_in_the_end() -> None:
+    same, little = [rate(100)], replace(GROWTH, expected=1.05)
+    assert verdict(little, same, same * 3) is Verdict.MORE
+    assert verdict(little, same, same * 4) is Verdict.ROLL_BACK
+
+
+def test_growth_far_from_what_it_must_gain_is_given_up_after_two_windows() -> None:
     same = [rate(100)]
-    assert verdict(GROWTH, same, same * 3) is Verdict.MORE
-    assert verdict(GROWTH, same, same * 4) is Verdict.ROLL_BACK
+    assert verdict(GROWTH, same, same) is Verdict.MORE
+    assert verdict(GROWTH, same, same * 2) is Verdict.ROLL_BACK
+    uneven = [rate(50), rate(100), rate(150)]
+    assert verdict(GROWTH, uneven, same * 2) is Verdict.MORE
 
 
 @pytest.mark.parametrize(
