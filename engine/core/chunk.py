@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import NOTE, SampleNote, add_note
-from ..plan import BatchPlan, Context, Rows
+from ..plan import Context, PlannedBatch
 
 
 @dataclass(slots=True, eq=False)
@@ -157,12 +157,10 @@ class Onward:
     data: Any
 
 
-@dataclass(slots=True, eq=False)
-class InFlightBatch:
+@dataclass(slots=True, eq=False, kw_only=True)
+class InFlightBatch(PlannedBatch):
     """A batch that is being loaded."""
 
-    plan: BatchPlan
-    rows: Rows
     buffer: Any
     """The `BatchBuffer` of its rows; the core only passes it on."""
     remaining: list[int]
@@ -184,12 +182,6 @@ class InFlightBatch:
     number: int = 0
     """Its number among the batches of its core, which is the plan's step if the core
     makes all batches of a plan."""
-    first_row: int = 0
-    """The row of the batch that its first row is: others may be made elsewhere."""
-    whole: bool = True
-    """Whether a batch is made of the rows; otherwise they stay samples."""
-    inputs: list[Any] | None = None
-    """A sample for each row, if they were begun elsewhere."""
     elsewhere: bool = False
     """Whether one worker in another process has made all of it."""
 

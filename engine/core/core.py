@@ -598,16 +598,15 @@ class Core:
 
 def begun(core: Core, step: int, planned: PlannedBatch) -> InFlightBatch:
     """Return a planned batch with memory for it."""
-    plan, rows, first_row, whole, inputs = planned
     return InFlightBatch(
-        plan,
-        rows,
-        core.buffer_of(planned),
-        [len(rows.indices)] * len(core.segments),
+        planned.plan,
+        planned.rows,
+        planned.first_row,
+        planned.whole,
+        planned.inputs,
+        buffer=core.buffer_of(planned),
+        remaining=[len(planned.rows)] * len(core.segments),
         number=step,
-        first_row=first_row,
-        whole=whole,
-        inputs=inputs,
     )
 
 

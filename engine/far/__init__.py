@@ -1,1 +1,1 @@
-"""Worker processes, and their transport, also used by the process hosting an engine."""
+"""Children that run an engine: processes of the fork server, and actors of Ray."""

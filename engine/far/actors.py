@@ -46,8 +46,6 @@ from .far_pool import FarChild, FarPool
 from .handover import Flat, flattened, restored
 from .parcel import pack, unpack
 
-__all__ = ["Actor", "ActorPool"]
-
 LOGGER = logging.getLogger("penstock")
 TICK_S = 1.0
 """Longest wait of the pool's thread."""

@@ -34,16 +34,6 @@ from .handover import Sent, loads, travel
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
-__all__ = [
-    "AssignedEngine",
-    "Assignment",
-    "Made",
-    "Result",
-    "Share",
-    "failed_outcome",
-    "set_up_libraries",
-]
-
 UNBOUNDED = 1 << 62
 """Bytes of the budget here: the trainer's bounds what is assigned."""
 END_S = 60.0
@@ -240,10 +230,9 @@ class AssignedEngine:
         planned, packed = assignment.planned, assignment.inputs
         if packed is not None:
             try:
-                inputs = loads(packed)  # so no lock is held
+                planned.inputs = loads(packed)  # so no lock is held
             except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
-                inputs = [Unread(error)] * len(planned.rows)
-            planned = planned._replace(inputs=inputs)
+                planned.inputs = [Unread(error)] * len(planned.rows)
         engine_lock = self._engine.engine_lock
         with engine_lock.lock:
             self._plan.add(planned, assignment.seed)

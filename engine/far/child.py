@@ -31,15 +31,6 @@ from .handover import Unpacker, dumps, plain_dumps
 from .pipe import Pipe, kept
 from .status_page import ALL_ROWS, STACK_SIGNAL, Held, StatusPage
 
-__all__ = [
-    "Child",
-    "Watchdog",
-    "WorkerChild",
-    "fork_child",
-    "leave",
-    "run_child",
-]
-
 MAX_LINES = 40
 """Lines of a stack that are shown."""
 
@@ -280,9 +271,6 @@ class WorkerChild(Child, FarChild):
         """Close the pipe, which ends the child, and release its page. Idempotent."""
         super().close()
         self.status_page.close()
-
-    def __repr__(self) -> str:
-        return f"<WorkerChild {self.pid or 'starting'}>"
 
 
 STACKS_NS = 300_000_000

@@ -18,13 +18,6 @@ from typing import Any
 
 from ...errors import SpecError, check
 
-__all__ = [
-    "DEMAND",
-    "RayCluster",
-    "join",
-    "slots",
-]
-
 PROBE_S = 5.0
 """Seconds between two probes of the cluster's head."""
 CONNECT_S = 2.0

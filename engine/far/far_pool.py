@@ -31,13 +31,6 @@ from ..workers.pool import ServedPool
 from .assigned_engine import Assignment, Result, failed_outcome
 from .handover import dumps
 
-__all__ = [
-    "NEVER_BEGUN",
-    "Errand",
-    "FarChild",
-    "FarPool",
-]
-
 LOGGER = logging.getLogger("penstock")
 BARREN = 60
 """Deaths in a row, with no work done in between, that end the run. It is a large number

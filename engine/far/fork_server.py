@@ -41,13 +41,6 @@ from .pipe import Pipe, shut_down
 from .status_page import StatusPage, post_status
 from .worker import Worker, daemonic
 
-__all__ = [
-    "LEAVE_S",
-    "ForkServer",
-    "Post",
-    "main",
-]
-
 LEAVE_S = 0.5
 """How long workers may take to finish their current tasks, in seconds. A worker that is
 killed amid a sample keeps the locks that it shares with other processes."""
@@ -172,8 +165,8 @@ class ForkServer:
 
 
 # From here on, everything runs in the fork server or in workers, except what `_start`
-# calls. The fork server has one thread, the main one, and one signal
-# handler, for SIGCHLD.
+# calls. The fork server has one thread, the main one, and one signal handler, for
+# SIGCHLD.
 
 Make = Callable[[Post, Pipe], int]
 """Starts a worker for a post, given its pipe and page; returns its pid."""
@@ -186,7 +179,8 @@ def run_fork_server(make: Make, end: Pipe) -> None:
     signal.signal(signal.SIGCHLD, forked.reap)
     try:
         while True:
-            forked.add(make, end.receive(), end)
+            for post in end.receive_all():
+                forked.add(make, post, end)
     finally:
         forked.end_all()
 

@@ -26,24 +26,6 @@ from ...errors import ExitError, WorkerError, set_on, users_frames
 from ..batch.layout import ALIGN, Allocate, Layout
 from .slabs import Block, allocate_on, map_shared
 
-__all__ = [
-    "Flat",
-    "Pickler",
-    "RemoteTraceback",
-    "Returned",
-    "Sent",
-    "Unpacker",
-    "copied",
-    "dumps",
-    "flattened",
-    "is_dense",
-    "loads",
-    "plain_dumps",
-    "restored",
-    "spans",
-    "travel",
-]
-
 WORTH_BYTES = 4096
 """Pickling a numpy array below this size is faster than placing it."""
 WITH_DATA = 4
@@ -227,13 +209,9 @@ def loads(body: bytes | bytearray) -> Any:
     return pickle.loads(body)  # noqa: S301 from our own process
 
 
-class Flat(NamedTuple):
-    """A message that another machine can receive as it is."""
-
-    body: bytes
-    """The message, pickled, without the memory of its arrays."""
-    arrays: list[NDArray[np.uint8]]
-    """The memory of each."""
+Flat = tuple[bytes, list[NDArray[np.uint8]]]
+"""A message that another machine can receive as it is: pickled without the memory of
+its arrays, and the memory of each."""
 
 
 def flattened(message: object) -> Flat:
@@ -244,7 +222,7 @@ def flattened(message: object) -> Flat:
     """
     buffers: list[pickle.PickleBuffer] = []
     body = dumps(message, buffers.append)
-    return Flat(body, [np.asarray(buffer.raw()) for buffer in buffers])
+    return body, [np.asarray(buffer.raw()) for buffer in buffers]
 
 
 def restored(flat: Flat) -> Any:
@@ -253,8 +231,9 @@ def restored(flat: Flat) -> Any:
     Raises:
         Exception: whatever unpickling the rest of the message raises.
     """
-    copies = map(bytearray, flat.arrays)
-    return pickle.loads(flat.body, buffers=copies)  # noqa: S301 from an actor of ours
+    body, arrays = flat
+    copies = map(bytearray, arrays)
+    return pickle.loads(body, buffers=copies)  # noqa: S301 from an actor of ours
 
 
 def spans(lengths: Iterable[int]) -> Iterator[slice]:

@@ -26,11 +26,6 @@ from ...system.printing import name_of
 from ..program.program import Filter, Map, Read, ReadOn
 from ..witness.reach import parts_of, walk
 
-__all__ = [
-    "pack",
-    "unpack",
-]
-
 MAX_TRIES = 200
 """Parts that are tried one by one to find the one that cannot be sent."""
 FORKED = 'options(multiprocessing_context="fork")'

@@ -28,13 +28,6 @@ from typing import Any, Self
 from ...system.wakeup import NOTICE_S
 from .handover import dumps, loads
 
-__all__ = [
-    "READ_BYTES",
-    "Pipe",
-    "kept",
-    "shut_down",
-]
-
 HEADER = struct.Struct("!Q")
 """Size in bytes of the object that follows."""
 CONTROL = struct.Struct("@Nii")
@@ -171,19 +164,6 @@ class Pipe:
         if gone and not messages:
             raise EOFError
         return messages
-
-    def receive(self) -> Any:
-        """Return the next object, waiting for it.
-
-        Raises:
-            EOFError: the other end is gone, or this one is closed.
-            OSError: a descriptor was lost, as this process has too many open.
-        """
-        while True:
-            for message in self._whole():
-                return message
-            if not self._read_now():
-                self._wait(select.POLLIN)
 
     def receive_all(self, timeout_s: float | None = None) -> list[Any]:
         """Return all objects that have arrived, waiting for at least one.

@@ -32,8 +32,6 @@ from .far_pool import FarPool
 from .fork_server import LEAVE_S, ForkServer
 from .handover import dumps
 
-__all__ = ["ProcessPool"]
-
 LOGGER = logging.getLogger("penstock")
 NO_SLAB = (
     "no shared memory for a batch (%s): batches come from worker processes through"

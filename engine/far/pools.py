@@ -52,7 +52,8 @@ class FarPools(PoolMaker):
     @staticmethod
     def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
         """Try some samples in a child process, and return what they open."""
-        if not FORKS or start_method(recipe) != "fork":
+        doubtful = any(each.program.doubtful for each in recipe.segments)
+        if not (FORKS and doubtful) or start_method(recipe) != "fork":
             return {}
         from .trial import opened_late
 

@@ -25,8 +25,6 @@ from ..batch.layout import ALIGN, Layout, block_bytes
 from .handover import Returned, Sent, flattened, plain_dumps, spans
 from .slabs import Slab, allocate_on, whole_pages
 
-__all__ = ["Shelf"]
-
 KEPT_FREE = 16
 """Descriptors that batches leave to the user. Without a slab, batches travel through
 the pipe."""

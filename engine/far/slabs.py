@@ -20,14 +20,6 @@ from numpy.typing import NDArray
 from ...system.shared_memory import shared_file
 from ..batch.layout import ALIGN, Allocate, Layout
 
-__all__ = [
-    "Slab",
-    "allocate_on",
-    "block_at",
-    "map_shared",
-    "whole_pages",
-]
-
 Block = ctypes.Array[ctypes.c_uint8]
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -24,15 +24,6 @@ from typing import Any
 from ...system.shared_memory import shared_file
 from .slabs import map_shared
 
-__all__ = [
-    "ALL_ROWS",
-    "STACK_SIGNAL",
-    "Held",
-    "LaneStatus",
-    "StatusPage",
-    "post_status",
-]
-
 WORDS = 2048
 TEXT_AT = 8 * WORDS
 REST = 1

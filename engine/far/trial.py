@@ -89,8 +89,7 @@ def _samples(plan: Plan, step: int) -> Iterator[Chunk]:
         batches.append(plan.batch(middle))
     for batch in batches:
         rows = plan.rows(batch)
-        chunk = Chunk(batch.step, 0, rows.indices, rows.rounds, batch.ctx)
-        yield chunk.part(0, 1)
+        yield Chunk(batch.step, 0, rows.indices[:1], rows.rounds[:1], batch.ctx)
 
 
 def _is_doubted(segment: SegmentRecipe) -> bool:

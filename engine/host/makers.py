@@ -390,7 +390,8 @@ class PlannedMaker:
         if isinstance(finished, Finished):
             meter.end(plan.n_rows)
             return batches.whole(finished.data, plan)
-        in_flight = InFlightBatch(plan, rows, self.recipe.buffers.of(plan), [0])
+        buffer = self.recipe.buffers.of(plan)
+        in_flight = InFlightBatch(plan, rows, buffer=buffer, remaining=[0])
         finished = finished or self._finished(in_flight, work)
         meter.end(plan.n_rows)
         return batches.deliver(in_flight, finished)
@@ -528,7 +529,8 @@ class RepackMaker:
             self._meter.parts.add(parts, done)
         if next(self._weighs) and samples:
             self._meter.sample_bytes = size_of_all(samples) // len(samples)
-        in_flight = InFlightBatch(plan, rows, self.recipe.buffers.of(plan), [0])
+        buffer = self.recipe.buffers.of(plan)
+        in_flight = InFlightBatch(plan, rows, buffer=buffer, remaining=[0])
         in_flight.ended = work.ended
         return in_flight, self._finished(in_flight, work)
 

@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +61,8 @@ def objects(things: Sequence[Any]) -> NDArray[np.object_]:
     return array
 
 
-class PlannedBatch(NamedTuple):
+@dataclass(slots=True, eq=False)
+class PlannedBatch:
     """A batch for an engine to make, or some rows of one."""
 
     plan: BatchPlan
@@ -72,6 +73,10 @@ class PlannedBatch(NamedTuple):
     """Whether the rows are made into a batch; otherwise they stay samples."""
     inputs: list[Any] | None = None
     """A sample for each row, if they were begun elsewhere."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = self.plan, self.rows, self.first_row, self.whole, self.inputs
+        return PlannedBatch, fields
 
 
 class Planning(Protocol):

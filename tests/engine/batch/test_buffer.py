@@ -61,7 +61,7 @@ def finish(
     for row in reversed(range(len(samples))):
         if row not in failed:
             buffer.place([row], [samples[row]])
-    in_flight = InFlightBatch(plan, script.rows(plan), buffer, [0])
+    in_flight = InFlightBatch(plan, script.rows(plan), buffer=buffer, remaining=[0])
     in_flight.failures = [
         Failure(ValueError(f"row {row}"), "Map(ID:1) f", row, row) for row in failed
     ]

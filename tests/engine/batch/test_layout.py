@@ -31,7 +31,9 @@ def collated(buffers: Buffers, samples: list[Any], chunks: list[Rows]) -> Any:
     buffer = buffers.of(plan)
     for rows in chunks:
         buffer.place(rows, [samples[row] for row in rows])
-    return buffers.finish(InFlightBatch(plan, script.rows(plan), buffer, [0]))
+    return buffers.finish(
+        InFlightBatch(plan, script.rows(plan), buffer=buffer, remaining=[0])
+    )
 
 
 def by_torch(samples: list[Any]) -> Any:

@@ -87,6 +87,15 @@ def test_batches_that_the_trainer_keeps_cost_no_descriptor(ferry: Ferry) -> None
     assert ferry.pack(torch.zeros(2))[1].tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("part", [lambda a: a, lambda a: a[3:, 1:], torch.from_numpy])
+def test_an_array_that_the_trainer_keeps_is_never_overwritten(
+    part: Any, ferry: Ferry
+) -> None:
+    kept = [part(ferry.pack(np.full((90, 90), at))[1]) for at in range(5)]
+    assert [int(array.max()) for array in kept] == list(range(5))
+    assert [int(array.min()) for array in kept] == list(range(5))
+
+
 def test_memory_that_a_fork_shares_is_not_reused(ferry: Ferry) -> None:
     packed, batch = ferry.pack(torch.ones(4))
     ferry.unpacker.share()  # as before a fork there; the sender is another process

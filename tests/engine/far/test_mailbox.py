@@ -10,6 +10,7 @@ import pytest
 
 from penstock.engine.far.handover import dumps
 from penstock.engine.far.pipe import Pipe
+from support.pipes import receive
 
 LARGE = bytes(3 << 20)
 """More bytes than fit into the pipe at once."""
@@ -20,7 +21,7 @@ def test_an_object_that_fits_is_sent_at_once(ends: tuple[Pipe, Pipe]) -> None:
     ours.post(dumps("one"))
     ours.post(dumps(2))
     assert not ours.waiting
-    assert (theirs.receive(), theirs.receive()) == ("one", 2)
+    assert (receive(theirs), receive(theirs)) == ("one", 2)
 
 
 def test_posting_to_an_end_that_does_not_read_does_not_wait(
@@ -43,7 +44,7 @@ def test_objects_that_had_no_room_follow_in_order_with_descriptors(
     again = os.open(os.devnull, os.O_WRONLY)
     assert again == writing
     with ThreadPoolExecutor(1) as pool:
-        received = pool.submit(lambda: [theirs.receive(), theirs.receive()])
+        received = pool.submit(lambda: [receive(theirs), receive(theirs)])
         while ours.waiting:
             select.select([], [ours], [])
             ours.flush()

@@ -10,20 +10,21 @@ import numpy as np
 import pytest
 
 from penstock.engine.far.pipe import Pipe, kept
+from support.pipes import receive
 
 
 def test_objects_arrive_whole_and_in_order(ends: tuple[Pipe, Pipe]) -> None:
     ours, theirs = ends
     for message in (1, "two", {"three": [3]}, None):
         ours.send(message)
-    assert [theirs.receive() for _ in range(4)] == [1, "two", {"three": [3]}, None]
+    assert [receive(theirs) for _ in range(4)] == [1, "two", {"three": [3]}, None]
 
 
 def test_both_directions_are_independent(ends: tuple[Pipe, Pipe]) -> None:
     ours, theirs = ends
     ours.send("question")
     theirs.send("answer")
-    assert (ours.receive(), theirs.receive()) == ("answer", "question")
+    assert (receive(ours), receive(theirs)) == ("answer", "question")
 
 
 def test_an_object_larger_than_the_pipe_arrives_whole(ends: tuple[Pipe, Pipe]) -> None:
@@ -31,7 +32,7 @@ def test_an_object_larger_than_the_pipe_arrives_whole(ends: tuple[Pipe, Pipe]) -
     array = np.arange(1 << 20)
     sender = threading.Thread(target=ours.send, args=(array,))
     sender.start()
-    received = theirs.receive()
+    received = receive(theirs)
     sender.join()
     assert np.array_equal(received, array)
 
@@ -44,7 +45,7 @@ def test_the_end_of_the_other_end_is_reported(
     os.write(ours.fileno(), started)
     ours.close()
     with pytest.raises(EOFError):
-        theirs.receive()
+        receive(theirs)
 
 
 def test_sending_to_an_end_that_is_gone_is_an_error(ends: tuple[Pipe, Pipe]) -> None:
@@ -55,16 +56,16 @@ def test_sending_to_an_end_that_is_gone_is_an_error(ends: tuple[Pipe, Pipe]) -> 
     with pytest.raises(EOFError):
         ours.send("here", [0])
     with pytest.raises(EOFError):
-        ours.receive()
+        receive(ours)
 
 
 def test_messages_sent_before_the_end_still_arrive(ends: tuple[Pipe, Pipe]) -> None:
     ours, theirs = ends
     ours.send("last words")
     ours.close()
-    assert theirs.receive() == "last words"
+    assert receive(theirs) == "last words"
     with pytest.raises(EOFError):
-        theirs.receive()
+        receive(theirs)
 
 
 def test_a_descriptor_arrives_as_one_of_the_receivers_own(
@@ -76,10 +77,10 @@ def test_a_descriptor_arrives_as_one_of_the_receivers_own(
     ours.send("with it", [writing])
     ours.send("after")
     os.close(writing)
-    assert theirs.receive() == "before"
-    assert theirs.receive() == "with it"
+    assert receive(theirs) == "before"
+    assert receive(theirs) == "with it"
     descriptor = theirs.descriptors.popleft()
-    assert theirs.receive() == "after"
+    assert receive(theirs) == "after"
     assert not os.get_inheritable(descriptor)
     os.write(descriptor, b"through")
     assert os.read(reading, 20) == b"through"
@@ -100,7 +101,7 @@ def test_a_descriptor_for_which_there_is_no_room_is_an_error(
     resource.setrlimit(resource.RLIMIT_NOFILE, (spare[-1] + 1, hard))
     try:
         with pytest.raises(OSError, match="raise the limit with `ulimit -n`"):
-            theirs.receive()
+            receive(theirs)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for descriptor in spare:
@@ -130,7 +131,7 @@ def test_an_object_that_cannot_be_pickled_leaves_the_pipe_unchanged(
     with pytest.raises(Exception, match="pickle"):
         ours.send(lambda: None)
     ours.send("still there")
-    assert theirs.receive() == "still there"
+    assert receive(theirs) == "still there"
 
 
 def test_a_child_keeps_only_its_own_end(ends: tuple[Pipe, Pipe]) -> None:
@@ -143,9 +144,9 @@ def test_a_child_keeps_only_its_own_end(ends: tuple[Pipe, Pipe]) -> None:
             theirs.send([ours.fileno(), other.fileno(), another.fileno()])
         finally:
             os._exit(0)
-    assert ours.receive() == [-1, -1, -1]
+    assert receive(ours) == [-1, -1, -1]
     os.waitpid(pid, 0)
     other.send("not closed here")
-    assert another.receive() == "not closed here"
+    assert receive(another) == "not closed here"
     other.close()
     another.close()

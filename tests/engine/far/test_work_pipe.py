@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from penstock.engine.far.pipe import READ_BYTES, Pipe
+from support.pipes import receive
 
 Ends = tuple[Pipe, Pipe]
 
@@ -17,7 +18,7 @@ def test_many_frames_that_come_at_once_are_received_one_by_one(ends: Ends) -> No
     worker, trainer = ends
     for number in range(100):
         trainer.send(number)
-    assert [worker.receive() for _ in range(100)] == list(range(100))
+    assert [receive(worker) for _ in range(100)] == list(range(100))
 
 
 @pytest.mark.parametrize("size", [0, 1, READ_BYTES, 5 * READ_BYTES + 1])
@@ -26,11 +27,11 @@ def test_objects_of_any_size_pass_in_both_directions(ends: Ends, size: int) -> N
     message = os.urandom(size)
     thread = threading.Thread(target=trainer.send, args=(message,))
     thread.start()
-    assert worker.receive() == message
+    assert receive(worker) == message
     thread.join()
     thread = threading.Thread(target=worker.send, args=(message,))
     thread.start()
-    assert trainer.receive() == message
+    assert receive(trainer) == message
     thread.join()
 
 
@@ -43,7 +44,7 @@ def test_descriptors_come_in_order_with_the_frames_they_belong_to(ends: Ends) ->
         os.close(file)
     found = []
     for number in range(4):
-        assert worker.receive() == number
+        assert receive(worker) == number
         for _ in range(1 + (number == 2)):
             descriptor = worker.descriptors.popleft()
             assert not os.get_inheritable(descriptor)
@@ -56,7 +57,7 @@ def test_the_worker_waits_for_what_is_not_there_yet(ends: Ends) -> None:
     worker, trainer = ends
     timer = threading.Timer(0.05, trainer.send, ("late",))
     timer.start()
-    assert worker.receive() == "late"
+    assert receive(worker) == "late"
     timer.join()
 
 
@@ -64,9 +65,9 @@ def test_the_end_of_the_other_end_is_noticed(ends: Ends) -> None:
     worker, trainer = ends
     trainer.send("last")
     trainer.close()
-    assert worker.receive() == "last"
+    assert receive(worker) == "last"
     with pytest.raises(EOFError):
-        worker.receive()
+        receive(worker)
     with pytest.raises(EOFError):
         worker.send("anybody?")
 
@@ -76,7 +77,7 @@ def test_a_frame_that_breaks_off_is_the_end_too(ends: Ends) -> None:
     trainer._socket.sendall(b"\0\0\0")  # noqa: SLF001 half a header
     trainer.close()
     with pytest.raises(EOFError):
-        worker.receive()
+        receive(worker)
 
 
 def test_no_other_thread_runs_while_tasks_are_taken_and_outcomes_sent(
@@ -85,7 +86,7 @@ def test_no_other_thread_runs_while_tasks_are_taken_and_outcomes_sent(
     worker, trainer = ends
     for number in range(200):
         trainer.send(number)
-    worker.receive()  # the rest has arrived with it
+    receive(worker)  # the rest has arrived with it
     begin, ran = threading.Event(), threading.Event()
     thread = threading.Thread(target=lambda: begin.wait() and ran.set())
     thread.start()
@@ -94,7 +95,7 @@ def test_no_other_thread_runs_while_tasks_are_taken_and_outcomes_sent(
     try:
         begin.set()
         for _ in range(199):
-            worker.send(worker.receive())
+            worker.send(receive(worker))
         disturbed = ran.is_set()
     finally:
         sys.setswitchinterval(interval_s)
