@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 class Source(ABC):
     """A dataset on a disk or in a store.
 
-    It may also have:
+    It waits for its storage, so it is best read by workers of its own. It may also
+    have:
 
     - `__getitems__(indices) -> list`: many samples at once, if that costs less;
     - `group_sizes`: samples of each shard or row group, in order, for
@@ -29,8 +30,6 @@ class Source(ABC):
 
     KIND: str
     """The name of the source in the log; `Pipeline.from_<kind>` makes the source."""
-    WAITS: ClassVar[bool] = True
-    """Whether it waits for its storage and is best read by workers of its own."""
     MAPPED: ClassVar[bool] = False
     """Whether it reads a memory map: it only waits for pages that are not in memory. If
     nothing else is done to its samples, it starts in the trainer, as any dataset does,
