@@ -214,7 +214,7 @@ class SourceStage(PerSample):
     @property
     def waits(self) -> bool:
         """Whether the source is known to wait for storage and is best kept apart."""
-        return isinstance(self.dataset, Source) and self.dataset.WAITS
+        return isinstance(self.dataset, Source)
 
     @property
     def mapped(self) -> bool:

@@ -149,7 +149,7 @@ MUTATIONS = [
     Mutation(PLAN, "if cursor.batch > steps or cursor", "if cursor"),
     Mutation(PLAN, "is timeline.run_at(epoch, stop - 1)", "is not None"),
     # Where a batch starts
-    Mutation(TIMELINE, "if step <= self.step + self.here:", "if step < self.step + self.here:"),
+    Mutation(TIMELINE, "self.locate(change.value - 1)", "self.locate(change.value)"),
     Mutation(TIMELINE, "return (epoch, batch) if inside else (epoch + 1, 0)", "return epoch, batch"),
     Mutation(TIMELINE, "(epoch - self.epoch - 1) * self.per_epoch", "(epoch - self.epoch) * self.per_epoch"),
     Mutation(TIMELINE, "end = min(place.position, self.epoch_length)", "end = place.position"),

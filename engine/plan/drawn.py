@@ -433,10 +433,6 @@ class DrawnPlan(Planning):
 
     # What an engine needs of any plan
 
-    def batch(self, step: int) -> BatchPlan:
-        """Return the batch of a step that was drawn."""
-        return self._drawn[step][0]
-
     def planned(self, number: int) -> PlannedBatch:
         """Return the batch of a step that was drawn, with its samples.
 

@@ -192,21 +192,14 @@ class SettingRun:
         there: they are dropped if this size stays, but a smaller batch may still fit.
         """
         if change.unit == "steps":
-            return self._until_step(change.value)
-        epoch, position = divmod(change.value, self.epoch_length)
-        first, start = (self.batch, self.position) if epoch == self.epoch else (0, 0)
-        batch = first - (start - position) // self.size
-        return self._or_next_epoch(epoch, batch)
-
-    def _until_step(self, step: int) -> tuple[int, int]:
-        if step <= self.step + self.here:
-            return self._or_next_epoch(self.epoch, self.batch + step - self.step)
-        epoch, batch = self.locate(step)
-        if batch == 0:
-            return self._or_next_epoch(epoch - 1, self.per_epoch)
-        return epoch, batch
-
-    def _or_next_epoch(self, epoch: int, batch: int) -> tuple[int, int]:
+            # The batch after the last one before the change.
+            epoch, batch = self.locate(change.value - 1)
+            batch += 1
+        else:
+            epoch, position = divmod(change.value, self.epoch_length)
+            is_first = epoch == self.epoch
+            first, start = (self.batch, self.position) if is_first else (0, 0)
+            batch = first - (start - position) // self.size
         inside = self.place(epoch, batch).position < self.epoch_length
         return (epoch, batch) if inside else (epoch + 1, 0)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -140,16 +141,11 @@ class Ramp:
         """Find the next change by bisection: a ramp is monotonic."""
         now = count(place, self.unit)
         held = self._value(now, place)
-        low, high = now, threshold(self.end, self.unit, place)
-        if low >= high or self._value(high, place) == held:
+        ahead = range(now + 1, threshold(self.end, self.unit, place) + 1)
+        if not ahead or self._value(ahead[-1], place) == held:
             return None
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._value(middle, place) == held:
-                low = middle
-            else:
-                high = middle
-        return change(self.unit, high)
+        first = bisect_left(ahead, 1, key=lambda at: self._value(at, place) != held)
+        return change(self.unit, ahead[first])
 
     def describe(self) -> Mapping[str, object]:
         return {

@@ -78,7 +78,11 @@ class Scheduled(Printed):
         total = timeline.place(end, 0).step
         lines: list[tuple[str, ...]] = []
         before: tuple[str, ...] | None = None
-        for place in places(timeline, end):
+        # The start of each run and each epoch.
+        starts = {(run.epoch, run.batch) for run in timeline.runs if run.epoch < end}
+        starts |= {(epoch, 0) for epoch in range(end)}
+        for epoch, batch in sorted(starts):
+            place = timeline.place(epoch, batch)
             values = astuple(schedule.at(place))
             shown = tuple("-" if value is None else f"{value:.6g}" for value in values)
             if shown != before:
@@ -188,10 +192,3 @@ def whole(name: str, value: float) -> int:
 MAX_LINES = 60
 # After the first two, the fields of a `Setting`.
 HEAD = ("epoch", "step", "batch", "image", "lr x", "momentum", "strength")
-
-
-def places(timeline: Timeline, end: int) -> list[Place]:
-    """Return the places to look at: the start of each run and each epoch."""
-    starts = {(run.epoch, run.batch) for run in timeline.runs if run.epoch < end}
-    starts |= {(epoch, 0) for epoch in range(end)}
-    return [timeline.place(epoch, batch) for epoch, batch in sorted(starts)]

@@ -34,7 +34,7 @@ from ...cache.fingerprint.key import file_fingerprints
 from ...engine.recipe import Executor
 from ...errors import SpecError, check
 from ...system.printing import Bare
-from .folder import SUFFIXES
+from .folder import SUFFIXES, is_image
 from .hedging import Bandwidth, HedgedReads
 from .patience import PATIENCE, Patience, ShortBodyError
 from .source import Source, digest
@@ -453,11 +453,6 @@ def class_of(path: str, top: str) -> str:
     """Return the class folder that holds a file; empty if there is none."""
     name, inside, _ = posixpath.relpath(path, top).partition("/")
     return name if inside else ""
-
-
-def is_image(path: str) -> bool:
-    """Whether a file is an image, judged by its suffix."""
-    return posixpath.splitext(path)[1].lower() in SUFFIXES
 
 
 def is_awaited(store: Store, executor: Executor) -> bool:

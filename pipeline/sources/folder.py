@@ -101,8 +101,13 @@ def list_images(folder: Path) -> list[str]:
         os.path.join(here, name)
         for here, _, names in found
         for name in names
-        if os.path.splitext(name)[1].lower() in SUFFIXES
+        if is_image(name)
     )
+
+
+def is_image(name: str) -> bool:
+    """Whether a file is an image, judged by its suffix."""
+    return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
 def empty(top: Path, folders: list[str]) -> str:

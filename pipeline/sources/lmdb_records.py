@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import SpecError, check
-from .per_process import prints_of_rows
-from .source import Source
+from .source import Source, prints_of_rows
 
 
 class Database:

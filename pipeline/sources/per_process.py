@@ -9,9 +9,6 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 T = TypeVar("T")
 
 
@@ -91,22 +88,3 @@ class PerProcess(Generic[T]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._make, self._kept, self._weigh, self._limit)
-
-
-def prints_of_rows(
-    files: NDArray[np.uint64], sizes: NDArray[np.int64], salt: str
-) -> NDArray[np.uint64]:
-    """Return the fingerprints of the rows of some files, `uint64 [n, 2]`.
-
-    Args:
-        files: fingerprint of each file, `[f, 2]`.
-        sizes: number of rows of each file, `[f]`; n in total.
-        salt: 32 hex digits that identify what is read of all rows.
-    """
-    salts = np.frombuffer(bytes.fromhex(salt), np.uint64).reshape(1, 2)
-    starts = np.cumsum(sizes) - sizes
-    rows = np.arange(int(sizes.sum())) - np.repeat(starts, sizes)
-    found = np.repeat(files ^ salts, sizes, axis=0)
-    # An odd factor maps each row to a different number; the sums in a file differ, too.
-    found[:, 0] += rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return found

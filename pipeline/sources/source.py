@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 class Source(ABC):
     """A dataset on a disk or in a store.
 
-    It may also have:
+    It waits for its storage, so it is best read by workers of its own. It may also
+    have:
 
     - `__getitems__(indices) -> list`: many samples at once, if that costs less;
     - `group_sizes`: samples of each shard or row group, in order, for
@@ -29,8 +30,6 @@ class Source(ABC):
 
     KIND: str
     """The name of the source in the log; `Pipeline.from_<kind>` makes the source."""
-    WAITS: ClassVar[bool] = True
-    """Whether it waits for its storage and is best read by workers of its own."""
     MAPPED: ClassVar[bool] = False
     """Whether it reads a memory map: it only waits for pages that are not in memory. If
     nothing else is done to its samples, it starts in the trainer, as any dataset does,
@@ -75,3 +74,22 @@ def digest(names: Sequence[str]) -> str:
     for name in names:
         found.update(os.fsencode(name) + b"\0")
     return found.hexdigest()
+
+
+def prints_of_rows(
+    files: NDArray[np.uint64], sizes: NDArray[np.int64], salt: str
+) -> NDArray[np.uint64]:
+    """Return the fingerprints of the rows of some files, `uint64 [n, 2]`.
+
+    Args:
+        files: fingerprint of each file, `[f, 2]`.
+        sizes: number of rows of each file, `[f]`; n in total.
+        salt: 32 hex digits that identify what is read of all rows.
+    """
+    salts = np.frombuffer(bytes.fromhex(salt), np.uint64).reshape(1, 2)
+    starts = np.cumsum(sizes) - sizes
+    rows = np.arange(int(sizes.sum())) - np.repeat(starts, sizes)
+    found = np.repeat(files ^ salts, sizes, axis=0)
+    # An odd factor maps each row to a different number; the sums in a file differ, too.
+    found[:, 0] += rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return found

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ...errors import check
 from .paths import Paths, files_here, first_of
-from .per_process import PerProcess, prints_of_rows
-from .source import Source, digest
+from .per_process import PerProcess
+from .source import Source, digest, prints_of_rows
 from .tar_index import Index, Member, indexed, members_of
 
 PICKLES = frozenset(("pkl", "pickle", "pyd", "pth", "pt"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -107,14 +106,11 @@ class PackedBlocks:
         return [self._made(pieces, tokens) for pieces in planned]
 
     def _checked(self, block: int) -> int:
-        number = operator.index(block)
-        if number < 0:
-            number += len(self)
-        if not 0 <= number < len(self):
-            raise IndexError(
-                f"block {block} is out of range; there are {len(self)} blocks"
-            )
-        return number
+        try:
+            return range(len(self))[block]
+        except IndexError:
+            text = f"block {block} is out of range; there are {len(self)} blocks"
+            raise IndexError(text) from None
 
     def _tokens(self, number: int, document: Any) -> Ids:
         """Return a document's tokens, eos included."""

@@ -88,9 +88,6 @@ class mask_tokens:
                 f"{each}; include added tokens in the size, as len(tokenizer) does",
             )
         object.__setattr__(self, "special_ids", special)
-        self._check_shares()
-
-    def _check_shares(self) -> None:
         for name in ("p", "mask_share", "random_share"):
             share = getattr(self, name)
             check(
@@ -154,7 +151,13 @@ class mask_tokens:
             allowed &= matching(fields[SPECIAL], SPECIAL, ids) == 0
         draws = rng.random(ids.shape)
         if self.whole_words:
-            words = words_of(fields, ids)
+            if WORDS not in fields:
+                raise SampleError(
+                    f"whole_words=True needs `{WORDS}`, one number per token, got "
+                    f"{described_keys(fields)}; fast tokenizers return them from"
+                    " word_ids()"
+                )
+            words = matching(without_none(fields[WORDS]), WORDS, ids)
             allowed &= words >= 0
             draws = first_of_word(draws, words)
         return allowed & (draws < self.p)
@@ -196,20 +199,6 @@ def matching(value: Any, name: str, ids: Ids) -> Ids:
             f"{[*array.shape]}; give one number per token"
         )
     return array
-
-
-def words_of(fields: Mapping[str, Any], ids: Ids) -> Ids:
-    """Return the number of each token's word; -1 for tokens outside words.
-
-    Raises:
-        SampleError: the sample has no `word_ids`, or not one per token.
-    """
-    if WORDS not in fields:
-        raise SampleError(
-            f"whole_words=True needs `{WORDS}`, one number per token, got "
-            f"{described_keys(fields)}; fast tokenizers return them from word_ids()"
-        )
-    return matching(without_none(fields[WORDS]), WORDS, ids)
 
 
 def first_of_word(draws: NDArray[np.float64], words: Ids) -> NDArray[np.float64]:

@@ -135,8 +135,12 @@ class pad:
         if filler is None:
             return collated(column, key)
         found = [row(without_none(each), key) for each in column]
-        if key in PER_TOKEN:
-            check_one_a_token(found, rows, key)
+        for each, ids in zip(found, rows, strict=True):
+            if key in PER_TOKEN and len(each) != len(ids):
+                raise SampleError(
+                    f"`{key}` must have one number per token, got {len(each)} for"
+                    f" {len(ids)} `{IDS}`; cut both to the same length"
+                )
         return self._padded(found, key, filler)
 
     def _others(self, column: Sequence[Any]) -> Any:
@@ -231,20 +235,6 @@ def collated(column: Sequence[Any], key: str) -> Any:
             f' sequence, pass ps.text.pad(..., fill={{"{key}": 0}}); otherwise drop it'
             " in a map() before this"
         ) from error
-
-
-def check_one_a_token(found: list[Ids], rows: list[Ids], key: str) -> None:
-    """Check that an entry has one number per token.
-
-    Raises:
-        SampleError: it does not.
-    """
-    for each, ids in zip(found, rows, strict=True):
-        if len(each) != len(ids):
-            raise SampleError(
-                f"`{key}` must have one number per token, got {len(each)} for"
-                f" {len(ids)} `{IDS}`; cut both to the same length"
-            )
 
 
 def is_sequence_of_integers(value: Any) -> bool:

@@ -91,8 +91,14 @@ class tokenize:
                 token.
         """
         if isinstance(sample, Mapping):
+            if self.key is None or self.key not in sample:
+                raise SampleError(
+                    f"a dict must have its text under `key`, {self.key!r}, got the"
+                    f" keys {sorted(map(str, sample))}; pass, for example,"
+                    ' tokenize(..., key="text")'
+                )
             rest = {name: sample[name] for name in sample if name != self.key}
-            return rest | self._encoded(text_under(self.key, sample))
+            return rest | self._encoded(sample[self.key])
         if not begins_with_text(sample):
             return self._encoded(sample)
         changed = (self._encoded(sample[0]), *sample[1:])
@@ -226,20 +232,6 @@ def keep_to_one_thread() -> None:
 
 
 # Where a sample has its text.
-
-
-def text_under(key: str | None, sample: Mapping[str, Any]) -> Any:
-    """Return the text of a dict.
-
-    Raises:
-        SampleError: it has none under `key`.
-    """
-    if key is None or key not in sample:
-        raise SampleError(
-            f"a dict must have its text under `key`, {key!r}, got the keys "
-            f'{sorted(map(str, sample))}; pass, for example, tokenize(..., key="text")'
-        )
-    return sample[key]
 
 
 def begins_with_text(sample: Any) -> bool:
