@@ -6,12 +6,14 @@ which escapes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 from ..saved import NAMES
-from .recording import Recorded
+from .recording import Recorded, RecordedWindow
 
 WIDTH, HEIGHT = 960.0, 120.0
 """Size of a chart in its own units: it is drawn as wide as the page."""
@@ -40,6 +42,14 @@ class Chart:
     lines: tuple[Line, ...]
 
 
+class Band(NamedTuple):
+    """A time in which batches were of one kind."""
+
+    x: float
+    width: float
+    label: str
+
+
 @dataclass(frozen=True, slots=True)
 class RankTimeline:
     """What one pipeline did on one rank."""
@@ -51,6 +61,7 @@ class RankTimeline:
     """Decisions that were kept, at their times: vertical lines, as an SVG path."""
     others: str
     """The other decisions."""
+    bands: tuple[Band, ...]
 
 
 def timeline(seen: Recorded) -> RankTimeline:
@@ -86,6 +97,7 @@ def timeline(seen: Recorded) -> RankTimeline:
         charts=tuple(charts),
         kept=_upright(kept),
         others=_upright({x for x, _ in trials} - kept),
+        bands=_bands(windows, x_of),
     )
 
 
@@ -127,3 +139,18 @@ def path_of(
         return "M" + "L".join(points)
     later = zip(xs[1:], heights[1:], strict=True)
     return "M" + points[0] + "".join(f"H{x:g}V{y}" for x, y in later)
+
+
+def _bands(
+    windows: Sequence[RecordedWindow], x_of: Callable[[float], float]
+) -> tuple[Band, ...]:
+    """Return the regimes, if there are several."""
+    groups = groupby(windows, key=attrgetter("regime"))
+    begun = [(regime, x_of(next(group).time_s)) for regime, group in groups]
+    ends = [x for _, x in begun[1:]] + [WIDTH]
+    if len(begun) < 2:
+        return ()
+    return tuple(
+        Band(x, round(end - x, 1), regime)
+        for (regime, x), end in zip(begun, ends, strict=True)
+    )

@@ -43,6 +43,7 @@ class RecordedWindow(NamedTuple):
     window_s: float
     rows_per_s: float
     wait_share: float
+    regime: str
     held_bytes: int
     values: Values
     """The values in force."""
@@ -63,6 +64,7 @@ def window_of(row: Row) -> RecordedWindow:
         seen["window_s"],
         ratio(trainer["rows"], seen["window_s"]),
         share,
+        seen["regime"],
         seen["held_bytes"],
         {(each["op"], each["knob"]): each["kind"] or each["value"] for each in knobs},
     )
