@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
@@ -84,7 +83,7 @@ class Monitor:
             peak_bytes=reservations.peak_bytes,
             regime=self._plan.regime(begun_next),
             gil_held=self._probe.held_share,
-            process_cpu_s=time.process_time(),
+            process_cpu_s=trainer.process_cpu_s,
             torch_threads=torch.get_num_threads(),
             batch_bytes=reservations.batch_bytes,
         )

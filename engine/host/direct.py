@@ -218,7 +218,7 @@ class DirectHost:
             trainer=seen,
             segments=(told,),
             regime=self._plan.regime(self.cursor.step),
-            process_cpu_s=time.process_time(),
+            process_cpu_s=trainer.process_cpu_s,
         )
 
     def glance(self) -> Observation | None:

@@ -24,6 +24,7 @@ class TrainerMeter:
 
     def __init__(self) -> None:
         self._began_s = time.perf_counter_ns() / 1e9
+        self._began_cpu_s = time.process_time()
         self.epoch = self.step = 0
         self._totals = (0, 0, 0, 0, 0, 0, 0)
         """Steps, rows, and nanoseconds: waits, gaps, the part of the waits for copying
@@ -99,6 +100,11 @@ class TrainerMeter:
         steps, rows, *spent_ns = self._totals
         spent_ns.insert(3, self.collate_ns)
         return TrainerObservation(steps, rows, *(ns / 1e9 for ns in spent_ns))
+
+    @property
+    def process_cpu_s(self) -> float:
+        """CPU-seconds of this process since the run began."""
+        return time.process_time() - self._began_cpu_s
 
     def window_s(self, now_ns: int, seen: TrainerObservation) -> float:
         """Return the seconds since the run began, without those that it was away."""

@@ -9,6 +9,7 @@ from itertools import repeat
 
 import pytest
 
+import penstock as ps
 from penstock.config import Settings
 from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.core.metrics import ConnectorObservation
@@ -289,3 +290,15 @@ def test_an_engine_s_host_gives_a_reading_now_and_then(
         assert host.glance() is None
         monkeypatch.setattr(local, "NOTE_NS", 0)
         assert isinstance(host.glance(), Observation)
+
+
+def test_what_the_process_did_before_a_run_is_no_part_of_it() -> None:
+    end_s = time.process_time() + 0.2
+    while time.process_time() < end_s:
+        pass
+    before_s = time.process_time()
+    with ps.Pipeline.from_dataset(list(range(32))).batch(8) as pipe:
+        list(pipe)
+        seen = pipe.stats()
+        assert seen is not None
+        assert 0.0 <= seen.process_cpu_s <= time.process_time() - before_s
