@@ -13,7 +13,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -119,10 +119,10 @@ def same(facts: list[Any], fact: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayLeaf(Layout):
-    """A numpy array of at least one dimension: stacked, as `as_tensor` + `stack` do."""
+class Leaf(Layout):
+    """An array, a tensor or a number: a row of one tensor."""
 
-    dtype: np.dtype[Any]
+    dtype: torch.dtype
     shape: tuple[int, ...]
 
     @property
@@ -130,15 +130,21 @@ class ArrayLeaf(Layout):
         return self.dtype.itemsize * math.prod(self.shape)
 
     def open(self, rows: int, allocate: Allocate) -> torch.Tensor:
-        return allocate((rows, *self.shape), TORCH_DTYPES[self.dtype])
+        return allocate((rows, *self.shape), self.dtype)
+
+
+class ArrayLeaf(Leaf):
+    """A numpy array of at least one dimension: stacked, as `as_tensor` + `stack` do."""
+
+    __slots__ = ()
 
     def write(self, memory: torch.Tensor, first: int, samples: Sequence[Any]) -> None:
-        if type(samples) is ArrayRows:
-            gather(samples, memory, first, self.dtype, self.shape)
-            return
         shape, rows = self.shape, memory.numpy()[first : first + len(samples)]
+        if type(samples) is ArrayRows:
+            gather(samples, memory, first, rows.dtype, shape)
+            return
         try:
-            same([sample.dtype for sample in samples], self.dtype)
+            same([sample.dtype for sample in samples], rows.dtype)
             if len(shape) > 1:
                 same([sample.shape for sample in samples], shape)
             else:
@@ -148,7 +154,7 @@ class ArrayLeaf(Layout):
             raise Misfit from error
         if rows.nbytes <= JOINED_BYTES:
             try:
-                rows.reshape(-1)[:] = np.frombuffer(b"".join(samples), self.dtype)
+                rows.reshape(-1)[:] = np.frombuffer(b"".join(samples), rows.dtype)
             except (BufferError, TypeError):  # one that is not contiguous
                 pass
             else:
@@ -160,19 +166,10 @@ class ArrayLeaf(Layout):
         return memory.numpy()[row]
 
 
-@dataclass(frozen=True, slots=True)
-class TensorLeaf(Layout):
+class TensorLeaf(Leaf):
     """A dense CPU tensor: stacked."""
 
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def row_bytes(self) -> int:
-        return self.dtype.itemsize * math.prod(self.shape)
-
-    def open(self, rows: int, allocate: Allocate) -> torch.Tensor:
-        return allocate((rows, *self.shape), self.dtype)
+    __slots__ = ()
 
     def write(self, memory: torch.Tensor, first: int, samples: Sequence[Any]) -> None:
         if type(samples) is ArrayRows:
@@ -189,7 +186,7 @@ class TensorLeaf(Layout):
 
     def together(self, samples: Sequence[Any], allocate: Allocate) -> Any:
         if type(samples) is ArrayRows:
-            return Layout.together(self, samples, allocate)
+            return Leaf.together(self, samples, allocate)
         same(list(map(type, samples)), torch.Tensor)
         try:
             return torch.stack(samples)  # type: ignore[arg-type]
@@ -198,17 +195,10 @@ class TensorLeaf(Layout):
 
 
 @dataclass(frozen=True, slots=True)
-class NumberLeaf(Layout):
+class NumberLeaf(Leaf):
     """A Python int, float or bool: becomes int64, float64 or bool, as in torch."""
 
     kind: type
-
-    @property
-    def row_bytes(self) -> int:
-        return NUMBERS[self.kind].itemsize
-
-    def open(self, rows: int, allocate: Allocate) -> torch.Tensor:
-        return allocate((rows,), NUMBERS[self.kind])
 
     def write(self, memory: torch.Tensor, first: int, samples: Sequence[Any]) -> None:
         memory.numpy()[first : first + len(samples)] = self._array(samples)
@@ -230,24 +220,17 @@ class NumberLeaf(Layout):
 
 
 @dataclass(frozen=True, slots=True)
-class ScalarLeaf(Layout):
+class ScalarLeaf(Leaf):
     """A numpy scalar, as from indexing an array: keeps its dtype, as in torch."""
 
     kind: type[np.generic]
 
-    @property
-    def row_bytes(self) -> int:
-        return np.dtype(self.kind).itemsize
-
-    def open(self, rows: int, allocate: Allocate) -> torch.Tensor:
-        return allocate((rows,), TORCH_DTYPES[np.dtype(self.kind)])
-
     def write(self, memory: torch.Tensor, first: int, samples: Sequence[Any]) -> None:
+        rows = memory.numpy()[first : first + len(samples)]
         if type(samples) is ArrayRows:
-            gather(samples, memory, first, np.dtype(self.kind), ())
+            gather(samples, memory, first, rows.dtype, ())
             return
         same(list(map(type, samples)), self.kind)
-        rows = memory.numpy()[first : first + len(samples)]
         rows[:] = np.fromiter(samples, rows.dtype, len(samples))
 
     def read(self, memory: torch.Tensor, row: int) -> Any:
@@ -277,14 +260,13 @@ class ObjectLeaf(Layout):
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceNode(Layout):
-    """A tuple, list or namedtuple: collated member by member.
+class Node(Layout):
+    """A container: collated member by member.
 
-    As in default_collate, a plain tuple becomes a list; a list and a namedtuple keep
-    their type.
+    Like default_collate, it goes by the first sample's type, and keys: of the others,
+    it only needs the same members.
     """
 
-    kind: type
     members: tuple[Layout, ...]
 
     @property
@@ -296,103 +278,100 @@ class SequenceNode(Layout):
         return all(member.solid for member in self.members)
 
     def open(self, rows: int, allocate: Allocate) -> Any:
-        return self._with([each.open(rows, allocate) for each in self.members])
+        return self._joined([each.open(rows, allocate) for each in self.members])
 
     def write(self, memory: Any, first: int, samples: Sequence[Any]) -> None:
-        columns = self._columns(samples)
-        for member, part, column in zip(self.members, memory, columns, strict=True):
+        for (member, part), column in zip(
+            self._parts(memory), self._columns(samples), strict=True
+        ):
             member.write(part, first, column)
 
     def together(self, samples: Sequence[Any], allocate: Allocate) -> Any:
         columns = zip(self.members, self._columns(samples), strict=True)
         return self._sealed([each.together(one, allocate) for each, one in columns])
 
-    def _columns(self, samples: Sequence[Any]) -> list[Any]:
-        """Return the members of all samples, by member."""
-        # Like default_collate, go by the first sample's type: the others only need
-        # its length.
-        if type(samples[0]) is not self.kind:
-            raise Misfit
-        columns: list[Any]
-        try:
-            if isinstance(samples, ArrayRows):
-                columns = samples.apart()
-            else:
-                columns = list(zip(*samples, strict=True))
-        except (TypeError, ValueError) as error:
-            raise Misfit from error
-        if len(columns) != len(self.members):
-            raise Misfit
-        return columns
-
     def read(self, memory: Any, row: int) -> Any:
-        parts = zip(self.members, memory, strict=True)
-        read = self._with([member.read(part, row) for member, part in parts])
-        return tuple(read) if self.kind is tuple else read
+        return self._joined([member.read(p, row) for member, p in self._parts(memory)])
 
     def seal(self, memory: Any) -> Any:
-        parts = zip(self.members, memory, strict=True)
-        return self._sealed([member.seal(part) for member, part in parts])
+        return self._sealed([member.seal(part) for member, part in self._parts(memory)])
+
+    def _parts(self, memory: Any) -> Iterable[tuple[Layout, Any]]:
+        """Return each member, with its part of the memory."""
+        return zip(self.members, memory, strict=True)
+
+    @abstractmethod
+    def _columns(self, samples: Sequence[Any]) -> list[Any]:
+        """Return the members of all samples, by member. Raises like `write`."""
+
+    @abstractmethod
+    def _joined(self, parts: list[Any]) -> Any:
+        """Return these members as one container."""
 
     def _sealed(self, parts: list[Any]) -> Any:
-        """Return a batch of these sealed parts.
+        """Return a batch of these sealed parts."""
+        return self._joined(parts)
 
-        default_collate returns columns of text as zip makes them.
-        """
+
+@dataclass(frozen=True, slots=True)
+class SequenceNode(Node):
+    """A tuple, list or namedtuple.
+
+    As in default_collate, a plain tuple becomes a list; a list and a namedtuple keep
+    their type.
+    """
+
+    kind: type
+
+    def _columns(self, samples: Sequence[Any]) -> list[Any]:
+        if type(samples[0]) is not self.kind:
+            raise Misfit
+        found: list[Any]
+        try:
+            if isinstance(samples, ArrayRows):
+                found = samples.apart()
+            else:
+                found = list(zip(*samples, strict=True))
+        except (TypeError, ValueError) as error:
+            raise Misfit from error
+        if len(found) != len(self.members):
+            raise Misfit
+        return found
+
+    def read(self, memory: Any, row: int) -> Any:
+        read = Node.read(self, memory, row)
+        return tuple(read) if self.kind is tuple else read
+
+    def _sealed(self, parts: list[Any]) -> Any:
+        # default_collate returns columns of text as zip makes them.
         pairs = zip(self.members, parts, strict=True)
-        parts = [tuple(p) if isinstance(m, ObjectLeaf) else p for m, p in pairs]
-        return self._with(parts)
+        return self._joined(
+            [tuple(p) if isinstance(m, ObjectLeaf) else p for m, p in pairs]
+        )
 
-    def _with(self, parts: list[Any]) -> Any:
-        """Return these members as one: a namedtuple, or a list."""
+    def _joined(self, parts: list[Any]) -> Any:
         return self.kind(*parts) if hasattr(self.kind, "_fields") else parts
 
 
 @dataclass(frozen=True, slots=True)
-class MappingNode(Layout):
-    """A dict: collated key by key, in the order of the first sample's keys."""
+class MappingNode(Node):
+    """A dict."""
 
-    members: tuple[tuple[Any, Layout], ...]
+    keys: tuple[Any, ...]
 
-    @property
-    def row_bytes(self) -> int:
-        return sum(member.row_bytes for _, member in self.members)
+    def _parts(self, memory: Any) -> Iterable[tuple[Layout, Any]]:
+        return zip(self.members, memory.values(), strict=True)
 
-    @property
-    def solid(self) -> bool:
-        return all(member.solid for _, member in self.members)
-
-    def open(self, rows: int, allocate: Allocate) -> dict[Any, Any]:
-        return {key: member.open(rows, allocate) for key, member in self.members}
-
-    def write(self, memory: Any, first: int, samples: Sequence[Any]) -> None:
-        same(list(map(type, samples)), dict)
-        if set(map(tuple, samples)) != {tuple(key for key, _ in self.members)}:
+    def _columns(self, samples: Sequence[Any]) -> list[Any]:
+        if type(samples[0]) is not dict or tuple(samples[0]) != self.keys:
             raise Misfit
-        for key, member in self.members:
-            column = [sample[key] for sample in samples]
-            member.write(memory[key], first, column)
+        try:
+            return [[sample[key] for sample in samples] for key in self.keys]
+        except Exception as error:
+            raise Misfit from error
 
-    def together(self, samples: Sequence[Any], allocate: Allocate) -> Any:
-        # Like default_collate, go by the first sample's keys; others may have more.
-        if type(samples[0]) is not dict:
-            raise Misfit
-        if tuple(samples[0]) != tuple(key for key, _ in self.members):
-            raise Misfit
-        made = {}
-        for key, member in self.members:
-            try:
-                column = [sample[key] for sample in samples]
-            except Exception as error:
-                raise Misfit from error
-            made[key] = member.together(column, allocate)
-        return made
-
-    def read(self, memory: Any, row: int) -> Any:
-        return {key: member.read(memory[key], row) for key, member in self.members}
-
-    def seal(self, memory: Any) -> Any:
-        return {key: member.seal(memory[key]) for key, member in self.members}
+    def _joined(self, parts: list[Any]) -> Any:
+        return dict(zip(self.keys, parts, strict=True))
 
 
 def gather(
@@ -446,24 +425,19 @@ def learn(sample: Any) -> Layout | None:
 def _learn(sample: Any) -> Layout:
     kind = type(sample)
     if kind in ARRAYS and sample.ndim and sample.dtype in TORCH_DTYPES:
-        return ArrayLeaf(sample.dtype, sample.shape)
+        return ArrayLeaf(TORCH_DTYPES[sample.dtype], sample.shape)
     if kind is torch.Tensor and _plain(sample, sample.dtype):
         return TensorLeaf(sample.dtype, tuple(sample.shape))
     if kind in NUMBERS or kind in (str, bytes):
-        return NumberLeaf(kind) if kind in NUMBERS else ObjectLeaf(kind)
+        number = kind in NUMBERS
+        return NumberLeaf(NUMBERS[kind], (), kind) if number else ObjectLeaf(kind)
     if issubclass(kind, np.generic) and np.dtype(kind) in SCALARS:
-        return ScalarLeaf(kind)
-    if kind in (tuple, list) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
-        return SequenceNode(kind, tuple(_members(sample)))
+        return ScalarLeaf(TORCH_DTYPES[np.dtype(kind)], (), kind)
     if kind is dict:
-        keys = tuple(sample)
-        return MappingNode(tuple(zip(keys, _members(sample.values()), strict=True)))
+        return MappingNode(tuple(map(_learn, sample.values())), tuple(sample))
+    if kind in (tuple, list) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
+        return SequenceNode(tuple(map(_learn, sample)), kind)
     raise Misfit
-
-
-def _members(samples: Any) -> Iterator[Layout]:
-    for sample in samples:
-        yield _learn(sample)
 
 
 def _plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
