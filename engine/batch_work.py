@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import NOTE, add_note
-from .batch.buffer import BatchBuffer, FailedBatch, Finished, Gathered
 from .batch.buffer import Collate as Collating
+from .batch.buffer import FailedBatch, Finished, Gathered
 from .core.chunk import Chunk, Failure, InFlightBatch, Onward
 from .plan import AssignedPlan, BatchPlan
 from .program.program import Operation, Work
@@ -104,7 +104,7 @@ class BatchWork:
         in_flight.substituted = made.failures
         if isinstance(made, Gathered):
             return Onward(self._first, made)
-        self._release(in_flight)
+        in_flight.buffer.let_go()
         return Onward(self._first + self._segments[self._first].in_order, made.data)
 
     def _worked(self, at: int, in_flight: InFlightBatch) -> Made:
@@ -117,7 +117,7 @@ class BatchWork:
             return failed
         (data,) = outputs
         if self._segments[at].in_order:
-            self._release(in_flight)
+            in_flight.buffer.let_go()
             self._look(self._segments[at].program.operations[0])
         if isinstance(data, FailedBatch):
             return data
@@ -136,7 +136,7 @@ class BatchWork:
         data = buffers.pin(made.data)
         if data is made.data:
             return made
-        self._release(in_flight)
+        in_flight.buffer.let_go()
         in_flight.made = None
         return replace(made, data=data)
 
@@ -147,12 +147,6 @@ class BatchWork:
         elif not self._looked:
             self._looked = True
             self._collates()
-
-    def _release(self, in_flight: InFlightBatch) -> None:
-        """Give a batch's memory to the batch."""
-        buffer = in_flight.buffer
-        assert isinstance(buffer, BatchBuffer)
-        buffer.let_go()
 
 
 def batch_error(failure: Failure, plan: BatchPlan) -> BaseException:

@@ -25,7 +25,7 @@ from .auto_executor import resolve
 from .batch.buffer import FailedBatch, Finished, Gathered
 from .batch_work import BatchWork, Made, worked_late
 from .core.byte_budget import ByteBudget, Reservations
-from .core.chunk import InFlightBatch, RowBuffer
+from .core.chunk import InFlightBatch
 from .core.connector import Connector, EngineLock, Suspension
 from .core.core import Core, SegmentState
 from .core.metrics import Gauge
@@ -488,7 +488,7 @@ class Engine:
             note(self.segments[at], before, "process", moved, why)
 
     def _core(
-        self, recipe: Recipe, buffer_of: Callable[[PlannedBatch], RowBuffer], step: int
+        self, recipe: Recipe, buffer_of: Callable[[PlannedBatch], Any], step: int
     ) -> Core:
         now_ns = time.perf_counter_ns()
         alone = sum(not segment.per_batch for segment in recipe.segments) == 1

@@ -402,9 +402,7 @@ class RepackFeed:
             make = partial(buffers.collate, list(samples))
             return self._calls.call(make, seed, plan.epoch, plan.batch)
         except Exception as error:
-            buffer = buffers.of(plan)
-            buffer.keep(range(len(samples)), samples)
-            add_note(error, buffer.blame(plan, None))
+            buffers.blame(error, plan, dict(enumerate(samples)), None)
             raise
 
 

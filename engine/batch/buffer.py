@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -93,7 +93,8 @@ class Gathered:
         try:
             return Finished(self.buffer.collect(rows), self.failures)
         except Exception as error:  # noqa: BLE001 the trainer raises it
-            add_note(error, self.buffer.blame(self.plan, self.indices))
+            samples = self.buffer.samples(())
+            self.buffer.maker.blame(error, self.plan, samples, self.indices)
             return FailedBatch(error)
 
 
@@ -173,7 +174,6 @@ class Buffers:
         without workers: one batch after another, in order, when it is requested.
         """
         plan, buffer = in_flight.plan, in_flight.buffer
-        assert isinstance(buffer, BatchBuffer)
         made: Finished | FailedBatch | None = in_flight.made
         if made is not None:  # a worker elsewhere has done all of this
             return made
@@ -197,26 +197,43 @@ class Buffers:
     ) -> FailedBatch | None:
         """Return the failure of the whole batch, or None if it can be made.
 
+        That is the first one that no other sample can replace.
+
         Args:
             failures: the failures of its rows, in row order.
             plan: the plan of the batch.
         """
-        fatal = self._fatal(failures)
-        if fatal is not None:
-            return FailedBatch(fatal.annotated(plan.epoch, plan.step))
+        for failure in failures:
+            error = failure.error  # SystemExit is not ordinary
+            ordinary = isinstance(error, Exception) and not isinstance(error, ExitError)
+            if failure.cut_short or not (ordinary and self.substitute):
+                return FailedBatch(failure.annotated(plan.epoch, plan.step))
         if len(failures) == plan.n_rows and not self.keep:
             first = failures[0].annotated(plan.epoch, plan.step)
             return FailedBatch(first, tuple(failures))
         return None
 
-    def _fatal(self, failures: Sequence[Failure]) -> Failure | None:
-        """Return the first failure that no other sample can replace, or None."""
-        for failure in failures:
-            error = failure.error  # SystemExit is not ordinary
-            ordinary = isinstance(error, Exception) and not isinstance(error, ExitError)
-            if failure.cut_short or not (ordinary and self.substitute):
-                return failure
-        return None
+    def blame(
+        self,
+        error: Exception,
+        plan: BatchPlan,
+        samples: Mapping[int, Any],
+        indices: Indices | None,
+    ) -> None:
+        """Note on a collation error which batch and which samples are odd.
+
+        Args:
+            error: what collating raised.
+            plan: the plan of the batch.
+            samples: by row.
+            indices: into the dataset, by row; None if unknown.
+        """
+        where = f"{self.stage} (epoch {plan.epoch}, step {plan.step})"
+        if self.collate is not None:
+            note = f"{NOTE}the collate_fn of {where}: {spread(samples, indices)}"
+        else:
+            note = SampleNote(f"{NOTE}{where}: {odd_ones(samples, indices)}")
+        add_note(error, note)
 
 
 class BatchBuffer:
@@ -246,18 +263,7 @@ class BatchBuffer:
         self.memory: Any = None
         self._loose: dict[int, Any] = {}
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the batch's memory; 0 if samples are kept as they came."""
-        return self._layout.row_bytes * self.rows if self._layout else 0
-
-    def layout(self) -> Layout | None:
-        """Return the layout of rows, if it is already known."""
-        if self._opened:
-            return self._layout
-        return self.maker.layouts.get(self._size)
-
-    def open(self, layout: Layout | None) -> None:
+    def _open(self, layout: Layout | None) -> None:
         """Open the memory for rows of this layout, unless it is open already."""
         with self._lock:
             if self._opened:
@@ -268,8 +274,9 @@ class BatchBuffer:
             self._opened = True
 
     def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int:
+        """Put one sample into each of `rows`; return the bytes they take."""
         if not self._opened:
-            self.open(self.maker.layout(self._size, samples[0]))
+            self._open(self.maker.layout(self._size, samples[0]))
         layout = self._layout
         if layout is not None:
             try:
@@ -310,16 +317,7 @@ class BatchBuffer:
                 layout.write(self.memory, row, [layout.read(self.memory, donor)])
         return layout.seal(self.memory)
 
-    def blame(self, plan: BatchPlan, indices: Indices | None) -> str:
-        """Describe, for a collation error, which batch and which samples are odd."""
-        where = f"{self.maker.stage} (epoch {plan.epoch}, step {plan.step})"
-        if self.maker.collate is not None:
-            seen = spread(self._samples(()), indices)
-            return f"{NOTE}the collate_fn of {where}: {seen}"
-        odd = odd_ones(self._samples(()), indices)
-        return SampleNote(f"{NOTE}{where}: {odd}")
-
-    def _samples(self, failed: tuple[int, ...]) -> dict[int, Any]:
+    def samples(self, failed: tuple[int, ...]) -> dict[int, Any]:
         """Return the samples by row, including those in the batch's memory."""
         loose, layout = self._loose, self._layout
         present = [row for row in range(self.rows) if row not in failed]
@@ -332,7 +330,7 @@ class BatchBuffer:
 
     def _gather(self, failed: tuple[int, ...]) -> Any:
         """Collect the samples in row order and collate them at once."""
-        samples = self._samples(failed)
+        samples = self.samples(failed)
         if self.maker.keep:
             return samples
         if failed:

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from enum import Enum
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import NOTE, SampleNote, add_note
 from ..plan import BatchPlan, Context, Rows, objects
-
-
-class Signal(Enum):
-    """Returned to a worker instead of work."""
-
-    RETIRE = "retire"
-    CLOSED = "closed"
 
 
 @dataclass(slots=True, eq=False)
@@ -196,14 +188,6 @@ def runs(offsets: list[int] | None, count: int) -> list[tuple[int, int, int]]:
     return found
 
 
-class RowBuffer(Protocol):
-    """Memory for a batch's rows; the core only passes it on."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its memory, if it has been opened."""
-
-
 @dataclass(slots=True)
 class Onward:
     """A batch with all its rows, for a segment that works on whole batches."""
@@ -218,7 +202,8 @@ class InFlightBatch:
 
     plan: BatchPlan
     rows: Rows
-    buffer: RowBuffer
+    buffer: Any
+    """The `BatchBuffer` of its rows; the core only passes it on."""
     remaining: list[int]
     """Rows still to be finished, by segment."""
     next_row: int = 0

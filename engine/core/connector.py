@@ -20,7 +20,7 @@ from typing import Any
 from ...errors import WorkerError
 from ...system.run_queue import OwnQueue
 from ...system.wakeup import NOTICE_S
-from .chunk import InFlightBatch, Lease, Outcome, Signal
+from .chunk import InFlightBatch, Lease, Outcome
 from .core import ALL, FEED, LEASE_NS, Core, State, pop_unmade
 from .metrics import PartsMeter, SegmentCounters, Wait, WorkerMeter, WorkerReading
 
@@ -297,8 +297,8 @@ class Connector:
                 self.meters.remove(meter)
                 self._gone += meter.read(self.engine_lock.clock())
 
-    def take(self, meter: WorkerMeter, surplus: Callable[[], bool]) -> Lease | Signal:
-        """Wait for work; return a lease, or the signal to end.
+    def take(self, meter: WorkerMeter, surplus: Callable[[], bool]) -> Lease | None:
+        """Wait for work; return a lease, or None if the worker must end.
 
         Args:
             meter: the worker's instrument.
@@ -306,15 +306,12 @@ class Connector:
         """
         engine_lock = self.engine_lock
         with engine_lock.lock:
-            while True:
-                if engine_lock.closed:
-                    return Signal.CLOSED
-                if surplus():
-                    return Signal.RETIRE
+            while not (engine_lock.closed or surplus()):
                 lease = self._attempt(meter)
                 if lease is not None:
                     return lease
                 engine_lock.wait(self.segment)
+        return None
 
     def try_take(self, meter: WorkerMeter) -> Lease | None:
         """Return a lease; None if there is no work now, or the engine is closed."""

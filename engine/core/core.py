@@ -39,7 +39,7 @@ from typing import Any, Literal, NamedTuple
 
 from ..plan import PlannedBatch, Planning
 from .byte_budget import Reservations
-from .chunk import InFlightBatch, Lease, Onward, Outcome, Piece, RowBuffer, runs
+from .chunk import InFlightBatch, Lease, Onward, Outcome, Piece, runs
 from .metrics import Gauge, Wait
 
 FEED = -1
@@ -224,7 +224,7 @@ class Core:
     """The state machine over all segments, the outbox and the reservations."""
 
     plan: Planning
-    buffer_of: Callable[[PlannedBatch], RowBuffer]
+    buffer_of: Callable[[PlannedBatch], Any]
     segments: list[SegmentState]
     reservations: Reservations
     head: int

@@ -239,7 +239,6 @@ class AssignedEngine:
 
     def _made(self, in_flight: InFlightBatch, finished: Finished | FailedBatch) -> Made:
         buffer, rows = in_flight.buffer, len(in_flight.rows)
-        assert isinstance(buffer, BatchBuffer)
         outcome = Outcome(rows, dropped=in_flight.dropped, ended=in_flight.ended)
         outcome.failures = [
             replace(failure, error=travel(failure.error))

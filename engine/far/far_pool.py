@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import SampleError, WorkerError
-from ..batch.buffer import BatchBuffer, FailedBatch, Finished
+from ..batch.buffer import FailedBatch, Finished
 from ..core.chunk import Chunk, Failure, Lease, Outcome
 from ..core.connector import Connector
 from ..core.core import LEARNING
@@ -160,12 +160,10 @@ class FarPool(ServedPool):
 
     def _place_here(self, lease: Lease, outcome: Outcome) -> None:
         """Place rows that were sent back: nobody there could write to their batch."""
-        buffer = lease.in_flight.buffer
-        assert isinstance(buffer, BatchBuffer)
         first, outputs = lease.chunk.first_row, outcome.outputs or []
         if outputs:
             rows = [first + offset for offset in outcome.offsets or range(len(outputs))]
-            outcome.nbytes = buffer.place(rows, outputs)
+            outcome.nbytes = lease.in_flight.buffer.place(rows, outputs)
         outcome.outputs = outcome.offsets = None
 
     def _count_death(self, death: str, keys: list[Any], deaths: int) -> None:

@@ -296,32 +296,27 @@ class ProcessPool(FarPool):
         self._start()
 
     def statistics(self) -> PoolStatistics:
-        """Return the numbers of workers."""
         child_set = self._child_set
         counts = self._asked, child_set.workers, child_set.beginning()
-        return PoolStatistics(self.executor, *counts)
+        return PoolStatistics(*counts)
 
     def leases(self, workers: int) -> Holding:
-        """Return what leases so many workers hold; some wait at children."""
-        children = children_for(workers, self._cores)
+        children = children_for(workers, self._cores)  # some wait at them
         each = -(-workers // children)
         return Holding(children + -(-children // 2), FAR_LEASE_NS * each, children)
 
     def rest(self, until_ns: int) -> None:
-        """Let all children rest before their next sample; 0: no more."""
         for child in list(self._child_set.children.values()):
             with contextlib.suppress(ValueError):  # its page was closed: it has ended
                 child.status_page.rest(until_ns)
 
     def at_work(self) -> bool:
-        """Whether a child is at a sample."""
         children = list(self._child_set.children.values())
         with contextlib.suppress(ValueError):
             return any(child.status_page.at_work for child in children)
         return True
 
     def threads(self) -> list[str]:
-        """Return the /proc folders of the children's threads."""
         children = list(self._child_set.children.values())
         return [path for child in children for path in threads_of(child.pid)]
 

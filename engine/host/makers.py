@@ -14,8 +14,8 @@ from functools import partial
 from itertools import cycle
 from typing import Any, Protocol
 
-from ...errors import SampleError, add_note
-from ..batch.buffer import BatchBuffer, Collate, FailedBatch, Finished, Gathered
+from ...errors import SampleError
+from ..batch.buffer import Collate, FailedBatch, Finished, Gathered
 from ..batch.layout import size_of, size_of_all
 from ..core.chunk import Chunk, Failure, InFlightBatch
 from ..feed import Delivery, PlannedBatches, RepackFeed, place
@@ -163,13 +163,8 @@ class DrawnMaker:
         except Exception as error:
             if len(indices) == 0:
                 raise
-            buffer = self._buffers.of(plan)
-            buffer.open(None)
-            if self._read.whole:
-                buffer.keep([0], [given])
-            else:
-                buffer.place(range(len(given)), given)
-            add_note(error, buffer.blame(plan, indices))
+            rows = [given] if self._read.whole else given
+            self._buffers.blame(error, plan, dict(enumerate(rows)), indices)
             raise
 
 
@@ -445,9 +440,7 @@ class PlannedMaker:
         try:
             return Finished(buffers.collate(list(samples)))
         except Exception as error:  # noqa: BLE001 the trainer raises it
-            buffer = buffers.of(plan)
-            buffer.keep(range(len(samples)), samples)
-            add_note(error, buffer.blame(plan, rows.indices))
+            buffers.blame(error, plan, dict(enumerate(samples)), rows.indices)
             return FailedBatch(error)
 
     def _finished(self, in_flight: InFlightBatch, work: Work) -> Finished | FailedBatch:
@@ -456,7 +449,6 @@ class PlannedMaker:
         plan, buffers = in_flight.plan, self.recipe.buffers
         in_flight.failures += work.failures or ()
         work.failures = None
-        assert isinstance(in_flight.buffer, BatchBuffer)
         outcome = self._program.finish(work, in_flight.buffer)
         self._meter.sample_bytes = outcome.nbytes // plan.n_rows
         finished = buffers.finish(in_flight)
@@ -547,7 +539,6 @@ class RepackMaker:
         raise_interrupt(work)
         in_flight.failures += work.failures
         work.failures = None
-        assert isinstance(in_flight.buffer, BatchBuffer)
         in_flight.buffer.keep(work.rows(), work.samples)
         finished = self.recipe.buffers.finish(in_flight)
         assert not isinstance(finished, Gathered)  # blocks are not collated

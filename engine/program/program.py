@@ -17,18 +17,12 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from ...errors import SampleError, add_note
 from ..batch.array_rows import ArrayRows
+from ..batch.buffer import BatchBuffer
 from ..batch.layout import size_of, size_of_all
 from ..core.chunk import Chunk, Failure, Outcome, Parts
 from ..core.metrics import CpuClock
 from ..plan import as_yielded
 from .randomness import SampleRandom
-
-
-class Sink(Protocol):
-    """Takes the rows of a batch."""
-
-    def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int:
-        """Put one sample into each of `rows`; return the bytes they take."""
 
 
 class Watch(Protocol):
@@ -181,7 +175,7 @@ class Calling(Operation):
     """An operation that calls a function once for every sample.
 
     The calls are made between its two halves: one after another, or, for a coroutine
-    function, awaited (awaiting.py).
+    function, awaited (workers/coroutines.py).
     """
 
     __slots__ = ()
@@ -570,7 +564,7 @@ class Program:
         self,
         chunk: Chunk,
         inputs: list[Any] | None,
-        sink: Sink | None,
+        sink: BatchBuffer | None,
         random: SampleRandom,
         watch: Watch | None = None,
         clock: CpuClock | None = None,
@@ -638,7 +632,7 @@ class Program:
             parts = ((made_ns, outcome.cpu_ns - computing_ns, nbytes),)
         return *parts, (placing_ns, computing_ns, 0)
 
-    def finish(self, work: Work, sink: Sink | None) -> Outcome:
+    def finish(self, work: Work, sink: BatchBuffer | None) -> Outcome:
         """Place or return the remaining rows; their times are unknown."""
         outcome = Outcome(
             done=len(work.chunk),

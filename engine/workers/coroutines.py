@@ -3,6 +3,8 @@
 One thread runs one event loop. A *permit* is a worker: the right to have one lease in
 progress. One more worker therefore costs a few hundred bytes, but no thread and no
 stack. The loop never waits for a lease: the engine lock notifies it of possible work.
+The rows of a lease are awaited one after another. Rows that wait long are leased one by
+one (core.py sizes leases by time), and many leases wait at once.
 """
 
 from __future__ import annotations
@@ -11,14 +13,15 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
-from ..core.chunk import Lease
+from ..batch.layout import size_of
+from ..core.chunk import Lease, Outcome, Parts
 from ..core.connector import Connector
 from ..core.metrics import WorkerMeter
-from ..program.awaiting import Awaiting
-from ..program.program import Program
+from ..program.program import FAILED, Calling, Calls, Program, Work
 from ..program.randomness import SampleRandom
-from .pool import NearPool, PoolStatistics, ServedPool, beginning, sink_of
+from .pool import PoolStatistics, ServedPool, beginning, sink_of
 from .threads import use_one_torch_thread
 
 
@@ -33,8 +36,10 @@ class Permit:
     """Works on leases; None while idle. (The loop itself refers to it only weakly.)"""
 
 
-class Coroutines(NearPool, ServedPool):
+class Coroutines(ServedPool):
     """A number of permits, each taking and settling leases.
+
+    All functions of the program are coroutine functions.
 
     If a function goes on after its cancellation, closing the pool does not wait for it
     without end. The thread is left behind, and ends when the function does.
@@ -52,7 +57,7 @@ class Coroutines(NearPool, ServedPool):
     ) -> None:
         super().__init__(connector, f"{name} coroutines")
         self._program = program
-        self._awaiting = Awaiting(program, timeout_s, lambda: self._engine_lock.closed)
+        self._timeout_s = timeout_s
         self._seed = seed
         self._name = name
         self._permits: set[Permit] = set()
@@ -65,7 +70,7 @@ class Coroutines(NearPool, ServedPool):
     def statistics(self) -> PoolStatistics:
         with self._engine_lock.lock:
             counts = self._asked, len(self._permits), beginning(self._connector)
-            return PoolStatistics(self.executor, *counts)
+            return PoolStatistics(*counts)
 
     def threads(self) -> list[str]:
         number = self._thread.native_id
@@ -168,15 +173,66 @@ class Coroutines(NearPool, ServedPool):
         return lease
 
     async def _run(self, permit: Permit, lease: Lease) -> None:
-        sink = sink_of(self._program, lease)
-        outcome = await self._awaiting.run(
-            lease.chunk, lease.inputs, sink, permit.random
-        )
+        outcome = await self._outcome(lease, permit.random)
         # The thread served several leases since the last settling. The share of each is
         # unknown, but the sum is right.
         now_ns = time.thread_time_ns()
         outcome.cpu_ns, self._cpu_ns = now_ns - self._cpu_ns, now_ns
         self._connector.settle(lease, outcome, permit.meter)
+
+    async def _outcome(self, lease: Lease, random: SampleRandom) -> Outcome:
+        """Work on a lease as `Program.run` does; the CPU time is not known."""
+        start_ns, program = time.perf_counter_ns(), self._program
+        work = Work(lease.chunk, random, lease.inputs or [])
+        parts: Parts = ()
+        made_ns = 0
+        for operation in program.operations:
+            assert isinstance(operation, Calling)
+            calls = operation.begin(work)
+            await self._make(calls, operation.stage)
+            operation.finish(work, calls.results)
+            before_ns, made_ns = made_ns, time.perf_counter_ns() - start_ns
+            nbytes = size_of(work.samples[0]) if work.samples else 0
+            parts += ((made_ns - before_ns, 0, nbytes),)
+        outcome = program.finish(work, sink_of(program, lease))
+        outcome.run_ns = time.perf_counter_ns() - start_ns
+        outcome.parts = program.parted(parts, outcome, made_ns)
+        return outcome
+
+    async def _make(self, calls: Calls, stage: str) -> None:
+        """Make the calls and await each, setting failures aside.
+
+        A cancellation before the end comes from the function, and is a failure like any
+        exception.
+        """
+        samples: list[Any] = []
+        failed: set[int] = set()
+        for at in range(calls.number):
+            try:
+                samples.append(await self._limited(calls, stage))
+            except BaseException as error:
+                cancelled = isinstance(error, asyncio.CancelledError)
+                if cancelled and self._engine_lock.closed:
+                    raise
+                failed.add(at)
+                calls.results.fail(at, error, stage)
+                samples.append(FAILED)
+        calls.results.take(samples, failed)
+
+    async def _limited(self, calls: Calls, stage: str) -> Any:
+        if self._timeout_s is None:
+            return await next(calls.each)
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit:
+                return await next(calls.each)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise  # a TimeoutError of the function's own
+            raise TimeoutError(
+                f"{stage} was still waiting for this sample after its `timeout` of "
+                f"{self._timeout_s:g} s, and was cancelled; raise `timeout`, or let the"
+                " function retry with a shorter time limit of its own"
+            ) from error
 
     def _remove(self, permit: Permit) -> None:
         self._permits.discard(permit)

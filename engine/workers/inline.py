@@ -10,10 +10,10 @@ from ..core.connector import Connector
 from ..core.core import FAR_LEASE_NS, LEASE_NS
 from ..program.program import Program
 from ..program.randomness import SampleRandom
-from .pool import Holding, NearPool, PoolStatistics, Watches, no_watch, run_lease
+from .pool import Holding, PoolStatistics, Watches, WorkerPool, no_watch, run_lease
 
 
-class Inline(NearPool):
+class Inline(WorkerPool):
     """One worker that works on request, in the caller's thread."""
 
     executor = "inline"
@@ -60,7 +60,7 @@ class Inline(NearPool):
         return self._connector.make_alone(self._outcome)
 
     def leases(self, workers: int) -> Holding:
-        """Return what leases it holds; if it is watched, it does nothing else."""
+        # If it is watched, it does nothing else.
         return Holding(workers, LEASE_NS if self._watch is None else FAR_LEASE_NS)
 
     def resize(self, count: int) -> None:
@@ -76,10 +76,9 @@ class Inline(NearPool):
 
     def statistics(self) -> PoolStatistics:
         here = not self._left
-        return PoolStatistics(self.executor, here, here)
+        return PoolStatistics(here, here)
 
     def threads(self) -> list[str]:
-        """Return none: it works in the trainer's thread."""
         return []
 
     def _run(self, lease: Lease) -> None:

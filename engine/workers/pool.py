@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
-from typing import Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple
 
 from ...system.wakeup import Wakeup
 from ..batch.buffer import BatchBuffer
@@ -20,12 +20,14 @@ from ..core.metrics import CpuClock
 from ..program.program import Program, Watch
 from ..program.randomness import SampleRandom
 
+Kind = Literal["inline", "thread", "process", "async", "ray"]
+"""Kinds of workers."""
+
 
 @dataclass(frozen=True, slots=True)
 class PoolStatistics:
     """Numbers of workers."""
 
-    executor: str
     asked: int
     """The number last requested."""
     alive: int
@@ -48,22 +50,25 @@ class Holding(NamedTuple):
     """How many work on one each, if they make whole batches."""
 
 
-class WorkerPool(Protocol):
+class WorkerPool(ABC):
     """The workers of one segment, of one kind. They only `take` and `settle`."""
 
-    @property
-    def executor(self) -> str:
-        """`inline`, `thread`, `async`, `process` or `ray`."""
+    executor: ClassVar[Kind]
+    _connector: Connector
 
+    @abstractmethod
     def resize(self, count: int) -> None:
         """Request `count` workers; return at once, without waiting for running work."""
 
     def leases(self, workers: int) -> Holding:
-        """Return what leases so many workers hold."""
+        """Return what leases so many workers hold: one each."""
+        return Holding(workers, LEASE_NS)
 
+    @abstractmethod
     def retire(self) -> None:
         """Let all workers leave for good after their current lease; return at once."""
 
+    @abstractmethod
     def close(self, until_s: float = inf) -> list[str]:
         """Stop, and wait until all workers are gone. The engine lock is closed already.
 
@@ -74,37 +79,23 @@ class WorkerPool(Protocol):
             The names of threads that still run: a thread cannot be interrupted.
         """
 
+    @abstractmethod
     def statistics(self) -> PoolStatistics:
         """Return the numbers of workers. The engine lock must not be held."""
 
+    @abstractmethod
     def threads(self) -> list[str]:
         """Return the /proc folders of the worker threads, without the caller's."""
 
-    def rest(self, until_ns: int) -> None:
+    def rest(self, until_ns: int) -> None:  # noqa: B027 most leases are short
         """Let workers rest within a lease, too, until this moment; 0: no more."""
 
     def at_work(self) -> bool:
         """Whether a worker is working. The engine lock is held."""
-
-
-class NearPool:
-    """What all workers in this process have in common."""
-
-    _connector: Connector
-
-    def rest(self, until_ns: int) -> None:
-        """Do nothing: leases are short."""
-
-    def at_work(self) -> bool:
-        """Whether a worker has a lease."""
         return self._connector.busy
 
-    def leases(self, workers: int) -> Holding:
-        """Return what leases so many workers hold: one each."""
-        return Holding(workers, LEASE_NS)
 
-
-class ServedPool(ABC):
+class ServedPool(WorkerPool):
     """Workers served by one thread, which waits for whatever happens first.
 
     The engine lock guards `_asked`, `_leaving` and `_wakeup`; everything else belongs
@@ -126,19 +117,16 @@ class ServedPool(ABC):
         )
 
     def resize(self, count: int) -> None:
-        """Request `count` workers."""
         with self._engine_lock.lock:
             self._asked = count
             self._wakeup.notify()
 
     def retire(self) -> None:
-        """Let all workers leave after their current lease."""
         with self._engine_lock.lock:
             self._asked, self._leaving = 0, True
             self._wakeup.notify()
 
     def close(self, until_s: float = inf) -> list[str]:
-        """Wait until the thread has ended all workers; the engine lock is closed."""
         return join_all([self._thread], until_s)
 
     def _start(self) -> None:
@@ -190,8 +178,6 @@ def beginning(connector: Connector) -> int:
     return sum(meter.begins for meter in connector.meters)
 
 
-Kind = Literal["inline", "thread", "process", "async", "ray"]
-"""Kinds of workers."""
 Watches = Callable[[], Watch | None]
 """Makes what observes the samples of one worker."""
 
@@ -229,7 +215,4 @@ def run_lease(
 
 def sink_of(program: Program, lease: Lease) -> BatchBuffer | None:
     """Return the batch that a lease's rows are written to, if they are."""
-    if not program.places:
-        return None
-    assert isinstance(lease.in_flight.buffer, BatchBuffer)
-    return lease.in_flight.buffer
+    return lease.in_flight.buffer if program.places else None

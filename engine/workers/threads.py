@@ -9,16 +9,16 @@ from math import inf
 
 import torch
 
-from ..core.chunk import Lease, Signal
+from ..core.chunk import Lease
 from ..core.connector import Connector
 from ..core.metrics import WorkerMeter
 from ..program.program import Program, Watch
 from ..program.randomness import SampleRandom
 from ..witness.witness import Witness
 from .pool import (
-    NearPool,
     PoolStatistics,
     Watches,
+    WorkerPool,
     beginning,
     join_all,
     no_watch,
@@ -58,7 +58,7 @@ def use_one_torch_thread() -> None:
         restore.join()
 
 
-class Threads(NearPool):
+class Threads(WorkerPool):
     """A number of threads, each taking and settling leases.
 
     The engine lock guards `_wanted`, `_most`, `_asked`, `_surplus` and `_threads`. If
@@ -114,11 +114,9 @@ class Threads(NearPool):
             self._engine_lock.notify(self._connector.segment)
 
     def retire(self) -> None:
-        """Let every thread leave at its next `take`."""
         self.resize(0)
 
     def close(self, until_s: float = inf) -> list[str]:
-        """Wait for the threads, which the closed engine lock retires."""
         with self._engine_lock.lock:
             threads = list(self._threads)
         return join_all(threads, until_s)
@@ -126,7 +124,7 @@ class Threads(NearPool):
     def statistics(self) -> PoolStatistics:
         with self._engine_lock.lock:
             counts = self._asked, len(self._threads), beginning(self._connector)
-            return PoolStatistics(self.executor, *counts)
+            return PoolStatistics(*counts)
 
     def threads(self) -> list[str]:
         with self._engine_lock.lock:
@@ -157,7 +155,7 @@ class Threads(NearPool):
     ) -> bool:
         """Work on one lease. Keeps no reference between two leases."""
         lease = self._connector.take(meter, self._retires)
-        if isinstance(lease, Signal):
+        if lease is None:
             return False
         self._run(lease, meter, random, watch)
         return True

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.engine.core.byte_budget import ByteBudget, Reservations
-from penstock.engine.core.chunk import InFlightBatch, Lease, Outcome, Signal
+from penstock.engine.core.chunk import InFlightBatch, Lease, Outcome
 from penstock.engine.core.connector import Connector, EngineLock
 from penstock.engine.core.core import Core, SegmentState
 from penstock.engine.core.metrics import Gauge, Wait
@@ -103,7 +103,7 @@ class Taker(threading.Thread):
     def __init__(self, connector: Connector) -> None:
         super().__init__(daemon=True)
         self.connector = connector
-        self.given: Lease | Signal | None = None
+        self.given: Lease | None = None
         self.retiring = False
         self._looked = threading.Event()
 
@@ -126,7 +126,7 @@ class Taker(threading.Thread):
             pass
         assert self.given is None
 
-    def result(self) -> Lease | Signal | None:
+    def result(self) -> Lease | None:
         """Wait until the worker is woken, and return what it was given."""
         self.join(JOIN_S)
         assert not self.is_alive(), "nothing woke it"
@@ -203,13 +203,13 @@ def test_a_waiting_worker_retires_when_it_is_asked_to(at: int) -> None:
     with sleeping(site.connectors[at]) as taker:
         taker.retiring = True
         site.connectors[at].engine_lock.notify(at)
-        assert taker.result() is Signal.RETIRE
+        assert taker.result() is None
     assert lease in site.core.leases
 
 
 def test_retiring_comes_before_work() -> None:
     site = Site()
-    assert site.connectors[0].take(site.meters[0], lambda: True) is Signal.RETIRE
+    assert site.connectors[0].take(site.meters[0], lambda: True) is None
 
 
 @pytest.mark.parametrize("at", [0, 1])
@@ -219,15 +219,22 @@ def test_closing_wakes_every_waiting_worker(at: int) -> None:
     with sleeping(site.connectors[at]) as one, sleeping(site.connectors[at]) as two:
         with held(site.engine_lock) as engine_lock:
             engine_lock.close()
-        assert one.result() is Signal.CLOSED
-        assert two.result() is Signal.CLOSED
+        assert one.result() is None
+        assert two.result() is None
 
 
 def test_closing_comes_before_retiring_and_work() -> None:
     site = Site()
     with held(site.engine_lock) as engine_lock:
         engine_lock.close()
-    assert site.connectors[0].take(site.meters[0], lambda: True) is Signal.CLOSED
+    asked: list[bool] = []
+
+    def surplus() -> bool:
+        asked.append(True)
+        return True
+
+    assert site.connectors[0].take(site.meters[0], surplus) is None
+    assert asked == []
     assert site.connectors[0].try_take(site.meters[0]) is None
 
 
