@@ -161,7 +161,7 @@ class Engine:
             if ready:
                 self._supply()
             with engine_lock.lock:
-                unopened = engine_lock.head == engine_lock.next_step
+                unopened = engine_lock.core.head == engine_lock.core.next_step
                 popped = engine_lock.pop() if ready or unopened else None
                 if popped is not None:
                     break
@@ -233,15 +233,15 @@ class Engine:
             PenstockError: the engine was closed.
         """
         reader = self.recipe.segments[0]
-        if reader.iterable:
-            while self._pause_source():
-                self.engine_lock.sleep()
-            reader.program.restart(skip)
-            if self.segments[0].executor == "process":
-                self._pools.renew()  # its place is in the process that reads
-        with self.engine_lock.lock:
-            self.engine_lock.mend()
-            self.engine_lock.restart(step)
+        with contextlib.ExitStack() as stack:
+            if reader.iterable:
+                stack.enter_context(self.still(reader_only=True))
+                reader.program.restart(skip)
+                if self.segments[0].executor == "process":
+                    self._pools.renew()  # its place is in the process that reads
+            with self.engine_lock.lock:
+                self.engine_lock.mend()
+                self.engine_lock.restart(step)
         self.engine_lock.notify_others()
 
     def begin_epoch(self, epoch: int) -> None:
@@ -290,7 +290,7 @@ class Engine:
     @property
     def head(self) -> int:
         """The step that `pop` returns next."""
-        return self.engine_lock.head
+        return self.engine_lock.core.head
 
     def close(self) -> None:
         """Stop and join all workers, and release all memory.
@@ -334,43 +334,39 @@ class Engine:
         return True
 
     @contextlib.contextmanager
-    def still(self) -> Iterator[None]:
+    def still(self, *, reader_only: bool = False) -> Iterator[None]:
         """Keep everybody from working within the `with`.
 
         A fork copies the locks of the user's functions as they are. One that a thread
         holds at that moment would stay locked in the copy forever.
 
+        Args:
+            reader_only: whether to wait only for reads from the source to end. If the
+                process that reads has died, that is all right, too.
+
         Raises:
             PenstockError: the engine was closed.
         """
         try:
-            while self._stop_all():
+            while self._pause(reader_only=reader_only):
                 self.engine_lock.sleep()
             yield
         finally:
             with self.engine_lock.lock:
                 self.engine_lock.unpause()
 
-    def _stop_all(self) -> bool:
+    def _pause(self, *, reader_only: bool) -> bool:
         """Hand out no more work; return whether somebody is still working."""
-        engine_lock = self.engine_lock
+        engine_lock, segments = self.engine_lock, self.segments
+        if reader_only:
+            segments = segments[:1]
         with engine_lock.lock:
+            if reader_only:
+                engine_lock.mend()
             self._check()
-            engine_lock.pause()
-            engine_lock.trainer_waits = self._at_work()
+            engine_lock.core.pause()
+            engine_lock.trainer_waits = any(each.connector.busy for each in segments)
             return engine_lock.trainer_waits
-
-    def _at_work(self) -> bool:
-        """Whether a worker has a lease or a batch. The lock is held."""
-        return any(segment.connector.busy for segment in self.segments)
-
-    def _pause_source(self) -> bool:
-        """Hand out no more rows of the source; return whether one is being read."""
-        with self.engine_lock.lock:
-            self.engine_lock.mend()
-            self._check()
-            reading = self.engine_lock.trainer_waits = self.engine_lock.pause_source()
-        return reading
 
     def _work_inline(self) -> bool:
         """Work on one lease of the trainer's own segments, the last ones first."""
@@ -416,7 +412,7 @@ class Engine:
         segment, self._unweighed = self._unweighed, None
         if segment is None or not segment.undecided or segment.inline is None:
             return
-        inline, batch_rows = segment.inline, segment.connector.batch_rows
+        inline, batch_rows = segment.inline, self.engine_lock.core.batch_rows
         left = -inline.done % batch_rows
         safe = segment.recipe.thread_safe
         found = resolve(*inline.tally, left, batch_rows, thread_safe=safe)

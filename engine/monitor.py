@@ -63,7 +63,7 @@ class Monitor:
             now_ns = self._engine_lock.clock()
             read = [segment.connector.read(now_ns) for segment in self._segments]
             reservations = self._engine_lock.reservations.statistics()
-            begun_next = self._engine_lock.next_step
+            begun_next = self._engine_lock.core.next_step
         trainer = self._trainer
         seen = trainer.read()
         self._look_at_gil(now_ns / 1e9, seen)

@@ -62,7 +62,7 @@ class Rest:
         alarm.name, alarm.daemon = "penstock rest", True
         with self._engine_lock.lock:
             self._alarm = alarm  # first: Ctrl-C may come between the two
-            self._engine_lock.pause()
+            self._engine_lock.core.pause()
         for segment in self._segments:
             segment.pool.rest(until_ns)  # within leases, where these are long
         alarm.start()

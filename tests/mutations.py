@@ -126,10 +126,10 @@ MUTATIONS = [
     Mutation(CORE, "range(at + 1, self.placing + 1)", "range(at + 1, len(remaining))"),
     Mutation(CORE, "limit = max(limit, theirs + 1)", "pass"),
     # States
-    Mutation(CORE, '(State.SOURCE_PAUSED, "restart"): State.RUNNING,', ""),
-    Mutation(CORE, "if self.state.delivers and not self.state.opens:", "if self.state is State.PAUSED:"),
-    Mutation(CORE, "if allowed.gives_work and due and number", "if due and number"),
-    Mutation(CORE, '        self._follow("close")\n', ""),
+    Mutation(CORE, "            self.state = State.RUNNING\n", "            pass\n"),
+    Mutation(CORE, "        if self.state is State.PAUSED:\n            self._wake(FEED)", "        if False:\n            pass"),
+    Mutation(CORE, "if runs and due and number", "if due and number"),
+    Mutation(CORE, "        self.state = State.CLOSED\n", ""),
     # Bytes
     Mutation(BUDGET, "self.held_bytes + nbytes > self.limit_bytes", "self.held_bytes + nbytes >= self.limit_bytes"),
     Mutation(BUDGET, "max(charge.high, charge.held)", "charge.held"),

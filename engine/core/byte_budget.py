@@ -49,11 +49,6 @@ class ByteBudget:
         self._refused: set[Callable[[], None]] = set()
         self._resting: set[Callable[[], None]] = set()
 
-    def copied(self) -> ByteBudget:
-        """Return a budget with the same limit, for a child process."""
-        with self.lock:
-            return ByteBudget(self.limit_bytes, chosen=self._chosen)
-
     def resize(self, limit_bytes: int) -> list[Callable[[], None]]:
         """Change the budget; return the callbacks of refused pipelines.
 

@@ -41,10 +41,6 @@ class Chunk:
         """Return what the dataset is asked for in this row."""
         return self.indices[offset : offset + 1].tolist()[0]
 
-    def split(self, rows: int) -> tuple[Chunk, Chunk]:
-        """Return the first `rows` rows, and the rest."""
-        return self.part(0, rows), self.part(rows, len(self))
-
     def part(self, start: int, stop: int) -> Chunk:
         """Return the rows from `start` up to `stop`, counted within this chunk."""
         return Chunk(
@@ -69,8 +65,9 @@ class Piece(NamedTuple):
 
     def split(self, rows: int) -> tuple[Piece, Piece]:
         """Return the first `rows` rows, and the rest."""
-        chunk, rest = self.chunk.split(rows)
-        nbytes = self.nbytes * rows // len(self.chunk)
+        whole = self.chunk
+        chunk, rest = whole.part(0, rows), whole.part(rows, len(whole))
+        nbytes = self.nbytes * rows // len(whole)
         inputs = self.inputs or []
         taken, left = inputs[:rows] or None, inputs[rows:] or None
         return (

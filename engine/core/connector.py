@@ -14,10 +14,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from ...errors import WorkerError
 from ...system.run_queue import OwnQueue
 from ...system.wakeup import NOTICE_S
 from .chunk import InFlightBatch, Lease, Outcome
@@ -119,28 +117,19 @@ class EngineLock(Waiters):
 
     def __init__(self, core: Core, clock: Clock = time.perf_counter_ns) -> None:
         super().__init__(len(core.segments), core.wakes)
-        self._core = core
+        self.core = core
+        """Whoever changes it here wakes those whom this concerns: `wake`."""
         self.clock = clock
         self.reservations = core.reservations
 
     @property
     def closed(self) -> bool:
         """Whether it has stopped handing out work for good."""
-        return self._core.state is State.CLOSED
-
-    @property
-    def head(self) -> int:
-        """The step that `pop` returns next."""
-        return self._core.head
-
-    @property
-    def next_step(self) -> int:
-        """The step that the source opens next."""
-        return self._core.next_step
+        return self.core.state is State.CLOSED
 
     def peek(self) -> tuple[InFlightBatch, Any] | None:
         """Return what `pop` would, without removing it. For the trainer, unlocked."""
-        return self._core.outbox.get(self._core.head)
+        return self.core.outbox.get(self.core.head)
 
     def notify_others(self) -> None:
         """Notify other pipelines that bytes became free. No lock is held."""
@@ -158,43 +147,35 @@ class EngineLock(Waiters):
         Raises:
             Exception: a function of the schedule raised it for this batch.
         """
-        core = self._core
+        core = self.core
         if core.unplanned is not None and core.head == core.next_step:
             raise core.unplanned
         popped = core.pop(self.clock())
         self.wake()
         return popped
 
-    def pause_source(self) -> bool:
-        """Open no batch until `restart`; return whether the source is being read."""
-        return self._core.pause_source()
-
-    def pause(self) -> None:
-        """Hand out no more work. Batches that are ready may still be popped."""
-        self._core.pause()
-
     def unpause(self) -> None:
         """Continue after `pause`."""
-        self._core.unpause()
+        self.core.unpause()
         self.wake()
 
     def extend(self, until: int | None) -> None:
         """Allow opening batches before the step `until`; None removes the limit."""
-        self._core.extend(until)
+        self.core.extend(until)
         self.wake()
 
     def restart(self, step: int) -> None:
         """Drop everything in flight, and continue at `step`."""
-        self._core.restart(step, self.clock())
+        self.core.restart(step, self.clock())
         self.wake()
 
     def close(self) -> None:
         """Drop everything, permanently."""
-        self._core.close(self.clock())
+        self.core.close(self.clock())
         self.wake()
 
     def __repr__(self) -> str:
-        return repr(self._core)
+        return repr(self.core)
 
 
 class Suspension:
@@ -232,15 +213,9 @@ class Suspension:
             resting = self._suspend in self._byte_budget.resting()
             if resting and not self._suspended:
                 self._suspended = True
-                engine_lock.restart(engine_lock.head)
-                engine_lock.extend(engine_lock.head)
+                engine_lock.restart(engine_lock.core.head)
+                engine_lock.extend(engine_lock.core.head)
         engine_lock.notify_others()
-
-
-def end_without(engine_lock: EngineLock, why: str) -> None:
-    """Make the trainer raise an error: no workers are left."""
-    text = f"the workers are out of reach, and no others take over: {why}"
-    engine_lock.fail(WorkerError(text))
 
 
 class Connector:
@@ -266,9 +241,8 @@ class Connector:
         self.on_look: Callable[[str], object] = str
         """Called when a segment's only worker has looked at its copy of the data, with
         the path of what changed there, or an empty string."""
-        self.on_lost: Callable[[str], object] = partial(end_without, engine_lock)
-        """Called with the reason once workers elsewhere are out of reach for good. By
-        default the trainer raises an error, as nobody is left to make its batches."""
+        self.on_lost: Callable[[str], object] = str
+        """Called with the reason once workers elsewhere are out of reach for good."""
         # Number of batches that workers are collating.
         self._finishing = 0
         self.meters: set[WorkerMeter] = set()
@@ -398,11 +372,6 @@ class Connector:
     def busy(self) -> bool:
         """Whether a worker has a batch or a lease, even one that was dropped."""
         return self._finishing > 0 or any(meter.leases for meter in self.meters)
-
-    @property
-    def batch_rows(self) -> int:
-        """Current number of rows in a batch."""
-        return self._core.batch_rows
 
     def resize(
         self,

@@ -14,19 +14,15 @@ address (number, row), so work may finish in any order. Invariants:
   whatever bounds and credits say, so progress is always possible (proof in `_limit` and
   `Reservations.open`).
 
-There are four states. A cell names the state that follows:
+There are three states. A cell names the state that follows:
 
-    state           opens   hands out  delivers   pause_   pause   unpause  restart
-                    batches pieces                source
-    RUNNING         yes     yes        yes        SOURCE_  PAUSED  -        -
-                                                  PAUSED
-    SOURCE_PAUSED   no      yes        yes        -        PAUSED  -        RUNNING
-    PAUSED          no      no         yes        -        -       RUNNING  -
-    CLOSED          no      no         no         -        -       -        -
+    state      hands out work   delivers   pause     unpause   close
+    RUNNING    yes              yes        PAUSED    -         CLOSED
+    PAUSED     no               yes        -         RUNNING   CLOSED
+    CLOSED     no               no         -         -         -
 
-`close` leads from every state to CLOSED, which is final. Opening a batch and handing
-out its planned rows are allowed together. `until`, the first step that may not be
-opened yet, is not a state: it is where the plan ends for now.
+`until`, the first step that may not be opened yet, is not a state: it is where the plan
+ends for now.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from ..plan import PlannedBatch, Planning
 from .byte_budget import Reservations
@@ -56,36 +52,12 @@ LEARNING = 0.3
 """Weight of the latest lease in the estimated cost of a row."""
 
 
-class Allowed(NamedTuple):
-    """What a state allows."""
-
-    opens: bool
-    """Opening batches, and handing out their planned rows."""
-    gives_work: bool
-    """Handing out rows that wait for a segment."""
-    delivers: bool
-
-
-class State(Allowed, Enum):
+class State(Enum):
     """What a core is doing; the table is in the module's docstring."""
 
-    RUNNING = (True, True, True)
-    SOURCE_PAUSED = (False, True, True)
-    PAUSED = (False, False, True)
-    CLOSED = (False, False, False)
-
-
-Event = Literal["pause_source", "pause", "unpause", "restart", "close"]
-"""The transitions between states."""
-FOLLOWS: dict[tuple[State, Event], State] = {
-    (State.RUNNING, "pause_source"): State.SOURCE_PAUSED,
-    (State.RUNNING, "pause"): State.PAUSED,
-    (State.SOURCE_PAUSED, "pause"): State.PAUSED,
-    (State.SOURCE_PAUSED, "restart"): State.RUNNING,
-    (State.PAUSED, "unpause"): State.RUNNING,
-    **{(state, "close"): State.CLOSED for state in State},
-}
-"""Events that are not listed for a state leave it unchanged."""
+    RUNNING = "running"
+    PAUSED = "paused"
+    CLOSED = "closed"
 
 
 @dataclass(slots=True, eq=False)
@@ -256,18 +228,18 @@ class Core:
 
     def take(self, at: int, now_ns: int) -> Lease | Wait:
         """Hand out the earliest rows for segment `at`, or say what to wait for."""
-        state, allowed = self.segments[at], self.state
+        state, runs = self.segments[at], self.state is State.RUNNING
         lease: Lease | None = None
         self.short = False
         if state.pieces:
             number = state.pieces[0][0]
             due = number == state.head or not state.in_order
             due = due and (state.ahead or not state.inline or number == self.head)
-            if allowed.gives_work and due and number <= self._limit(at):
+            if runs and due and number <= self._limit(at):
                 lease = self._lease_pieces(at, state, now_ns)
-        elif at > 0 and allowed.gives_work:
+        elif at > 0 and runs:
             return Wait.INPUT
-        elif allowed.opens and (in_flight := self._frontier()):
+        elif runs and (in_flight := self._frontier()):
             lease = self._lease_rows(in_flight, state)
         if lease is None:
             return Wait.MEMORY if self.short else Wait.CREDIT
@@ -306,7 +278,7 @@ class Core:
         number = in_flight.number
         self._wake_who_paused()
         current = self.batches_in_flight.get(number) is in_flight
-        if not (current and self.state.delivers):
+        if not current or self.state is State.CLOSED:
             return
         if isinstance(batch, Onward):
             self._forward(in_flight, batch, now_ns)
@@ -334,18 +306,15 @@ class Core:
         self._wake_before(len(self.segments))
         return ready
 
-    def pause_source(self) -> bool:
-        """Open no more batches; return whether a worker still reads from the source."""
-        self._follow("pause_source")
-        return any(lease.segment == 0 for lease in self.leases)
-
     def pause(self) -> None:
         """Hand out no more work. Batches that are ready may still be popped."""
-        self._follow("pause")
+        if self.state is State.RUNNING:
+            self.state = State.PAUSED
 
     def unpause(self) -> None:
         """End `pause`, and let everybody look again."""
-        self._follow("unpause")
+        if self.state is State.PAUSED:
+            self.state = State.RUNNING
         for at in range(len(self.segments)):
             self._wake(at)
 
@@ -356,7 +325,6 @@ class Core:
 
     def restart(self, step: int, now_ns: int) -> None:
         """Drop everything in flight, and continue at `step`."""
-        self._follow("restart")
         self.leases.clear()
         self.batches_in_flight.clear()
         self.outbox.clear()
@@ -371,7 +339,7 @@ class Core:
 
     def close(self, now_ns: int) -> None:
         """Drop everything, permanently."""
-        self._follow("close")
+        self.state = State.CLOSED
         self.restart(self.head, now_ns)
         self._wake(FEED)
 
@@ -410,12 +378,9 @@ class Core:
 
     # Their parts
 
-    def _follow(self, event: Event) -> None:
-        self.state = FOLLOWS.get((self.state, event), self.state)
-
     def _wake_who_paused(self) -> None:
         """Let whoever paused check whether the last of the work has come back."""
-        if self.state.delivers and not self.state.opens:
+        if self.state is State.PAUSED:
             self._wake(FEED)
 
     def _limit(self, at: int) -> int:

@@ -68,7 +68,7 @@ class Course:
         self.inline = [False] * len(row_bytes)
         self.asleep = [0] * len(row_bytes)
         self.trainer_waits = False
-        self.paused = self.source_paused = False
+        self.paused = False
         self.clock = count(1)
 
     # What happens
@@ -174,7 +174,6 @@ class Course:
     def restart(self, step: int) -> None:
         """The trainer continues at another step. Workers keep their leases."""
         self.core.restart(step, next(self.clock))
-        self.source_paused = self.source_paused and self.paused
         self.batches.clear()
         self.head, self.ready_rows = step, 0
         self.trainer_waits = False
@@ -186,24 +185,16 @@ class Course:
         self.paused = True
         self.wake()
 
-    def pause_source(self) -> None:
-        """The engine waits until nobody reads the source, to continue elsewhere."""
-        reading = any(lease.segment == 0 for lease in self.core.leases)
-        assert self.core.pause_source() == reading
-        self.source_paused = self.source_paused or not self.paused
-        self.wake()
-
     def unpause(self) -> None:
         """The engine lets all work again, if it had paused them."""
         self.core.unpause()
-        if self.paused:
-            self.paused = self.source_paused = False
+        self.paused = False
         self.wake()
 
     def close(self) -> None:
         """The engine is closed: nobody waits for work to come back."""
         self.core.close(next(self.clock))
-        self.paused = self.source_paused = False
+        self.paused = False
         self.batches.clear()
         self.wake()
 
@@ -246,7 +237,7 @@ class Course:
         if ready:
             due = at != self.placing + 1 or ready[0][0] == self._reached(at)
             return ready[0] if due and ready[0][0] <= self.limit(at) else None
-        if at > 0 or self.source_paused:
+        if at > 0:
             return None
         if begun := self._at((SOURCE, 0)):
             return begun[0]
@@ -315,7 +306,6 @@ class Course:
         """Check that something can move: a worker at work or awake, or the trainer."""
         assert (
             self.paused
-            or self.source_paused
             or self.in_hand
             or self.complete
             or not self.trainer_waits
@@ -330,7 +320,7 @@ class Course:
 
     def check_head(self) -> None:
         """Check that the oldest batch is granted wherever it has ready rows."""
-        if self.paused or self.source_paused:
+        if self.paused:
             return
         for at in range(self.depth):
             ready = [row for step, row in self._at(("ready", at)) if step == self.head]
@@ -355,7 +345,7 @@ class Course:
 
     def _check_who_paused_is_woken(self) -> None:
         """A caller that paused checks again after each settled piece of work."""
-        if self.paused or self.source_paused:
+        if self.paused:
             assert self.core.wakes.pop(FEED)
 
     def _notify(self) -> None:

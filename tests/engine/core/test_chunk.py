@@ -23,7 +23,7 @@ def test_the_two_parts_of_a_split_chunk_are_the_chunk(
 ) -> None:
     whole = chunk(rows)
     cut = data.draw(st.integers(0, rows))
-    head, tail = whole.split(cut)
+    head, tail = whole.part(0, cut), whole.part(cut, rows)
     assert (len(head), len(tail)) == (cut, rows - cut)
     assert (head.first_row, tail.first_row) == (5, 5 + cut)
     assert [*head.indices, *tail.indices] == whole.indices.tolist()

@@ -14,7 +14,6 @@ from penstock.engine.core.chunk import InFlightBatch, Lease, Outcome
 from penstock.engine.core.connector import Connector, EngineLock
 from penstock.engine.core.core import Core, SegmentState
 from penstock.engine.core.metrics import Gauge, Wait
-from penstock.errors import WorkerError
 from support.core_script import Script
 
 JOIN_S = 60.0
@@ -357,10 +356,3 @@ def test_the_outbox_is_measured_in_batches() -> None:
     _, gauge, row_bytes, _ = site.connectors[1].read(0)
     assert gauge.capacity == 2
     assert row_bytes == site.engine_lock.reservations.statistics().batch_bytes / 2 == 1
-
-
-def test_workers_that_nobody_replaces_end_the_run_with_an_error() -> None:
-    site = Site()
-    site.connectors[0].on_lost("Ray was shut down")
-    assert isinstance(site.engine_lock.broken, WorkerError)
-    assert "Ray was shut down" in str(site.engine_lock.broken)

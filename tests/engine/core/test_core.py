@@ -469,8 +469,7 @@ def test_closing_gives_all_bytes_back_and_wakes_everyone() -> None:
 
 
 FOLLOWING = {
-    "RUNNING": {"pause_source": "SOURCE_PAUSED", "pause": "PAUSED"},
-    "SOURCE_PAUSED": {"pause": "PAUSED", "restart": "RUNNING"},
+    "RUNNING": {"pause": "PAUSED"},
     "PAUSED": {"unpause": "RUNNING"},
     "CLOSED": {},
 }
@@ -483,9 +482,7 @@ def in_state(state: State) -> Course:
     one.take(0)
     one.settle(0, Settling())
     one.take(0)
-    if state is State.SOURCE_PAUSED:
-        one.core.pause_source()
-    elif state is State.PAUSED:
+    if state is State.PAUSED:
         one.core.pause()
     elif state is State.CLOSED:
         one.core.close(0)
@@ -493,7 +490,7 @@ def in_state(state: State) -> Course:
 
 
 @pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("event", ["pause_source", "pause", "unpause", "restart"])
+@pytest.mark.parametrize("event", ["pause", "unpause", "restart"])
 def test_each_event_leads_to_the_state_in_the_table(state: State, event: str) -> None:
     core = in_state(state).core
     if event == "restart":
@@ -506,21 +503,20 @@ def test_each_event_leads_to_the_state_in_the_table(state: State, event: str) ->
 
 
 @pytest.mark.parametrize(
-    ("state", "opens", "gives_work", "delivers"),
+    ("state", "gives_work", "delivers"),
     [
-        (State.RUNNING, True, True, True),
-        (State.SOURCE_PAUSED, False, True, True),
-        (State.PAUSED, False, False, True),
-        (State.CLOSED, False, False, False),
+        (State.RUNNING, True, True),
+        (State.PAUSED, False, True),
+        (State.CLOSED, False, False),
     ],
 )
 def test_each_state_allows_what_the_table_says(
-    state: State, *, opens: bool, gives_work: bool, delivers: bool
+    state: State, *, gives_work: bool, delivers: bool
 ) -> None:
     assert isinstance(in_state(state).core.take(1, 0), Lease) is gives_work
     fresh = course([1], [1])
     fresh.core.state = state
-    assert isinstance(fresh.core.take(0, 0), Lease) is opens
+    assert isinstance(fresh.core.take(0, 0), Lease) is gives_work
     one = course([1], [1])
     one.take(0)
     one.settle(0, Settling())
@@ -529,12 +525,11 @@ def test_each_state_allows_what_the_table_says(
     assert bool(one.core.outbox) is delivers
 
 
-@pytest.mark.parametrize("pause", ["pause", "pause_source"])
-def test_work_that_comes_back_wakes_whoever_paused(pause: str) -> None:
+def test_work_that_comes_back_wakes_whoever_paused() -> None:
     one = course([2])
     one.take(0)
     one.take(0)
-    getattr(one.core, pause)()
+    one.core.pause()
     one.core.wakes.clear()
     one.core.settle(one.in_hand[0], Outcome(0), 0)
     assert one.core.wakes[FEED]

@@ -124,7 +124,7 @@ class CoreMachine(RuleBasedStateMachine):
         for _ in range(rounds):
             self.course(who).move(how, idle, slow)
 
-    @rule(who=NUMBER, event=st.sampled_from(["pause", "unpause", "pause_source"]))
+    @rule(who=NUMBER, event=st.sampled_from(["pause", "unpause"]))
     def pause_or_go_on(self, who: int, event: str) -> None:
         getattr(self.course(who), event)()
 
@@ -182,8 +182,6 @@ class CoreMachine(RuleBasedStateMachine):
         """From any state each pipeline moves on although the other stands still."""
         for course in self.courses:
             course.unpause()
-            if course.source_paused:
-                course.restart(course.head)
             goal = course.head + 3
             for _ in range(MAX_ROUNDS):
                 if course.head >= goal:
