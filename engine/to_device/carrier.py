@@ -1,9 +1,14 @@
-"""The carrier: copies batches to the device, and keeps the memory that copies read."""
+"""The carrier: copies batches to the device, and keeps the memory that copies read.
+
+The device reads pinned memory by itself. A copy from any other memory occupies the
+trainer's thread until it is done.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +20,7 @@ from ..far.handover import is_dense
 from ..feed import Delivery
 from ..plan import BatchPlan
 from .cuda import Bus
-from .pinned import PinnedRing, PinnedSlabs
+from .pinned import PinnedSlabs
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +40,35 @@ class Carrier:
     Args:
         bus: the bus to the device.
         to_device: what to do with a batch there.
-        buffers: number of pinned buffers, one for each batch being copied.
+        most: batches that may lie in pinned memory of the carrier's own.
     """
 
-    def __init__(self, bus: Bus, to_device: ToDevice, buffers: int) -> None:
+    def __init__(self, bus: Bus, to_device: ToDevice, most: int) -> None:
         self._bus = bus
         self._to_device = to_device
-        self._ring = PinnedRing(bus, buffers)
+        self._most = most
         self._slabs = PinnedSlabs(bus)
         # Sources of unfinished copies: while one lives, so does its slab.
-        self._under_way: deque[tuple[torch.cuda.Event, list[torch.Tensor]]] = deque()
+        self._under_way: deque[Source] = deque()
+        # Of these, the batches in pinned memory of our own.
+        self._staged: deque[Source] = deque()
 
     @property
     def free(self) -> bool:
         """Whether a batch can be sent without waiting for an earlier copy."""
-        return self._ring.free
+        sweep(self._staged)
+        return len(self._staged) < self._most
 
     def send(self, delivery: Delivery) -> Crossing:
         """Issue everything that brings a batch to the device.
 
-        Waits for an earlier copy if all buffers are in use.
+        Waits for an earlier copy if it needs pinned memory, and there is too much.
 
         Raises:
             SpecError: as `ToDevice`.
             RuntimeError: the device has no memory for it.
         """
-        self._sweep()
+        sweep(self._under_way)
         data, plan = delivery.data, delivery.plan
         tensors = tensors_of(data)
         if any(tensor.device.type != "cpu" for tensor in tensors):
@@ -68,8 +76,7 @@ class Carrier:
             moved = self._to_device(data)
             self._under_way.append((self._bus.mark_here(), tensors))
             return Crossing(moved, plan, None)
-        loose = [t for t in tensors if is_dense(t) and not self._slabs.contains(t)]
-        buffer, staged = self._ring.stage(loose)
+        staged = self._stage(tensors)
 
         def carry(tensor: torch.Tensor) -> torch.Tensor:
             return self._bus.copy(staged.get(id(tensor), tensor))
@@ -80,9 +87,23 @@ class Carrier:
         finally:  # even if it failed, some of it may have been issued
             mark = self._bus.mark()
             self._under_way.append((mark, [t for t in tensors if id(t) not in staged]))
-            if buffer is not None:
-                buffer.mark = mark
+            if staged:
+                self._staged.append((mark, list(staged.values())))
         return Crossing(moved, plan, mark)
+
+    def _stage(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Return copies in pinned memory of those that are not there, by their `id`.
+
+        None of them if there is no pinned memory: they can be copied from where they
+        are, only slower.
+        """
+        loose = [t for t in tensors if is_dense(t) and not self._slabs.contains(t)]
+        while loose and not self.free:
+            self._staged[0][0].synchronize()
+        try:
+            return {id(t): self._bus.pin(t) for t in loose}
+        except RuntimeError:
+            return {}
 
     def hand_over(self, crossing: Crossing) -> Delivery:
         """Return a batch that the trainer's current stream may use."""
@@ -96,15 +117,22 @@ class Carrier:
         if under_way:
             with contextlib.suppress(RuntimeError):  # the device failed: nothing reads
                 under_way[-1][0].synchronize()
-        self._ring.clear()
-
-    def _sweep(self) -> None:
-        under_way = self._under_way
-        while under_way and under_way[0][0].query():  # type: ignore[no-untyped-call]
-            under_way.popleft()
+        self._staged.clear()
 
     def __repr__(self) -> str:
-        return f"<Carrier: {len(self._under_way)} under way, {self._ring!r}>"
+        return (
+            f"<Carrier: {len(self._under_way)} under way, {len(self._staged)} staged>"
+        )
+
+
+Source = tuple[torch.cuda.Event, list[torch.Tensor]]
+"""What a copy reads, and the event after it."""
+
+
+def sweep(sources: deque[Source]) -> None:
+    """Let go of what has been read."""
+    while sources and sources[0][0].query():  # type: ignore[no-untyped-call]
+        sources.popleft()
 
 
 def tensors_of(data: Any) -> list[torch.Tensor]:

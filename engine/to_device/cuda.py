@@ -72,13 +72,13 @@ class Bus:
         for tensor in tensors:
             tensor.record_stream(current)
 
-    def pinned(self, nbytes: int) -> torch.Tensor:
-        """Return pinned host memory, `uint8 [nbytes]`.
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a host tensor in pinned memory.
 
         Raises:
             RuntimeError: there is none.
         """
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True, device="cpu")
+        return tensor.pin_memory()
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether a host tensor is in pinned memory."""

@@ -53,7 +53,7 @@ class ClockedBus:
     @property
     def pinned_bytes(self) -> int:
         """All that is pinned and alive, but for what was registered."""
-        return sum(memory.numel() for memory in self._alive())
+        return sum(memory.nbytes for memory in self._alive())
 
     # The bus
 
@@ -80,10 +80,10 @@ class ClockedBus:
         assert all(isinstance(tensor, torch.Tensor) for tensor in tensors)
         self.awaited = mark.at
 
-    def pinned(self, nbytes: int) -> torch.Tensor:
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         if "pinned" in self.refusing:
             raise RuntimeError("no pinned memory")
-        memory = torch.zeros(nbytes, dtype=torch.uint8)
+        memory = tensor.clone()
         self._pinned.append(weakref.ref(memory))
         return memory
 
@@ -91,7 +91,7 @@ class ClockedBus:
         if tensor.layout is not torch.strided:
             return False
         address = tensor.data_ptr()
-        ranges = [(m.data_ptr(), m.numel()) for m in self._alive()]
+        ranges = [(m.data_ptr(), m.nbytes) for m in self._alive()]
         ranges += self.registered.items()
         return any(0 <= address - start < nbytes for start, nbytes in ranges)
 

@@ -74,7 +74,7 @@ def test_a_slab_is_pinned_once_and_kept_until_its_copy_is_done() -> None:
     assert bus.unregistered == [address]
 
 
-def test_slabs_that_cannot_be_pinned_are_copied_through_the_ring() -> None:
+def test_slabs_that_cannot_be_pinned_are_copied_to_pinned_memory() -> None:
     bus = ClockedBus()
     bus.refusing = {"register"}
     carrier = Carrier(bus, as_it_is(), 3)
@@ -108,7 +108,7 @@ def test_data_already_on_a_device_is_left_to_the_trainers_stream() -> None:
     assert (crossing.mark, bus.issued) == (None, 0)
 
 
-def test_a_batch_of_another_size_gets_a_buffer_of_that_size() -> None:
+def test_pinned_memory_is_as_large_as_the_batch() -> None:
     bus = ClockedBus()
     carrier = Carrier(bus, as_it_is(), 1)
     for rows in (1, 100, 90, 2):

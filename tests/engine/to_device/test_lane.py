@@ -41,7 +41,7 @@ STAGE = DeviceStage.of("cpu", (MEAN, STD))
 
 def test_the_stand_in_shows_a_buffer_overwritten_before_its_copy() -> None:
     bus = ClockedBus()
-    memory = bus.pinned(8).fill_(1)
+    memory = bus.pin(torch.ones(8, dtype=torch.uint8))
     with bus.side():
         early, late = bus.copy(memory), bus.copy(memory)
     assert early.tolist() == [0] * 8
@@ -164,7 +164,7 @@ def test_the_lane_looks_ahead_to_the_end_of_the_engines_epoch() -> None:
     host = TrainerHost(recipe, ByteBudget(1 << 30), start, TrainerMeter())
     bus = ClockedBus()
     lane = Lane(bus, as_it_is())
-    outbox = host.engine.engine_lock._core.outbox  # noqa: SLF001 not only its head
+    outbox = host.engine.engine_lock.core.outbox  # not only its head
     ahead = []
     while True:
         head = host.engine.head
