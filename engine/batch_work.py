@@ -40,21 +40,17 @@ class Collate(Operation):
     def __init__(self, stage: str, collate: Collating | None, seed: int) -> None:
         self.stage = stage
         self._seed = seed
-        self._calls = SeededCalls(collate)
+        self.calls = SeededCalls(collate)
+        """Know whether calls change the `collate_fn`."""
         self.apart = False
         """Whether this is a worker process, whose threads may draw meanwhile."""
-
-    @property
-    def keeps(self) -> bool | None:
-        """Whether calls change the `collate_fn`; None before the first."""
-        return self._calls.keeps
 
     def run(self, work: Work) -> None:
         (gathered,) = work.samples
         plan = gathered.plan
         # Workers of other segments may draw at the same time.
         seeds = self._seed, plan.epoch, plan.batch
-        made = self._calls.call(gathered.collate, *seeds, apart=self.apart)
+        made = self.calls.call(gathered.collate, *seeds, apart=self.apart)
         work.samples = [made.data if isinstance(made, Finished) else made]
 
 
@@ -142,7 +138,7 @@ class BatchWork:
 
     def _look(self, collate: Operation) -> None:
         assert isinstance(collate, Collate)
-        if collate.keeps:
+        if collate.calls.keeps:
             self._unknown.discard(self._first)
         elif not self._looked:
             self._looked = True

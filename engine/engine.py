@@ -85,7 +85,6 @@ class Engine:
     ) -> None:
         self._owner = os.getpid()
         self._closed = self._in_epochs = False
-        self.recipe, self._begun_at = recipe, step
         self._assigned = isinstance(recipe.plan, AssignedPlan)
         """Whether it makes what another engine assigns to it."""
         asked, late = recipe.segments, pools.opened_late(recipe, step)
@@ -269,7 +268,7 @@ class Engine:
         if not self.recipe.options.persistent_workers:
             self._pools.expire()
 
-    def move(self, segment: Segment, kind: Kind, workers: int | None = None) -> None:
+    def move(self, segment: Segment, kind: Kind) -> None:
         """Give a segment workers of another kind. For the trainer's thread.
 
         Nothing drains. Only the first worker processes make all others pause, for as
@@ -285,7 +284,7 @@ class Engine:
             if self.engine_lock.closed:  # by another thread, before there was a server
                 self._pools.close()
                 self._check()
-        segment.move(kind, workers)
+        segment.move(kind)
 
     @property
     def head(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -12,14 +11,13 @@ import numpy as np
 
 from ..errors import WorkerError, add_note
 from .batch.buffer import Buffers, FailedBatch, Finished, Gathered
-from .batch_work import worked
+from .batch_work import worked, worked_late
 from .core.chunk import Chunk, Failure, InFlightBatch
 from .core.connector import ReaderLost
 from .engine import Engine
 from .plan import BatchPlan, Cursor, Plan, Rows
 from .program.randomness import SampleRandom
 from .program.seeding import SeededCalls
-from .recipe import Recipe
 
 LOSSES = 5
 """How often the process that reads an iterable may die with no batch in between."""
@@ -95,33 +93,15 @@ class Faults:
             raise error
 
 
-class Making(Protocol):
-    """Makes the batches of a plan, in order."""
+class PlannedFeed:
+    """Delivers the batches of a pipeline whose plan knows all of them.
 
-    recipe: Recipe
+    Args:
+        engine: makes them ahead; or whoever makes them here and now.
+        cursor: where the first batch starts.
+    """
 
-    @property
-    def head(self) -> int:
-        """The step that is due next."""
-        ...
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Prepare for an epoch that is about to be requested."""
-        ...
-
-    def restart(self, step: int) -> None:
-        """Drop everything made ahead and continue at `step`."""
-        ...
-
-    def still(self) -> AbstractContextManager[None]:
-        """Keep everybody from working within the `with`."""
-        ...
-
-
-class PlannedBatches:
-    """Delivers the batches of a pipeline whose plan knows all of them."""
-
-    def __init__(self, engine: Making, cursor: Cursor) -> None:
+    def __init__(self, engine: Engine, cursor: Cursor) -> None:
         recipe = engine.recipe
         self._engine = engine
         self._plan = recipe.planned
@@ -144,6 +124,9 @@ class PlannedBatches:
             self._engine.restart(cursor.step)
         self._start, self._last = cursor, None
         self.left = self._plan.steps_in(cursor.epoch) - cursor.batch
+
+    def next(self) -> Delivery | None:
+        return self.deliver(*self._engine.pop()) if self.left else None
 
     def whole(self, data: Any, plan: BatchPlan) -> Delivery:
         """Deliver a batch without failures."""
@@ -182,7 +165,7 @@ class PlannedBatches:
         regular batch that fails completely is raised. The sample that fills it follows
         from the plan and the data.
         """
-        plan = in_flight.plan
+        plan, recipe = in_flight.plan, self._engine.recipe
         whole = self._plan.batch(max(plan.step - 1, 0)).n_rows
         if not (plan.last and plan.batch and plan.n_rows < whole):
             return failed
@@ -191,23 +174,14 @@ class PlannedBatches:
             for position in range(plan.start - 1, -1, -1)[:NEAR]:
                 sample = self._made(order.at(plan.epoch, np.array([position])), plan)
                 if sample:
-                    buffer = self._engine.recipe.buffers.of(plan)
+                    buffer = recipe.buffers.of(plan)
                     buffer.place(range(plan.n_rows), sample * plan.n_rows)
                     in_flight = replace(in_flight, buffer=buffer, made=None)
-                    return replace(self._finished(in_flight), failures=failed.failures)
+                    made = recipe.buffers.finish(in_flight)
+                    filled = made.collate() if isinstance(made, Gathered) else made
+                    filled = worked_late(recipe, plan, filled)
+                    return replace(filled, failures=failed.failures)
         return failed
-
-    def _finished(self, in_flight: InFlightBatch) -> Finished | FailedBatch:
-        """Make a batch of rows that are all there, as the engine would."""
-        recipe = self._engine.recipe
-        made = recipe.buffers.finish(in_flight)
-        finished = made.collate() if isinstance(made, Gathered) else made
-        if isinstance(finished, FailedBatch):
-            return finished
-        try:
-            return Finished(worked(recipe, in_flight.plan, finished.data))
-        except Exception as error:  # noqa: BLE001 the trainer raises it
-            return FailedBatch(error)
 
     def _made(self, rows: Rows, plan: BatchPlan) -> list[Any] | None:
         """Make one sample as its workers would; None or empty if that fails."""
@@ -233,42 +207,6 @@ class PlannedBatches:
         return plan._replace(substituted=rows)
 
 
-class Collating(Protocol):
-    """Measures a trainer."""
-
-    def collating(self) -> AbstractContextManager[object]:
-        """Measure the time that the trainer spends on collating."""
-        ...
-
-
-class MakingBlocks(Making, Protocol):
-    """Makes the blocks of a plan, which are dealt into batches later."""
-
-    @property
-    def trainer(self) -> Collating:
-        """The meter of whoever asks for batches."""
-        ...
-
-    def pop(self) -> tuple[InFlightBatch, Finished | FailedBatch]:
-        """Return the next block: its remaining samples, by row."""
-        ...
-
-    def restart(self, step: int, skip: int = 0) -> None:
-        """Continue at `step`; an iterable starts over and skips `skip` samples."""
-        ...
-
-
-class PlannedFeed(PlannedBatches):
-    """Delivers the batches of an engine, which makes them ahead."""
-
-    def __init__(self, engine: Engine, cursor: Cursor) -> None:
-        super().__init__(engine, cursor)
-        self._pop = engine.pop
-
-    def next(self) -> Delivery | None:
-        return self.deliver(*self._pop()) if self.left else None
-
-
 class RepackFeed:
     """The feed of a pipeline with a filter, or over an iterable.
 
@@ -278,9 +216,10 @@ class RepackFeed:
     blocks begin, and a state only needs the number of tickets used.
     """
 
-    def __init__(self, engine: MakingBlocks, cursor: Cursor) -> None:
+    def __init__(self, engine: Engine, cursor: Cursor) -> None:
         recipe = engine.recipe
-        self._engine = engine
+        self.engine = engine
+        """Makes the blocks; another one may go on with the one that is due next."""
         self._plan = recipe.planned
         self._batch = recipe.batch
         assert recipe.batch.size is not None
@@ -299,29 +238,20 @@ class RepackFeed:
         self.cursor = cursor
 
     def begin(self, cursor: Cursor) -> None:
-        self._engine.begin_epoch(cursor.epoch)
-        recipe = self._engine.recipe
+        self.engine.begin_epoch(cursor.epoch)
+        recipe = self.engine.recipe
         length = recipe.planned.order.epoch_length
         step, skip = place(self._plan, cursor)
         if recipe.iterable:
             # An iterable has no index: what was read before is read again and skipped.
             if not (self._clean and cursor.position == 0):
-                self._engine.restart(step, cursor.position - skip)
-        elif step != self._engine.head:
-            self._engine.restart(step)
+                self.engine.restart(step, cursor.position - skip)
+        elif step != self.engine.head:
+            self.engine.restart(step)
         self._clean = False
         self._drop()
         self._over = cursor.position >= length
         self.cursor = cursor
-
-    @property
-    def block(self) -> int:
-        """The step of the block that is due next."""
-        return self._engine.head
-
-    def go_on_with(self, engine: MakingBlocks) -> None:
-        """Take the blocks from `block` on from another maker; keep left-overs."""
-        self._engine = engine
 
     def next(self) -> Delivery | None:
         size = self._size
@@ -342,7 +272,7 @@ class RepackFeed:
     def _pull(self) -> None:
         """Take the survivors of one block."""
         try:
-            in_flight, finished = self._engine.pop()
+            in_flight, finished = self.engine.pop()
         except ReaderLost as lost:
             self._lost += 1
             if self._lost > LOSSES:
@@ -368,7 +298,7 @@ class RepackFeed:
         """Read an iterable from the start, without what was delivered already."""
         self._drop()
         step, skip = place(self._plan, self.cursor)
-        self._engine.restart(step, self.cursor.position - skip)
+        self.engine.restart(step, self.cursor.position - skip)
 
     def _deliver(self, start: int, stop: int, taken: list[Any]) -> Delivery:
         """Deliver samples of the tickets from `start` to before `stop`."""
@@ -389,13 +319,13 @@ class RepackFeed:
             momentum=None,
         )
         self.cursor = Cursor(cursor.epoch, cursor.batch + 1, cursor.step + 1, stop)
-        with self._engine.trainer.collating():
+        with self.engine.trainer.collating():
             data = self._collate(plan, taken)
-            data = worked(self._engine.recipe, plan, data)
+            data = worked(self.engine.recipe, plan, data)
         return Delivery(data, plan)
 
     def _collate(self, plan: BatchPlan, samples: list[Any]) -> Any:
-        buffers, seed = self._buffers, self._engine.recipe.seed
+        buffers, seed = self._buffers, self.engine.recipe.seed
         try:
             if buffers.collate is None:
                 return buffers.together(plan, samples)

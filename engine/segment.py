@@ -17,12 +17,6 @@ from .witness.witness import Witness
 from .workers.inline import Inline
 from .workers.pool import Kind, WorkerPool
 
-
-def as_inline(pool: WorkerPool) -> Inline | None:
-    """Return the pool if it is the trainer itself, otherwise None."""
-    return pool if isinstance(pool, Inline) else None
-
-
 MakePool = Callable[[Kind], WorkerPool]
 """Creates the pool of one kind for this segment."""
 
@@ -82,14 +76,13 @@ class Segment:
         # The kind that the knob requests; the trainer's thread moves it.
         self._wanted: Kind | None = None
         self._make_pool = make_pool
-        # Guards `_pool`, `_asked` and `_wanted`: a pool that leaves is not resized.
+        # Guards `pool`, `_asked` and `_wanted`: a pool that leaves is not resized.
         self._lock = threading.Lock()
         self._asked = recipe.num_parallel_workers
         self._prefetch = recipe.prefetch_size
         start: Kind = "inline" if recipe.executor == "auto" else recipe.executor
-        self._pool = make_pool(start)
-        self.inline = as_inline(self._pool)
-        """Its pool, if that is the trainer itself."""
+        self.pool = make_pool(start)
+        """Its present workers."""
         self._leaving: list[WorkerPool] = []
         self.run_queue = RunQueue(weakly(self._threads))
         self.moves: deque[Move] = deque(maxlen=MAX_MOVES)
@@ -101,7 +94,7 @@ class Segment:
     @property
     def executor(self) -> str:
         """The present kind of its workers."""
-        return self._pool.executor
+        return self.pool.executor
 
     @property
     def moving(self) -> bool:
@@ -109,17 +102,17 @@ class Segment:
         return self._wanted is not None or bool(self._leaving)
 
     @property
-    def pool(self) -> WorkerPool:
-        """Its present workers."""
-        return self._pool
+    def inline(self) -> Inline | None:
+        """Its pool, if that is the trainer itself."""
+        return self.pool if isinstance(self.pool, Inline) else None
 
     def _threads(self) -> list[str]:
-        return self._pool.threads()
+        return self.pool.threads()
 
     @property
     def num_parallel_workers(self) -> int:
         """Number of requested workers; inline there is one, the trainer."""
-        return 1 if self._pool.executor == "inline" else self._asked
+        return 1 if self.pool.executor == "inline" else self._asked
 
     @property
     def prefetch_size(self) -> int:
@@ -128,13 +121,13 @@ class Segment:
 
     def start(self) -> None:
         """Start the workers."""
-        self._pool.resize(self._asked)
+        self.pool.resize(self._asked)
 
     def _set_workers(self, count: int) -> None:
         """Request `count` workers; takes effect while work goes on."""
         with self._lock:
             self._asked = count
-            self._pool.resize(count)
+            self.pool.resize(count)
         self._tell_core()
 
     def _set_prefetch(self, batches: int) -> None:
@@ -142,20 +135,12 @@ class Segment:
         self._prefetch = batches
         self._tell_core()
 
-    def move(self, kind: Kind, workers: int | None = None) -> None:
-        """Give the work to workers of another kind; returns at once, nothing drains.
-
-        Args:
-            kind: kind of the new workers.
-            workers: their number; None keeps the requested number.
-        """
+    def move(self, kind: Kind) -> None:
+        """Give the work to workers of another kind; returns at once, nothing drains."""
         with self._lock:
-            before, self._pool = self._pool, self._make_pool(kind)
-            self.inline = as_inline(self._pool)
+            before, self.pool = self.pool, self._make_pool(kind)
             self._leaving.append(before)
-            if workers is not None:
-                self._asked = workers
-            self._pool.resize(self._asked)
+            self.pool.resize(self._asked)
             before.retire()
         self._tell_core()
 
@@ -173,7 +158,7 @@ class Segment:
             until_s: when to stop waiting, on the monotonic clock.
             stuck: receives the names of threads that have not ended by then.
         """
-        for pool in (self._pool, *self._leaving):
+        for pool in (self.pool, *self._leaving):
             stuck += pool.close(until_s)
 
     def knobs(self) -> Iterable[Knob]:
@@ -183,7 +168,7 @@ class Segment:
         if self.inline is not None:
             return
         why = self._why_alone()
-        most = self._pool.statistics().most
+        most = self.pool.statistics().most
         high = 1 if why else max(low, min(high, most))
         yield Knob(
             recipe.name,
@@ -242,8 +227,6 @@ class Segment:
         name = self.recipe.name
         self.moves.append(Move.now(name, self.executor, kind, "moved", why))
         self._want(kind)
-        with self.connector.engine_lock.lock:
-            self.connector.engine_lock.wake_trainer()
 
     def take_wanted(self) -> Kind | None:
         """Return the kind that the knob requests, once; None if there is no request."""
@@ -252,20 +235,21 @@ class Segment:
         return wanted
 
     def _want(self, kind: Kind) -> None:
+        """Request another kind; a trainer that waits for a batch follows at once."""
         with self._lock:
             self._wanted = kind
+        with self.connector.engine_lock.lock:
+            self.connector.engine_lock.wake_trainer()
 
     def request(self, kind: Kind, workers: int) -> None:
         """Request workers of a kind; the trainer's thread follows if it is another."""
         self._set_workers(workers)
         if kind != self.executor:
             self._want(kind)
-            with self.connector.engine_lock.lock:
-                self.connector.engine_lock.wake_trainer()
 
     def _tell_core(self) -> None:
         with self.connector.engine_lock.lock:
-            held = self._pool.leases(self.num_parallel_workers)
+            held = self.pool.leases(self.num_parallel_workers)
             # Inline, the trainer works on demand, on the batch it asks for.
             inline = self.inline is not None
             leases, *others = held

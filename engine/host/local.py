@@ -82,7 +82,7 @@ class TrainerHost:
         trainer: TrainerMeter,
         feed: RepackFeed | None = None,
     ) -> None:
-        step = cursor.step if feed is None else feed.block
+        step = cursor.step if feed is None else feed.engine.head
         engine: Engine | None = None
         try:
             engine = Engine(recipe, byte_budget, step, trainer=trainer, pools=FarPools)
@@ -94,7 +94,7 @@ class TrainerHost:
                 self.engine.begin_epoch(feed.cursor.epoch)
             self.engine.__enter__()
             if feed is not None:  # only now: had it failed, the maker would go on
-                feed.go_on_with(self.engine)
+                feed.engine = self.engine
             self._noted_ns = time.perf_counter_ns()
         except BaseException:  # Ctrl-C, and nobody knows of this engine yet
             if engine is not None:

@@ -18,7 +18,7 @@ from ...errors import SampleError
 from ..batch.buffer import Collate, FailedBatch, Finished, Gathered
 from ..batch.layout import size_of, size_of_all
 from ..core.chunk import Chunk, Failure, InFlightBatch
-from ..feed import Delivery, PlannedBatches, RepackFeed, place
+from ..feed import Delivery, PlannedFeed, RepackFeed, place
 from ..plan import BatchPlan, Cursor, Plan, Rows
 from ..program.program import STOPPED, Read, Work
 from ..program.randomness import SampleRandom
@@ -359,7 +359,7 @@ class PlannedMaker:
         self._undrawn = Undrawn()
         self._calls = SeededCalls(recipe.buffers.collate)
         # Not itself: a circle would keep the dataset until the next collection.
-        self._batches = PlannedBatches(weakref.proxy(self), cursor)
+        self._batches = PlannedFeed(weakref.proxy(self), cursor)
         self.feed: RepackFeed | None = None
 
     @property
