@@ -111,15 +111,15 @@ MUTATIONS = [
     Mutation(CORE, "or self.next_step == self.until", ""),
     # Each row in one place, each lease settled once
     Mutation(CORE, "        self.leases.discard(lease)\n", ""),
-    Mutation(CORE, "and pieces[0][:2] == (number, stop)", "and pieces[0][0] == number"),
-    Mutation(CORE, "used = lease.input_bytes * done // rows", "used = lease.input_bytes"),
+    Mutation(CORE, "and ready[0][:2] == (in_flight.number, stop)", "and ready[0][0] == in_flight.number"),
+    Mutation(CORE, "return lease.input_bytes - rest.input_bytes", "return lease.input_bytes"),
     Mutation(CORE, "remaining[later] -= gone", "remaining[later] -= 0"),
     Mutation(CORE, "self.batches_in_flight.get(number) is in_flight", "True"),
     Mutation(CORE, "if whole and rows < self.batch_rows:", "if whole:"),
     # Nobody sleeps over work
     Mutation(CORE, "        if left == 0:\n            self._wake(0, 1)\n        elif", "        if"),
     Mutation(CORE, "            self._wake(at, 1)  # one was woken, perhaps for several leases", "            pass  #"),
-    Mutation(CORE, "if number in (0, at - 1) or state.pieces:", "if number == at - 1:"),
+    Mutation(CORE, "if number in (0, at - 1) or state.ready:", "if number == at - 1:"),
     # Whole batches
     Mutation(CORE, "number == state.head or not state.in_order", "True"),
     Mutation(CORE, "self._wake(at, 1)  # if it works in order, its next may be due", "pass  #"),

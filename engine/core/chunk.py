@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,30 +52,6 @@ class Chunk:
         )
 
 
-class Piece(NamedTuple):
-    """Rows waiting for a segment; ordered by address."""
-
-    number: int
-    """Number of their batch in flight."""
-    first_row: int
-    chunk: Chunk
-    inputs: list[Any] | None
-    nbytes: int
-    """Bytes of the inputs."""
-
-    def split(self, rows: int) -> tuple[Piece, Piece]:
-        """Return the first `rows` rows, and the rest."""
-        whole = self.chunk
-        chunk, rest = whole.part(0, rows), whole.part(rows, len(whole))
-        nbytes = self.nbytes * rows // len(whole)
-        inputs = self.inputs or []
-        taken, left = inputs[:rows] or None, inputs[rows:] or None
-        return (
-            Piece(self.number, self.first_row, chunk, taken, nbytes),
-            Piece(self.number, rest.first_row, rest, left, self.nbytes - nbytes),
-        )
-
-
 def _chunk(
     step: int,
     first_row: int,
@@ -118,7 +94,10 @@ class Failure:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A chunk being worked on. Settling it a second time has no effect."""
+    """A chunk that waits for a worker, or is being worked on.
+
+    Settling it a second time has no effect.
+    """
 
     segment: int
     chunk: Chunk
@@ -130,6 +109,13 @@ class Lease:
     input_bytes: int = 0
     whole: bool = False
     """Whether it is a batch that the worker must collate."""
+
+    def part(self, start: int, stop: int) -> Lease:
+        """Return the rows from `start` up to `stop`, with their share of the bytes."""
+        rows, nbytes, inputs = len(self.chunk), self.input_bytes, self.inputs
+        nbytes = nbytes * stop // rows - nbytes * start // rows
+        chunk, inputs = self.chunk.part(start, stop), inputs and inputs[start:stop]
+        return Lease(self.segment, chunk, inputs, self.in_flight, nbytes)
 
 
 Parts = tuple[tuple[int, int, int], ...]

@@ -341,7 +341,7 @@ class Connector:
             return None
         self._add_parts(outcome)
         spent = outcome.run_ns, outcome.cpu_ns
-        self._core.segments[self.segment].weigh(*spent, outcome.done)
+        self._core.segments[self.segment].learn(*spent, outcome.done)
         in_flight.failures += outcome.failures
         in_flight.dropped, in_flight.ended = outcome.dropped, outcome.ended
         outcome.failures.clear()  # for the reason in `settle`

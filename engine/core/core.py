@@ -3,11 +3,11 @@
 It has no lock, no clock and no thread. Each event comes with its time, and `wakes`
 collects who must be woken, for the shell (connector.py) to act on. Segments are
 numbered along the data, and batches in the order in which they leave: by step, if the
-core makes all batches of a plan. Rows wait between segments as *pieces*, ordered by
+core makes all batches of a plan. Rows wait between segments as leases, ordered by
 address (number, row), so work may finish in any order. Invariants:
 
-- an opened row is in exactly one place: not yet handed out, in a piece of one segment,
-  in one lease, or finished (placed, failed or dropped);
+- an opened row is in exactly one place: not yet handed out, in a lease that waits for
+  one segment, in one that is out, or finished (placed, failed or dropped);
 - a lease is settled once: settling it again, or settling one from before `restart`, has
   no effect;
 - while it runs, the oldest unfinished batch may always be worked on, in every segment,
@@ -35,7 +35,7 @@ from typing import Any
 
 from ..plan import PlannedBatch, Planning
 from .byte_budget import Reservations
-from .chunk import InFlightBatch, Lease, Onward, Outcome, Piece, runs
+from .chunk import InFlightBatch, Lease, Onward, Outcome, runs
 from .metrics import Gauge, Wait
 
 FEED = -1
@@ -72,14 +72,14 @@ class SegmentState:
     """Leases that its workers hold at once."""
     gauge: Gauge
     """Rows waiting after it: for the next segment, or finished for the trainer."""
-    pieces: list[Piece] = field(default_factory=list)
-    """A heap of rows that are ready to be worked on."""
+    ready: list[tuple[int, int, Lease]] = field(default_factory=list)
+    """A heap of leases that may be handed out, by number of the batch and first row."""
     waiting: int = 0
-    """Rows in `pieces`."""
+    """Rows in `ready`."""
     lease_ns: int = LEASE_NS
     per_batch: bool = False
     """Whether it works on whole batches, after the segment that places their rows. Its
-    pieces and leases then cover all rows of a batch, and their input is that batch."""
+    leases then cover all rows of a batch, and their input is that batch."""
     in_order: bool = False
     """Whether it must work on one batch after another."""
     unsplit: bool = False
@@ -130,18 +130,8 @@ class SegmentState:
         """Batches of `rows` rows that its workers hold at once."""
         return -(-self.workers * self.lease_rows(rows) // rows)
 
-    def learn(self, run_ns: int, cpu_ns: int, rows: int, batch_rows: int = 1) -> bool:
-        """Adapt the size of the next leases to the cost of a settled one.
-
-        Returns:
-            whether its workers now span more batches of `batch_rows` rows than before.
-        """
-        before = self.span(batch_rows)
-        self.weigh(run_ns, cpu_ns, rows)
-        return self.span(batch_rows) > before
-
-    def weigh(self, run_ns: int, cpu_ns: int, rows: int) -> None:
-        """Note what some rows cost."""
+    def learn(self, run_ns: int, cpu_ns: int, rows: int) -> None:
+        """Adapt the size of the next leases to what some rows cost."""
         seen, cpu_seen, known = run_ns / rows, cpu_ns / rows, self.ns_per_row
         if known is None:
             known, self.cpu_ns_per_row = seen, cpu_seen
@@ -151,44 +141,45 @@ class SegmentState:
     @property
     def row_bytes(self) -> float:
         """Mean bytes of a row that waits here; 0 if none does."""
-        waiting = sum(piece.nbytes for piece in self.pieces)
+        waiting = sum(lease.input_bytes for _, _, lease in self.ready)
         return waiting / self.waiting if self.waiting else 0.0
 
-    def push(self, piece: Piece) -> None:
+    def push(self, lease: Lease) -> None:
         """Add rows that wait here."""
-        heapq.heappush(self.pieces, piece)
-        self.waiting += len(piece.chunk)
+        address = lease.in_flight.number, lease.chunk.first_row
+        heapq.heappush(self.ready, (*address, lease))
+        self.waiting += len(lease.chunk)
 
-    def pop(self, in_flight: InFlightBatch) -> Piece:
-        """Take the earliest rows, enough for a lease, all of one batch."""
-        piece = heapq.heappop(self.pieces)
-        wanted = self.lease_rows(len(in_flight.rows.indices))
-        if len(piece.chunk) > wanted:
-            piece, rest = piece.split(wanted)
-            heapq.heappush(self.pieces, rest)
-        else:
-            piece = self._join(piece, in_flight, wanted)
-        self.waiting -= len(piece.chunk)
-        return piece
+    def pop(self) -> Lease:
+        """Take the earliest rows, enough for a worker, all of one batch."""
+        _, _, lease = heapq.heappop(self.ready)
+        rows, wanted = len(lease.chunk), self.lease_rows(len(lease.in_flight.rows))
+        self.waiting -= rows
+        if rows > wanted:
+            self.push(lease.part(wanted, rows))
+            return lease.part(0, wanted)
+        return self._joined(lease, wanted)
 
-    def _join(self, piece: Piece, in_flight: InFlightBatch, wanted: int) -> Piece:
-        """Add the pieces that follow without a gap, while they fit."""
-        number, first, chunk, inputs, nbytes = piece
-        pieces, stop = self.pieces, first + len(chunk)
+    def _joined(self, lease: Lease, wanted: int) -> Lease:
+        """Add the leases that follow without a gap, while they fit."""
+        in_flight, ready = lease.in_flight, self.ready
+        first = lease.chunk.first_row
+        stop = first + len(lease.chunk)
         while (
-            pieces
-            and pieces[0][:2] == (number, stop)
-            and stop - first + len(pieces[0][2]) <= wanted
+            ready
+            and ready[0][:2] == (in_flight.number, stop)
+            and stop - first + len(ready[0][2].chunk) <= wanted
         ):
-            _, _, more, more_inputs, more_bytes = heapq.heappop(pieces)
-            stop += len(more)
-            nbytes += more_bytes
-            if inputs is not None and more_inputs is not None:
-                inputs = inputs + more_inputs
-        if stop - first > len(chunk):
+            _, _, more = heapq.heappop(ready)
+            stop += len(more.chunk)
+            self.waiting -= len(more.chunk)
+            lease.input_bytes += more.input_bytes
+            if lease.inputs is not None and more.inputs is not None:
+                lease.inputs = lease.inputs + more.inputs
+        if stop - first > len(lease.chunk):
             base = in_flight.first_row
-            chunk = in_flight.chunk(first - base, stop - base)
-        return Piece(number, first, chunk, inputs, nbytes)
+            lease.chunk = in_flight.chunk(first - base, stop - base)
+        return lease
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -231,12 +222,12 @@ class Core:
         state, runs = self.segments[at], self.state is State.RUNNING
         lease: Lease | None = None
         self.short = False
-        if state.pieces:
-            number = state.pieces[0][0]
+        if state.ready:
+            number = state.ready[0][0]
             due = number == state.head or not state.in_order
             due = due and (state.ahead or not state.inline or number == self.head)
             if runs and due and number <= self._limit(at):
-                lease = self._lease_pieces(at, state, now_ns)
+                lease = self._lease_ready(at, state, now_ns)
         elif at > 0 and runs:
             return Wait.INPUT
         elif runs and (in_flight := self._frontier()):
@@ -258,8 +249,10 @@ class Core:
         used = self._put_back(lease, outcome, now_ns)
         if not outcome.done:
             return None
-        spent = outcome.run_ns, outcome.cpu_ns
-        if self.segments[at].learn(*spent, outcome.done, self.batch_rows):
+        state = self.segments[at]
+        before = state.span(self.batch_rows)
+        state.learn(outcome.run_ns, outcome.cpu_ns, outcome.done)
+        if state.span(self.batch_rows) > before:
             self._widened(at)
         self.reservations.use(in_flight.number, outcome.nbytes - used)
         in_flight.failures += outcome.failures
@@ -332,7 +325,7 @@ class Core:
         self.head, self.next_step, self.unplanned = step, step, None
         for at, state in enumerate(self.segments):
             state.head = step
-            state.pieces.clear()
+            state.ready.clear()
             state.waiting = 0
             state.gauge.move(0, now_ns)
             self._wake(at)
@@ -459,7 +452,7 @@ class Core:
     def _wake_before(self, at: int) -> None:
         """Wake those whose limits depend on where segment `at` (or the trainer) is."""
         for number, state in enumerate(self.segments[:at]):
-            if number in (0, at - 1) or state.pieces:
+            if number in (0, at - 1) or state.ready:
                 self._wake(number, 1)
 
     def _set_capacity(self, at: int) -> None:
@@ -508,53 +501,49 @@ class Core:
             batches += last - number
         return left if batches >= idle else max(1, -(-left * batches // idle))
 
-    def _lease_pieces(self, at: int, state: SegmentState, now_ns: int) -> Lease:
-        in_flight = self.batches_in_flight[state.pieces[0][0]]
-        _, _, chunk, inputs, nbytes = state.pop(in_flight)
+    def _lease_ready(self, at: int, state: SegmentState, now_ns: int) -> Lease:
+        lease = state.pop()
         self._show_waiting(at, now_ns)
-        if state.pieces:
+        if state.ready:
             self._wake(at, 1)  # one was woken, perhaps for several leases
-        whole = at == 0 and state.whole and len(chunk) == len(in_flight.rows.indices)
-        return Lease(at, chunk, inputs, in_flight, nbytes, whole=whole)
+        all_rows = len(lease.chunk) == len(lease.in_flight.rows)
+        lease.whole = at == 0 and state.whole and all_rows
+        return lease
 
     def _put_back(self, lease: Lease, outcome: Outcome, now_ns: int) -> int:
         """Put unfinished rows back in front; return the bytes of input consumed."""
         done, rows = outcome.done, len(lease.chunk)
         if done == rows:
             return lease.input_bytes
-        at, state = lease.segment, self.segments[lease.segment]
-        rest = lease.chunk.part(done, rows)
-        used = lease.input_bytes * done // rows
-        inputs = None if lease.inputs is None else lease.inputs[done:]
-        left = lease.input_bytes - used
-        state.push(Piece(lease.in_flight.number, rest.first_row, rest, inputs, left))
+        at, rest = lease.segment, lease.part(done, rows)
+        self.segments[at].push(rest)
         self._show_waiting(at, now_ns)
         self._wake(at, 1)
-        return used
+        return lease.input_bytes - rest.input_bytes
 
     def _pass_on(self, lease: Lease, outcome: Outcome, now_ns: int) -> None:
         """Pass the outputs to the next segment, in runs of consecutive rows."""
         outputs, offsets = outcome.outputs or [], outcome.offsets
         if not outputs:
             return
-        at, number = lease.segment + 1, lease.in_flight.number
+        at = lease.segment + 1
         each = max(0, outcome.nbytes) // len(outputs)
         state = self.segments[at]
         for start, stop, first in runs(offsets, len(outputs)):
             chunk = lease.chunk.part(first, first + stop - start)
             samples = outputs if stop - start == len(outputs) else outputs[start:stop]
             nbytes = each * (stop - start)
-            state.push(Piece(number, chunk.first_row, chunk, samples, nbytes))
+            state.push(Lease(at, chunk, samples, lease.in_flight, nbytes))
             self._wake(at, 1)
         self._show_waiting(at, now_ns)
 
     def _forward(self, in_flight: InFlightBatch, onward: Onward, now_ns: int) -> None:
         """Let a whole batch wait for its segment."""
-        at, number = onward.segment, in_flight.number
+        at = onward.segment
         self._skip(in_flight, at)
-        chunk = in_flight.chunk(0, len(in_flight.rows.indices))
-        nbytes = self.reservations.held(number)
-        self.segments[at].push(Piece(number, 0, chunk, [onward.data], nbytes))
+        chunk = in_flight.chunk(0, len(in_flight.rows))
+        nbytes = self.reservations.held(in_flight.number)
+        self.segments[at].push(Lease(at, chunk, [onward.data], in_flight, nbytes))
         self._show_waiting(at, now_ns)
         self._wake(at, 1)
 

@@ -20,7 +20,8 @@ def rows_of(core: Core) -> Iterator[tuple[Address, Place]]:
         for row in range(in_flight.next_row, in_flight.plan.n_rows):
             yield (step, row), (SOURCE, 0)
     for at, state in enumerate(core.segments):
-        for step, first, chunk, inputs, _ in state.pieces:
+        for step, first, lease in state.ready:
+            chunk, inputs = lease.chunk, lease.inputs
             one_a_row = inputs is None or len(inputs) == len(chunk)
             assert one_a_row if at <= core.placing else len(inputs or ()) == 1
             for row in range(first, first + len(chunk)):
