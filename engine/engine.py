@@ -42,10 +42,6 @@ from .witness.hazards import Finding
 from .workers.making import PoolMaker
 from .workers.pool import Kind, Watches, no_watch
 
-__all__ = [
-    "Engine",
-]
-
 LOGGER = logging.getLogger("penstock")
 STUCK = (
     "the pipeline is closed, but %d of its threads are still in the functions they run "
@@ -519,9 +515,6 @@ class Engine:
         samples = [each for each in self.recipe.segments if not each.per_batch]
         alone = len(samples) == 1 or recipe.per_batch
         return Segment(recipe, connector, make, alone=alone)
-
-    def __repr__(self) -> str:
-        return f"<Engine {'closed' if self._closed else self.engine_lock}>"
 
 
 def _kept_apart(recipe: Recipe, late: Mapping[int, Finding]) -> Recipe:

@@ -81,6 +81,3 @@ class Rest:
             if alarm is not None:
                 self._engine_lock.unpause()
         return alarm
-
-    def __repr__(self) -> str:
-        return f"<Rest {'goes on' if self._alarm else 'is over'}>"

@@ -571,9 +571,6 @@ class Run:
                 history.pop()  # the new one replaces it: an epoch may be this short
         history.append((host, reading))
 
-    def __repr__(self) -> str:
-        return f"<Run: {self.host!r}>"
-
 
 def held_by(
     knobs: Iterable[Knob], segments: Iterable[SegmentObservation]

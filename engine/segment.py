@@ -255,12 +255,6 @@ class Segment:
             leases, *others = held
             self.connector.resize(leases, self.prefetch_size, *others, inline=inline)
 
-    def __repr__(self) -> str:
-        return (
-            f"<Segment {self.recipe.name}: {self.num_parallel_workers} {self.executor} "
-            f"workers, prefetch {self.prefetch_size}>"
-        )
-
 
 def _held(why: str) -> str:
     """Return what keeps a worker alone, if that may last, and what would not."""

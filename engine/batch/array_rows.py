@@ -16,8 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Subset, TensorDataset
 
-__all__ = ["ArrayRowReader", "ArrayRows"]
-
 Column = NDArray[Any] | torch.Tensor
 """One row per sample, along its first axis."""
 

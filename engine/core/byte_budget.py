@@ -119,9 +119,6 @@ class ByteBudget:
         self._refused.clear()
         return refused
 
-    def __repr__(self) -> str:
-        return f"<ByteBudget {self.held_bytes} of {self.limit_bytes} bytes held>"
-
 
 _byte_budget: ByteBudget | None = None
 # Guards the creation of `_byte_budget`.

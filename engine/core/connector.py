@@ -174,9 +174,6 @@ class EngineLock(Waiters):
         self.core.close(self.clock())
         self.wake()
 
-    def __repr__(self) -> str:
-        return repr(self.core)
-
 
 class Suspension:
     """Drops prefetched data between two epochs when other pipelines need the bytes.
@@ -421,6 +418,3 @@ class Connector:
         meter.start(now_ns)
         self.engine_lock.wake()
         return lease
-
-    def __repr__(self) -> str:
-        return f"<Connector of segment {self.segment}: {len(self.meters)} workers>"

@@ -49,6 +49,3 @@ class SampleRandom:
         self._counter[:] = (0, stage, index, round_)
         self._philox.state = self._state
         return self._generator
-
-    def __repr__(self) -> str:
-        return f"SampleRandom(seed={self._seed})"

@@ -107,6 +107,3 @@ class Bus:
         """
         with suppress(RuntimeError), self.side():
             torch.ones(1, device=self.device)  # a kernel: other calls do not report it
-
-    def __repr__(self) -> str:
-        return f"<Bus to {self.device}>"

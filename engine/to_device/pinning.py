@@ -83,9 +83,6 @@ class Pinning:
         np.copyto(place.view(as_bits).numpy(), tensor.view(as_bits).numpy())
         return place
 
-    def __repr__(self) -> str:
-        return f"<Pinning for cuda:{self._device}, able: {self._able}>"
-
 
 def pinned(buffers: Buffers, device: int | None, *, slabs: bool) -> Buffers:
     """Return buffers whose batches are in pinned memory. For the trainer's thread.

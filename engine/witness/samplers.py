@@ -6,8 +6,6 @@ from typing import Any
 
 from torch.utils.data import RandomSampler
 
-__all__ = ["may_watch"]
-
 STEADY = frozenset(
     (
         "penstock",

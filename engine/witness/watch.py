@@ -19,8 +19,6 @@ from ...system.printing import name_of
 from .contents import difference, snapshot
 from .reach import View, views_of, walk
 
-__all__ = ["ChangeWatch"]
-
 MAX_VIEWS = 256
 MAX_MEMBERS = 256
 """Members of one container that a look compares."""

@@ -18,8 +18,6 @@ from .contents import difference, memory_of, snapshot
 from .hazards import BOUND, POSITION, STATE, UNSHARED, Finding, find_bound, find_unsafe
 from .reach import is_a, walk
 
-__all__ = ["Witness"]
-
 CHANGES = (
     "`{}` changes while samples are made, and each worker would change its own copy;"
     " set the number of workers yourself if that is acceptable"

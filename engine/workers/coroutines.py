@@ -238,6 +238,3 @@ class Coroutines(ServedPool):
         self._permits.discard(permit)
         self._connector.leave(permit.meter)
         self._rung.set()  # somebody may wait for the last permit to leave
-
-    def __repr__(self) -> str:
-        return f"<Coroutines {self._name}: {self.statistics()}>"

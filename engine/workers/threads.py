@@ -187,6 +187,3 @@ class Threads(WorkerPool):
             return False
         self._surplus -= 1
         return True
-
-    def __repr__(self) -> str:
-        return f"<Threads {self._name}: {self.statistics()}>"

@@ -346,10 +346,6 @@ def test_the_time_of_workers_that_have_left_counts_too() -> None:
     assert (total.wait_input_s, total.wait_credit_s) == (3.0, 0.0)
 
 
-def test_a_connector_shows_how_many_workers_it_has() -> None:
-    assert repr(Site().connectors[1]) == "<Connector of segment 1: 1 workers>"
-
-
 def test_the_outbox_is_measured_in_batches() -> None:
     site = Site()
     site.load()
