@@ -100,7 +100,7 @@ class Engine:
         self.trainer = trainer or TrainerMeter()
         self._probe = GilProbe()
         try:
-            self._begin(core)
+            self._begin()
             self._placing = self.segments[core.placing]
             self._note_opened_late(asked, late)
             self.monitor = Monitor(
@@ -110,14 +110,14 @@ class Engine:
             self.close()
             raise
 
-    def _begin(self, core: Core) -> None:
+    def _begin(self) -> None:
         """Start what workers need, and make their pools, still without workers."""
         self._pools.begin()  # first: no thread of this engine exists yet
         recipes = self.recipe.segments
         callbacks = weakly(self._let_collate), weakly(self._judge)
         work = BatchWork(self.recipe, *callbacks)
         for at, recipe in enumerate(recipes):
-            segment = self._segment(core, at, recipe, work.finisher(at))
+            segment = self._segment(at, recipe, work.finisher(at))
             self.segments.append(segment)
             # Called for each chunk, so not weakly: `close` takes it away.
             listener = partial(self._on_work, segment)
@@ -236,7 +236,8 @@ class Engine:
                     self._pools.renew()  # its place is in the process that reads
             with self.engine_lock.lock:
                 self.engine_lock.mend()
-                self.engine_lock.restart(step)
+                self.engine_lock.core.restart(step, self.engine_lock.clock())
+                self.engine_lock.wake()
         self.engine_lock.notify_others()
 
     def begin_epoch(self, epoch: int) -> None:
@@ -256,8 +257,9 @@ class Engine:
         plan = self.recipe.plan
         assert not isinstance(plan, AssignedPlan)  # epochs begin in the trainer
         with self.engine_lock.lock:
-            self.engine_lock.extend(plan.first_step(epoch + 1))
-            self.engine_lock.unpause()
+            self.engine_lock.core.extend(plan.first_step(epoch + 1))
+            self.engine_lock.core.unpause()
+            self.engine_lock.wake()
 
     def end_epoch(self) -> None:
         """End worker processes that may not outlive the epoch, which is over."""
@@ -305,7 +307,8 @@ class Engine:
             for segment in self.segments:
                 stack.callback(segment.close, until_s, stuck)
             with self.engine_lock.lock:
-                self.engine_lock.close()
+                self.engine_lock.core.close(self.engine_lock.clock())
+                self.engine_lock.wake()
         self.engine_lock.notify_others()
         for at, listener in enumerate(self._listeners):
             with contextlib.suppress(ValueError):  # a close that was interrupted did
@@ -348,7 +351,8 @@ class Engine:
             yield
         finally:
             with self.engine_lock.lock:
-                self.engine_lock.unpause()
+                self.engine_lock.core.unpause()
+                self.engine_lock.wake()
 
     def _pause(self, *, reader_only: bool) -> bool:
         """Hand out no more work; return whether somebody is still working."""
@@ -505,12 +509,11 @@ class Engine:
 
     def _segment(
         self,
-        core: Core,
         at: int,
         recipe: SegmentRecipe,
         finish: Callable[[InFlightBatch], Made],
     ) -> Segment:
-        connector = Connector(core, self.engine_lock, at, finish, len(recipe.stages))
+        connector = Connector(self.engine_lock, at, finish, len(recipe.stages))
         make = partial(self._pools.make, connector, recipe)
         samples = [each for each in self.recipe.segments if not each.per_batch]
         alone = len(samples) == 1 or recipe.per_batch

@@ -394,4 +394,5 @@ class DrawnFeed:
     def _extend(self) -> None:
         engine_lock = self._engine.engine_lock
         with engine_lock.lock:
-            engine_lock.extend(self._plan.stop)
+            engine_lock.core.extend(self._plan.stop)
+            engine_lock.wake()

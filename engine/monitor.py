@@ -62,7 +62,7 @@ class Monitor:
         with self._engine_lock.lock:
             now_ns = self._engine_lock.clock()
             read = [segment.connector.read(now_ns) for segment in self._segments]
-            reservations = self._engine_lock.reservations.statistics()
+            reservations = self._engine_lock.core.reservations.statistics()
             begun_next = self._engine_lock.core.next_step
         trainer = self._trainer
         seen = trainer.read()

@@ -79,5 +79,6 @@ class Rest:
         with self._engine_lock.lock:
             alarm, self._alarm = self._alarm, None
             if alarm is not None:
-                self._engine_lock.unpause()
+                self._engine_lock.core.unpause()
+                self._engine_lock.wake()
         return alarm

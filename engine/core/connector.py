@@ -29,17 +29,27 @@ class ReaderLost(Exception):
     """The process that read an iterable has died, and its place with it."""
 
 
-class Waiters:
-    """The lock, and the means to wake each kind of waiter.
+class EngineLock:
+    """The engine's lock, the core that it guards, and those who wait.
+
+        with engine_lock.lock:
+            engine_lock.core.unpause()
+            engine_lock.wake()          # whoever this concerns
+        engine_lock.notify_others()     # pipelines that wait for bytes released here
 
     Workers wait on a condition, selectors register a listener, the trainer sleeps.
+    Callers of a method hold the lock, unless it says otherwise. They take it by `with`
+    on the lock itself, never through a method of ours: Ctrl-C may interrupt the
+    trainer's thread between any two steps of Python code, and only this form is certain
+    to release the lock. The core's numbers may be read without it.
     """
 
-    def __init__(self, segments: int, wakes: dict[int, int]) -> None:
+    def __init__(self, core: Core, clock: Clock = time.perf_counter_ns) -> None:
         self.lock = threading.Lock()
+        self.core, self.clock = core, clock
         self.broken: BaseException | None = None
         """A failure of the engine itself; the trainer raises it."""
-        self.wakes = wakes
+        segments = len(core.segments)
         self._conditions = [threading.Condition(self.lock) for _ in range(segments)]
         self._waiting = [0] * segments
         self.listeners: list[list[Callable[[], None]]] = [[] for _ in range(segments)]
@@ -49,8 +59,8 @@ class Waiters:
         self._trainer: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def wake(self) -> None:
-        """Wake everybody who may find something to do. The lock is held."""
-        wakes = self.wakes
+        """Wake everybody who may find something to do, after any change of the core."""
+        wakes = self.core.wakes
         if wakes.pop(FEED, 0):
             self.wake_trainer()
         for at, count in wakes.items():
@@ -61,7 +71,7 @@ class Waiters:
         wakes.clear()
 
     def wait(self, at: int) -> None:
-        """Wait, with the lock held, until segment `at` is woken. For workers."""
+        """Wait until segment `at` is woken. For workers."""
         self._waiting[at] += 1
         try:
             self._conditions[at].wait()
@@ -79,48 +89,30 @@ class Waiters:
             self._trainer.get(timeout=NOTICE_S)
 
     def wake_trainer(self) -> None:
-        """Wake the trainer if it is waiting. The lock is held."""
+        """Wake the trainer if it is waiting."""
         if self.trainer_waits:
             self.trainer_waits = False
             self._trainer.put(None)
 
     def notify(self, at: int = 0) -> None:
-        """Let segment `at` look for work again, such as when bytes became free."""
+        """Let segment `at` look for work again, such as when bytes became free.
+
+        No lock is held.
+        """
         with self.lock:
-            self.wakes[at] = ALL
+            self.core.wakes[at] = ALL
             self.wake()
 
     def fail(self, error: BaseException) -> None:
-        """Report a failure of the engine itself to the trainer."""
+        """Report a failure of the engine itself to the trainer. No lock is held."""
         with self.lock:
             self.broken = self.broken or error
             self.wake_trainer()
 
     def mend(self) -> None:
-        """Note that an iterable is read again from the start. The lock is held."""
+        """Note that an iterable is read again from the start."""
         if isinstance(self.broken, ReaderLost):
             self.broken = None
-
-
-class EngineLock(Waiters):
-    """The engine's lock, and the operations on the core under it.
-
-        with engine_lock.lock:
-            popped = engine_lock.pop()  # also wakes whoever this concerns
-        engine_lock.notify_others()     # pipelines that wait for bytes released here
-
-    Callers of a method hold the lock, unless it says otherwise. They take it by `with`
-    on the lock itself, never through a method of ours: Ctrl-C may interrupt the
-    trainer's thread between any two steps of Python code, and only this form is certain
-    to release the lock. The properties may be read without it.
-    """
-
-    def __init__(self, core: Core, clock: Clock = time.perf_counter_ns) -> None:
-        super().__init__(len(core.segments), core.wakes)
-        self.core = core
-        """Whoever changes it here wakes those whom this concerns: `wake`."""
-        self.clock = clock
-        self.reservations = core.reservations
 
     @property
     def closed(self) -> bool:
@@ -133,7 +125,7 @@ class EngineLock(Waiters):
 
     def notify_others(self) -> None:
         """Notify other pipelines that bytes became free. No lock is held."""
-        notifications = self.reservations.notifications
+        notifications = self.core.reservations.notifications
         while notifications:
             try:
                 notify = notifications.popleft()
@@ -154,26 +146,6 @@ class EngineLock(Waiters):
         self.wake()
         return popped
 
-    def unpause(self) -> None:
-        """Continue after `pause`."""
-        self.core.unpause()
-        self.wake()
-
-    def extend(self, until: int | None) -> None:
-        """Allow opening batches before the step `until`; None removes the limit."""
-        self.core.extend(until)
-        self.wake()
-
-    def restart(self, step: int) -> None:
-        """Drop everything in flight, and continue at `step`."""
-        self.core.restart(step, self.clock())
-        self.wake()
-
-    def close(self) -> None:
-        """Drop everything, permanently."""
-        self.core.close(self.clock())
-        self.wake()
-
 
 class Suspension:
     """Drops prefetched data between two epochs when other pipelines need the bytes.
@@ -183,7 +155,7 @@ class Suspension:
 
     def __init__(self, engine_lock: EngineLock) -> None:
         self._engine_lock = engine_lock
-        self._byte_budget = engine_lock.reservations.byte_budget
+        self._byte_budget = engine_lock.core.reservations.byte_budget
         # Whether prefetched data was dropped; guarded by the engine's lock.
         self._suspended = False
 
@@ -197,7 +169,8 @@ class Suspension:
         with self._engine_lock.lock:
             if self._suspended:
                 self._suspended = False
-                self._engine_lock.extend(None)
+                self._engine_lock.core.extend(None)
+                self._engine_lock.wake()
 
     def leave(self) -> None:
         """Prevent any further suspension."""
@@ -210,8 +183,10 @@ class Suspension:
             resting = self._suspend in self._byte_budget.resting()
             if resting and not self._suspended:
                 self._suspended = True
-                engine_lock.restart(engine_lock.core.head)
-                engine_lock.extend(engine_lock.core.head)
+                core, now_ns = engine_lock.core, engine_lock.clock()
+                core.restart(core.head, now_ns)
+                core.extend(core.head)
+                engine_lock.wake()
         engine_lock.notify_others()
 
 
@@ -220,14 +195,12 @@ class Connector:
 
     def __init__(
         self,
-        core: Core,
         engine_lock: EngineLock,
         segment: int,
         finish: Callable[[InFlightBatch], Any],
         operations: int = 1,
     ) -> None:
-        self._core = core
-        self.engine_lock = engine_lock
+        self.engine_lock, self._core = engine_lock, engine_lock.core
         self.parts = PartsMeter(operations)
         self._alone = operations == 1
         """Whether its cost is that of a single operation."""

@@ -153,7 +153,7 @@ class AssignedEngine:
         recipe = replace(recipe, plan=self._plan)
         budget = ByteBudget(UNBOUNDED)
         self._engine = Engine(recipe, budget, 0, trainer=self._meter, watch=watch)
-        self._engine.engine_lock.extend(0)
+        self._engine.engine_lock.core.extend(0)
         self._awaits = any(each.executor == "async" for each in recipe.segments)
         self._share = Share(1, 1)
         self._watch = Witness(program.watched) if program.watched else None
@@ -193,15 +193,18 @@ class AssignedEngine:
             planned = assignment.planned  # unpickles, so no lock is held
         except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
             planned = assignment.unread(error)
-        with self._engine.engine_lock.lock:
+        engine_lock = self._engine.engine_lock
+        with engine_lock.lock:
             self._plan.add(planned, assignment.seed)
-            self._engine.engine_lock.extend(self._plan.stop)
+            engine_lock.core.extend(self._plan.stop)
+            engine_lock.wake()
 
     def stop(self) -> None:
         """Let each worker end after the rows it works on."""
         engine_lock = self._engine.engine_lock
         with engine_lock.lock:
-            engine_lock.close()
+            engine_lock.core.close(engine_lock.clock())
+            engine_lock.wake()
             engine_lock.wake_trainer()
 
     def share(self, share: Share) -> None:

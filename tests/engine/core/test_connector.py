@@ -50,7 +50,7 @@ class Site:
         self.engine_lock = EngineLock(core, self.clock)
         self.finished: list[int] = []
         self.connectors = [
-            Connector(core, self.engine_lock, at, self.finish) for at in range(2)
+            Connector(self.engine_lock, at, self.finish) for at in range(2)
         ]
         self.meters = [connector.enter() for connector in self.connectors]
 
@@ -217,7 +217,8 @@ def test_closing_wakes_every_waiting_worker(at: int) -> None:
     site.lease(0)
     with sleeping(site.connectors[at]) as one, sleeping(site.connectors[at]) as two:
         with held(site.engine_lock) as engine_lock:
-            engine_lock.close()
+            engine_lock.core.close(0)
+            engine_lock.wake()
         assert one.result() is None
         assert two.result() is None
 
@@ -225,7 +226,8 @@ def test_closing_wakes_every_waiting_worker(at: int) -> None:
 def test_closing_comes_before_retiring_and_work() -> None:
     site = Site()
     with held(site.engine_lock) as engine_lock:
-        engine_lock.close()
+        engine_lock.core.close(0)
+        engine_lock.wake()
     asked: list[bool] = []
 
     def surplus() -> bool:
@@ -242,7 +244,8 @@ def test_a_restart_wakes_a_waiting_worker() -> None:
     site.lease(0)
     with sleeping(site.connectors[0]) as taker:
         with held(site.engine_lock) as engine_lock:
-            engine_lock.restart(5)
+            engine_lock.core.restart(5, 0)
+            engine_lock.wake()
         given = taker.result()
     assert isinstance(given, Lease)
     assert given.chunk.step == 5
@@ -258,7 +261,8 @@ def test_bytes_given_back_by_one_pipeline_wake_the_source_of_another() -> None:
     here.load()
     with sleeping(here.connectors[0]) as taker:
         with held(there.engine_lock) as engine_lock:
-            engine_lock.close()
+            engine_lock.core.close(0)
+            engine_lock.wake()
         assert isinstance(taker.result(), Lease)
 
 
@@ -351,4 +355,4 @@ def test_the_outbox_is_measured_in_batches() -> None:
     site.load()
     _, gauge, row_bytes, _ = site.connectors[1].read(0)
     assert gauge.capacity == 2
-    assert row_bytes == site.engine_lock.reservations.statistics().batch_bytes / 2 == 1
+    assert row_bytes == site.core.reservations.statistics().batch_bytes / 2 == 1

@@ -93,7 +93,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
         states = [SegmentState(0, 1, 1, Gauge(1, 0)) for _ in range(2)]
         reservations = Reservations(ByteBudget(1 << 40), lambda: None)
         core = Core(Script((4,)), lambda plan: None, states, reservations, 0)  # type: ignore[arg-type, return-value]
-        connector = Connector(core, EngineLock(core), 0, lambda in_flight: "batch")
+        connector = Connector(EngineLock(core), 0, lambda in_flight: "batch")
         program = Program((Map("Map(ID:1) len", 1, len),))
         recipe = SegmentRecipe("f", "q", program, "ray", 1, (1, 1), 1, tunable=True)
         engine, options = object(), {"num_cpus": 1}
@@ -106,7 +106,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
     for pool in pools:
         lock = pool._engine_lock  # noqa: SLF001
         with lock.lock:
-            lock.close()
+            lock.core.close(0)
+            lock.wake()
         pool.close()
 
 
@@ -123,7 +124,8 @@ def test_work_goes_on_locally_when_ray_ends_while_it_is_asked(made: Any) -> None
 def test_results_lost_with_a_node_are_no_failure_to_begin(made: Any) -> None:
     pool = made(Played(ends_when_asked=False))
     with pool._engine_lock.lock:  # noqa: SLF001
-        pool._engine_lock.close()  # noqa: SLF001
+        pool._engine_lock.core.close(0)  # noqa: SLF001
+        pool._engine_lock.wake()  # noqa: SLF001
     pool.close()  # from here on the test is the pool's thread
     for _ in range(10):
         pool._create()  # noqa: SLF001

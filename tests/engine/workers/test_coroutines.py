@@ -26,8 +26,8 @@ SOON_S = 60.0
 class Counted(Connector):
     """Counts requests for work, and signals when there were as many as expected."""
 
-    def __init__(self, core: Core, engine_lock: EngineLock, segment: int) -> None:
-        super().__init__(core, engine_lock, segment, lambda in_flight: "batch")
+    def __init__(self, engine_lock: EngineLock, segment: int) -> None:
+        super().__init__(engine_lock, segment, lambda in_flight: "batch")
         self.tries = 0
         self.wanted = 0
         self.there = threading.Event()
@@ -55,14 +55,15 @@ class Site:
         )
         core = Core(Script(sizes), lambda plan: None, segments, reservations, 0)  # type: ignore[arg-type, return-value]
         self.engine_lock = EngineLock(core)
-        self.source = Connector(core, self.engine_lock, 0, lambda in_flight: "batch")
-        self.connector = Counted(core, self.engine_lock, 1)
+        self.source = Connector(self.engine_lock, 0, lambda in_flight: "batch")
+        self.connector = Counted(self.engine_lock, 1)
         program = Program((Map("Map(ID:1) f", 1, function),))
         self.pool = Coroutines(self.connector, program, 0, "f")
 
     def close(self) -> None:
         with self.engine_lock.lock:
-            self.engine_lock.close()
+            self.engine_lock.core.close(0)
+            self.engine_lock.wake()
         self.pool.close()
 
     def load(self) -> int:
