@@ -171,7 +171,8 @@ class Engine:
                 self._follow_all()  # if actors were lost, nothing else would come
             self._step_wanted = self._work_inline()
         engine_lock.notify_others()
-        self._check_budget(popped[0])
+        reservations, rows = self.reservations, popped[0].plan.n_rows
+        reservations.byte_budget.check_fits(reservations.batch_bytes, rows)
         return self._collated(*popped)
 
     def _made_alone(self) -> tuple[InFlightBatch, Any] | None:
@@ -468,11 +469,6 @@ class Engine:
             raise self.engine_lock.broken
         if self.engine_lock.closed:
             raise PenstockError(CLOSED)
-
-    def _check_budget(self, in_flight: InFlightBatch) -> None:
-        reservations = self.reservations
-        needed, rows = reservations.batch_bytes, in_flight.plan.n_rows
-        reservations.byte_budget.check_fits(needed, rows)
 
     def _note_opened_late(
         self, asked: tuple[SegmentRecipe, ...], late: Mapping[int, Finding]

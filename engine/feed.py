@@ -241,17 +241,17 @@ class RepackFeed:
         self.engine.begin_epoch(cursor.epoch)
         recipe = self.engine.recipe
         length = recipe.planned.order.epoch_length
-        step, skip = place(self._plan, cursor)
+        step, _ = place(self._plan, cursor)
+        self.cursor = cursor
+        # An iterable has no index: what was read before is read again and skipped.
+        there = step == self.engine.head
         if recipe.iterable:
-            # An iterable has no index: what was read before is read again and skipped.
-            if not (self._clean and cursor.position == 0):
-                self.engine.restart(step, cursor.position - skip)
-        elif step != self.engine.head:
-            self.engine.restart(step)
+            there = self._clean and cursor.position == 0
+        if not there:
+            self._restart()
         self._clean = False
         self._drop()
         self._over = cursor.position >= length
-        self.cursor = cursor
 
     def next(self) -> Delivery | None:
         size = self._size
@@ -278,7 +278,8 @@ class RepackFeed:
             if self._lost > LOSSES:
                 times, self._lost = self._lost, 0
                 raise WorkerError(UNREADABLE.format(times)) from lost
-            self._read_again()
+            self._drop()
+            self._restart()
             return
         self._over = in_flight.plan.last or in_flight.ended
         if isinstance(finished, FailedBatch):
@@ -294,9 +295,8 @@ class RepackFeed:
         self._tickets += tickets[fresh:]
         self._samples += list(finished.data.values())[fresh:]
 
-    def _read_again(self) -> None:
-        """Read an iterable from the start, without what was delivered already."""
-        self._drop()
+    def _restart(self) -> None:
+        """Continue at the cursor: an iterable is read again without what was used."""
         step, skip = place(self._plan, self.cursor)
         self.engine.restart(step, self.cursor.position - skip)
 

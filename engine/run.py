@@ -123,19 +123,16 @@ class Run:
             else:
                 host = TrainerHost(*what)
             self.host: Host = host
-            self._look_first()
+            self._observed: Host = host
+            # The host that the knob requests; the trainer's thread moves the engine.
+            self._wanted, self._before = self._kind, self.read()
+            self._note(self.host.read())
+            self._warm: tuple[Host | None, Observation] = None, self._before
+            """State at the first batch of a host, for which workers had to start."""
         except BaseException:  # Ctrl-C, and nobody knows of this run yet
             if host is not None:
                 host.close()
             raise
-
-    def _look_first(self) -> None:
-        # The host that the knob requests; the trainer's thread moves the engine.
-        self._wanted = self._kind
-        self._observed, self._before = self.host, self.read()
-        self._note(self.host.read())
-        self._warm: tuple[Host | None, Observation] = None, self._before
-        """State at the first batch of a host, for which workers had to start."""
 
     @property
     def cursor(self) -> Cursor:

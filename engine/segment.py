@@ -248,12 +248,14 @@ class Segment:
             self._want(kind)
 
     def _tell_core(self) -> None:
-        with self.connector.engine_lock.lock:
+        engine_lock, at = self.connector.engine_lock, self.connector.segment
+        with engine_lock.lock:
             held = self.pool.leases(self.num_parallel_workers)
             # Inline, the trainer works on demand, on the batch it asks for.
             inline = self.inline is not None
-            leases, *others = held
-            self.connector.resize(leases, self.prefetch_size, *others, inline=inline)
+            engine_lock.core.set_workers(at, *held, inline=inline)
+            engine_lock.core.set_prefetch(at, self.prefetch_size)
+            engine_lock.wake()
 
 
 def _held(why: str) -> str:

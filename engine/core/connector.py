@@ -19,7 +19,7 @@ from typing import Any
 from ...system.run_queue import OwnQueue
 from ...system.wakeup import NOTICE_S
 from .chunk import InFlightBatch, Lease, Outcome
-from .core import ALL, FEED, LEASE_NS, Core, State, pop_unmade
+from .core import ALL, FEED, Core, State, pop_unmade
 from .metrics import PartsMeter, SegmentCounters, Wait, WorkerMeter, WorkerReading
 
 Clock = Callable[[], int]
@@ -342,23 +342,6 @@ class Connector:
     def busy(self) -> bool:
         """Whether a worker has a batch or a lease, even one that was dropped."""
         return self._finishing > 0 or any(meter.leases for meter in self.meters)
-
-    def resize(
-        self,
-        workers: int,
-        prefetch: int,
-        lease_ns: int = LEASE_NS,
-        makers: int = 1,
-        *,
-        inline: bool = False,
-    ) -> None:
-        """Set how many workers there are, and how far ahead they may work.
-
-        The arguments are those of `Core.set_workers` and `set_prefetch`.
-        """
-        self._core.set_workers(self.segment, workers, lease_ns, makers, inline=inline)
-        self._core.set_prefetch(self.segment, prefetch)
-        self.engine_lock.wake()
 
     def read(self, now_ns: int) -> SegmentCounters:
         """Return all totals up to now."""

@@ -405,8 +405,13 @@ class Map(Calling):
 
     def finish(self, work: Work, results: Work) -> None:
         """Refuse None."""
-        if any(sample is None for sample in results.samples):
-            self._blame_none(work)
+        if all(sample is not None for sample in results.samples):
+            return
+        error = self.none.format(self.stage)
+        for at, sample in enumerate(work.samples):
+            if sample is None:
+                work.fail(at, SampleError(error), self.stage)
+        work.keep(work.samples, [sample is not None for sample in work.samples])
 
     def _extras(self, work: Work) -> tuple[Any, ...]:
         chunk = work.chunk
@@ -424,13 +429,6 @@ class Map(Calling):
         if self.wants_ctx:
             extras["ctx"] = work.chunk.context
         return self.function(sample, **extras)
-
-    def _blame_none(self, work: Work) -> None:
-        error = self.none.format(self.stage)
-        for at, sample in enumerate(work.samples):
-            if sample is None:
-                work.fail(at, SampleError(error), self.stage)
-        work.keep(work.samples, [sample is not None for sample in work.samples])
 
 
 class BatchMap(Map):

@@ -97,13 +97,9 @@ class Lane:
         self.drop()
         self._carrier.close()
 
-    @property
-    def _has_room(self) -> bool:
-        return len(self._ahead) < self._depth and self._carrier.free
-
     def _look_ahead(self, host: Host, epoch: int) -> None:
-        ahead = self._ahead
-        while self._has_room and self._ready(host, epoch):
+        ahead, carrier = self._ahead, self._carrier
+        while len(ahead) < self._depth and carrier.free and self._ready(host, epoch):
             cursor = host.cursor
             try:
                 due = host.next()

@@ -215,15 +215,13 @@ def _names_used(kind: type) -> tuple[str, ...]:
         if type(method) not in (types.FunctionType, LRU_CACHE):
             continue
         function = vars(method)["__wrapped__"] if type(method) is LRU_CACHE else method
-        if type(function) is types.FunctionType and not _is_torchs(function):
+        # Methods of torch's modules name many others.
+        if type(function) is types.FunctionType and not (
+            str(function.__module__).startswith("torch.")
+        ):
             further = set(names_in(function.__code__)).difference(names)
             names += sorted(further)
     return tuple(names)
-
-
-def _is_torchs(function: types.FunctionType) -> bool:
-    """Whether it is a method of torch's modules, which name many others."""
-    return str(function.__module__).startswith("torch.")
 
 
 def _around(function: types.FunctionType) -> Iterator[Named]:

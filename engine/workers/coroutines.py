@@ -90,10 +90,10 @@ class Coroutines(ServedPool):
             self._remove(permit)
 
     async def _loop(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, lock = asyncio.get_running_loop(), self._engine_lock
         loop.add_reader(self._wakeup, self._hear)
         try:
-            while self._goes_on():
+            while not lock.closed and (self._permits or not self._leaving):
                 self._staff()
                 self._hand_out()
                 await self._rung.wait()
@@ -104,11 +104,6 @@ class Coroutines(ServedPool):
     def _hear(self) -> None:
         self._wakeup.clear()
         self._rung.set()
-
-    def _goes_on(self) -> bool:
-        if self._engine_lock.closed:
-            return False
-        return not self._leaving or bool(self._permits)
 
     def _staff(self) -> None:
         """Adjust the number of permits to the request, as far as they are idle."""

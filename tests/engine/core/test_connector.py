@@ -181,7 +181,8 @@ def test_a_worker_is_woken_when_its_segment_may_go_further_ahead() -> None:
     site.settle(site.lease(0))
     with sleeping(site.connectors[0]) as taker:
         with held(site.engine_lock):
-            site.connectors[0].resize(workers=1, prefetch=8)
+            site.core.set_prefetch(0, 8)
+            site.engine_lock.wake()
         assert isinstance(taker.result(), Lease)
 
 
