@@ -425,18 +425,16 @@ class Engine:
             note(segment, "inline", found.executor, "moved", found.reason)
 
     def _follow_all(self) -> None:
+        """Give segments the workers that they request; let the old ones leave."""
         for segment in self.segments:
-            if segment.moving:
-                self._follow(segment)
-
-    def _follow(self, segment: Segment) -> None:
-        """Give a segment the workers that it requests; let the old ones leave."""
-        kind = segment.take_wanted()
-        if kind is not None and segment.executor == "ray":
-            self.move(segment, kind)  # nobody else does its work
-        elif kind is not None and kind != segment.executor:
-            self._move_or_note(segment, kind)
-        segment.settled()
+            if not segment.moving:
+                continue
+            kind = segment.take_wanted()
+            if kind is not None and segment.executor == "ray":
+                self.move(segment, kind)  # nobody else does its work
+            elif kind is not None and kind != segment.executor:
+                self._move_or_note(segment, kind)
+            segment.settled()
 
     def _move_or_note(self, segment: Segment, kind: Kind) -> bool:
         """Move a segment; if it may not or cannot move, it stays for good."""

@@ -208,8 +208,6 @@ class Core:
     batch_rows: int = 1
     placing: int = field(init=False)
     """The segment that puts rows into batches; later ones work on whole batches."""
-    short: bool = False
-    """Whether the last `take` found too few bytes for another batch."""
 
     def __post_init__(self) -> None:
         self.next_step = self.head
@@ -220,8 +218,7 @@ class Core:
     def take(self, at: int, now_ns: int) -> Lease | Wait:
         """Hand out the earliest rows for segment `at`, or say what to wait for."""
         state, runs = self.segments[at], self.state is State.RUNNING
-        lease: Lease | None = None
-        self.short = False
+        lease: Lease | Wait = Wait.CREDIT
         if state.ready:
             number = state.ready[0][0]
             due = number == state.head or not state.in_order
@@ -230,11 +227,11 @@ class Core:
                 lease = self._lease_ready(at, state, now_ns)
         elif at > 0 and runs:
             return Wait.INPUT
-        elif runs and (in_flight := self._frontier()):
-            lease = self._lease_rows(in_flight, state)
-        if lease is None:
-            return Wait.MEMORY if self.short else Wait.CREDIT
-        self.leases.add(lease)
+        elif runs:
+            found = self._frontier()
+            lease = found if isinstance(found, Wait) else self._lease_rows(found, state)
+        if isinstance(lease, Lease):
+            self.leases.add(lease)
         return lease
 
     def settle(
@@ -406,26 +403,26 @@ class Core:
             reader = state
         return limit
 
-    def _frontier(self) -> InFlightBatch | None:
+    def _frontier(self) -> InFlightBatch | Wait:
         """Return the batch whose rows the source hands out next; open it if allowed."""
         in_flight = self.batches_in_flight.get(self.next_step - 1)
         if in_flight is not None and in_flight.next_row < len(in_flight.rows.indices):
             return in_flight
         if self.next_step > self._limit(0) or self.next_step == self.until:
-            return None
-        return self._open(self.next_step) if self.unplanned is None else None
+            return Wait.CREDIT
+        return self._open(self.next_step) if self.unplanned is None else Wait.CREDIT
 
-    def _open(self, step: int) -> InFlightBatch | None:
+    def _open(self, step: int) -> InFlightBatch | Wait:
         try:
             planned = self.plan.planned(step)
         except Exception as error:  # noqa: BLE001 the trainer raises it
             self.unplanned = error
             self._wake(FEED)
-            return None
+            return Wait.CREDIT
         plan, oldest = planned.plan, step == self.head
         if not self.reservations.open(step, plan.image_size, oldest=oldest):
-            self.short = self.reservations.expected(plan.image_size) is not None
-            return None
+            known = self.reservations.expected(plan.image_size) is not None
+            return Wait.MEMORY if known else Wait.CREDIT
         in_flight = begun(self, step, planned)
         self.batches_in_flight[step] = in_flight
         self.next_step = step + 1

@@ -162,7 +162,7 @@ class ActorPool(FarPool):
         )
         fresh = sum(bool(actor.errands) and not actor.settled for actor in actors)
         most = self._cluster.room(self, self._options)
-        return PoolStatistics(self._asked, alive, starting + fresh, most)
+        return PoolStatistics(alive, starting + fresh, most)
 
     def threads(self) -> list[str]:
         """Return none: they are in other processes, perhaps on other machines."""

@@ -297,8 +297,7 @@ class ProcessPool(FarPool):
 
     def statistics(self) -> PoolStatistics:
         child_set = self._child_set
-        counts = self._asked, child_set.workers, child_set.beginning()
-        return PoolStatistics(*counts)
+        return PoolStatistics(child_set.workers, child_set.beginning())
 
     def leases(self, workers: int) -> Holding:
         children = children_for(workers, self._cores)  # some wait at them

@@ -7,6 +7,8 @@ trainer's thread until it is done.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import weakref
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,10 +19,10 @@ import torch
 from ..batch.device import ToDevice
 from ..batch.tensors import map_tensors
 from ..far.handover import is_dense
+from ..far.slabs import block_at
 from ..feed import Delivery
 from ..plan import BatchPlan
 from .cuda import Bus
-from .pinned import PinnedSlabs
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,33 @@ def sweep(sources: deque[Source]) -> None:
     """Let go of what has been read."""
     while sources and sources[0][0].query():  # type: ignore[no-untyped-call]
         sources.popleft()
+
+
+class PinnedSlabs:
+    """Pins each slab when a batch lies in it for the first time.
+
+    A slab stays pinned until its memory is released, whoever made or maps it. If the
+    system refuses one, no more are tried.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._able = True
+
+    def contains(self, tensor: torch.Tensor) -> bool:
+        """Whether a host tensor is in pinned memory; pins its slab if needed."""
+        if self._bus.is_pinned(tensor):
+            return True
+        block = block_at(tensor.data_ptr()) if self._able else None
+        if block is None:
+            return False
+        address = ctypes.addressof(block)
+        self._able = self._bus.register(address, ctypes.sizeof(block))
+        if self._able:
+            # Of several finalizers, the one made last is called first (weakref): this
+            # one runs before the memory is unmapped.
+            weakref.finalize(block, self._bus.unregister, address).atexit = False
+        return self._able
 
 
 def tensors_of(data: Any) -> list[torch.Tensor]:

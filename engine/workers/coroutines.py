@@ -69,8 +69,7 @@ class Coroutines(ServedPool):
 
     def statistics(self) -> PoolStatistics:
         with self._engine_lock.lock:
-            counts = self._asked, len(self._permits), beginning(self._connector)
-            return PoolStatistics(*counts)
+            return PoolStatistics(len(self._permits), beginning(self._connector))
 
     def threads(self) -> list[str]:
         number = self._thread.native_id

@@ -75,8 +75,7 @@ class Inline(WorkerPool):
         return []
 
     def statistics(self) -> PoolStatistics:
-        here = not self._left
-        return PoolStatistics(here, here)
+        return PoolStatistics(alive=not self._left)
 
     def threads(self) -> list[str]:
         return []

@@ -28,8 +28,6 @@ Kind = Literal["inline", "thread", "process", "async", "ray"]
 class PoolStatistics:
     """Numbers of workers."""
 
-    asked: int
-    """The number last requested."""
     alive: int
     """Workers that work or wait, including those that are about to retire."""
     beginning: int = 0

@@ -123,8 +123,7 @@ class Threads(WorkerPool):
 
     def statistics(self) -> PoolStatistics:
         with self._engine_lock.lock:
-            counts = self._asked, len(self._threads), beginning(self._connector)
-            return PoolStatistics(*counts)
+            return PoolStatistics(len(self._threads), beginning(self._connector))
 
     def threads(self) -> list[str]:
         with self._engine_lock.lock:
