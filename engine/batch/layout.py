@@ -473,17 +473,28 @@ def size_of(sample: Any, depth: int = DEEP) -> int:
     kind = type(sample)
     if kind is np.ndarray:
         return int(sample.nbytes)
-    if kind is tuple or kind is list:
-        return _bytes_of(sample, depth - 1) if depth else 0
     if kind in NUMBERS:
         return SMALL
-    if kind is str or kind is bytes or kind is bytearray:
-        return len(sample)
     try:
-        nbytes = _own_bytes(sample)
-        return _bytes_within(sample, depth) if nbytes is None else nbytes
+        return _size_of(sample, depth)
     except Exception:  # noqa: BLE001 the user object's code may raise anything
         return SMALL
+
+
+def _size_of(sample: Any, depth: int) -> int:
+    if isinstance(sample, (str, bytes, bytearray)):
+        return len(sample)
+    if isinstance(sample, (tuple, list)):
+        members: Sequence[Any] = sample
+    elif (nbytes := _own_bytes(sample)) is not None:
+        return nbytes
+    elif isinstance(sample, Mapping):
+        members = list(sample.values())
+    elif is_dataclass(sample):
+        members = [getattr(sample, each.name) for each in fields(sample)]
+    else:
+        return SMALL
+    return _bytes_of(members, depth - 1) if depth else 0
 
 
 def _bytes_of(members: Sequence[Any], depth: int) -> int:
@@ -509,20 +520,6 @@ def _own_bytes(sample: Any) -> int | None:
         bytes_per_pixel = 1 if sample.mode in ("1", "L", "P") else 4
         return int(math.prod(sample.size) * bytes_per_pixel)
     return None
-
-
-def _bytes_within(sample: Any, depth: int) -> int:
-    if isinstance(sample, (str, bytes, bytearray)):
-        return len(sample)
-    if isinstance(sample, (tuple, list)):
-        members: Sequence[Any] = sample
-    elif isinstance(sample, Mapping):
-        members = list(sample.values())
-    elif is_dataclass(sample):
-        members = [getattr(sample, each.name) for each in fields(sample)]
-    else:
-        return SMALL
-    return _bytes_of(members, depth - 1) if depth else 0
 
 
 def describe(sample: Any) -> str:

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat, starmap
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 from ...errors import SampleError, add_note
 from ..batch.array_rows import ArrayRows
@@ -24,21 +24,8 @@ from ..core.metrics import CpuClock
 from ..plan import as_yielded
 from .randomness import SampleRandom
 
-
-class Watch(Protocol):
-    """Observes which sample a worker is at."""
-
-    def begin(self, task: int, first: int) -> None:
-        """Note that rows of a task are begun, from row `first` of it on."""
-
-    def end(self) -> None:
-        """Note that they are done."""
-
-    def each(self, items: Iterable[Any], rows: Sequence[int]) -> Iterator[Any]:
-        """Yield `items`, noting the row of each as it is taken."""
-
-    def all(self) -> None:
-        """Note that several rows are worked on at once, from now on."""
+Watch = Any
+"""Observes which sample a worker is at: a `LaneStatus` (far/status_page.py)."""
 
 
 @dataclass(slots=True)
@@ -57,9 +44,9 @@ class Work:
 
     def watched(self, items: Iterable[Any]) -> Iterable[Any]:
         """Return `items`, one per sample, observed as they are taken."""
-        if self.watch is None:
-            return items
-        return self.watch.each(items, self.offsets or range(len(self.chunk)))
+        if self.watch is not None:
+            items = self.watch.each(items, self.offsets or range(len(self.chunk)))
+        return items
 
     def rows(self) -> Sequence[int]:
         """Return the row of the batch that each sample belongs to."""
