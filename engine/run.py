@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -25,7 +25,6 @@ from .observe.knob import Knob
 from .observe.observation import (
     Move,
     Observation,
-    SegmentObservation,
     TrainerObservation,
 )
 from .observe.trainer_meter import TrainerMeter
@@ -537,10 +536,15 @@ class Run:
         """Return a reading of the host, completed with what is known here."""
         recipe, found = self._recipe, (cache.statistics() for cache in self._caches)
         caches = tuple(each for each in found if each is not None)
+        knobs = (k for k in self.host.knobs() if k.name == "num_parallel_workers")
+        held = {knob.operator: knob.held for knob in knobs}
+        segments = reading.segments
+        if any(held.values()):
+            segments = tuple(replace(s, held=held.get(s.name, "")) for s in segments)
         return replace(
             reading,
             caches=caches,
-            segments=tuple(held_by(self.host.knobs(), reading.segments)),
+            segments=segments,
             host=self._kind,
             contention=self.contention.found,
             moves=self._moves,
@@ -567,16 +571,6 @@ class Run:
             if same and reading.time_s - first.time_s < NOTE_S:
                 history.pop()  # the new one replaces it: an epoch may be this short
         history.append((host, reading))
-
-
-def held_by(
-    knobs: Iterable[Knob], segments: Iterable[SegmentObservation]
-) -> Iterator[SegmentObservation]:
-    """Yield segments with what keeps each from getting more workers."""
-    held = {k.operator: k.held for k in knobs if k.name == "num_parallel_workers"}
-    for segment in segments:
-        why = held.get(segment.name, "")
-        yield replace(segment, held=why) if why else segment
 
 
 def staff(reading: Observation) -> list[tuple[str, int, int]]:

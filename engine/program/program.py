@@ -526,11 +526,6 @@ class Program:
         stages = tuple(operation.stage for operation in self.operations)
         return (*stages, self.places) if self.places else stages
 
-    @property
-    def takes_rows(self) -> bool:
-        """Whether it works on samples, not on whole batches."""
-        return not isinstance(self.operations[0], BatchMap)
-
     def enter(self, number: int) -> None:
         """Note that it runs in worker process `number` from now on."""
         for operation in self.operations:

@@ -32,7 +32,7 @@ class Inline(WorkerPool):
         self._left = False
         self.done = 0
         """Rows done so far."""
-        self._leases = self._rows = self._run_ns = 0
+        self._rows = self._run_ns = 0
         self._slowest = (0, 0)
 
     @property
@@ -92,13 +92,12 @@ class Inline(WorkerPool):
             if isinstance(failure.error, KeyboardInterrupt):
                 raise failure.error  # at once: it was meant for the trainer's loop
         self._connector.settle(lease, outcome, self._meter)
-        if self._leases:
+        if self.done:
             self._rows += outcome.done
             self._run_ns += outcome.run_ns
             rows, run_ns = self._slowest
             if outcome.run_ns * rows >= run_ns * outcome.done:
                 self._slowest = outcome.done, outcome.run_ns
-        self._leases += 1
         self.done += outcome.done
 
     def _outcome(self, lease: Lease) -> Outcome:

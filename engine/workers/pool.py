@@ -17,7 +17,7 @@ from ..core.chunk import Lease, Outcome
 from ..core.connector import Connector
 from ..core.core import LEASE_NS
 from ..core.metrics import CpuClock
-from ..program.program import Program, Watch
+from ..program.program import BatchMap, Program, Watch
 from ..program.randomness import SampleRandom
 
 Kind = Literal["inline", "thread", "process", "async", "ray"]
@@ -107,6 +107,7 @@ class ServedPool(WorkerPool):
     def __init__(self, connector: Connector, name: str) -> None:
         self._connector = connector
         self._engine_lock = connector.engine_lock
+        self._listeners = connector.engine_lock.listeners[connector.segment]
         self._asked = 0
         self._leaving = False
         self._wakeup = Wakeup()
@@ -143,10 +144,6 @@ class ServedPool(WorkerPool):
                 self._listeners.remove(self._hear_of_work)
                 self._wakeup.close()
             self._end_all()
-
-    @property
-    def _listeners(self) -> list[Callable[[], None]]:
-        return self._engine_lock.listeners[self._connector.segment]
 
     def _hear_of_work(self) -> None:
         """React to possible work. The engine lock is held."""
@@ -205,7 +202,8 @@ def run_lease(
         return program.run(chunk, lease.inputs, sink, random, clock=clock)
     in_flight = lease.in_flight
     watch.begin(in_flight.number, chunk.first_row - in_flight.first_row)
-    each = watch if program.takes_rows else None
+    by_batch = isinstance(program.operations[0], BatchMap)
+    each = None if by_batch else watch
     outcome = program.run(chunk, lease.inputs, sink, random, each, clock)
     watch.end()
     return outcome
