@@ -144,7 +144,7 @@ class Outcome:
     made: Any = None
     """The batch, if the lease was all of it and the worker has collated it."""
     parts: Parts = ()
-    """Costs of each stage; empty if there is only one."""
+    """Costs of each stage; empty if unknown."""
     changed: str | None = None
     """Which data changed in a worker process, if the user asked for one worker: a path,
     or an empty string if nothing changed. None if nobody has looked."""

@@ -202,8 +202,6 @@ class Connector:
     ) -> None:
         self.engine_lock, self._core = engine_lock, engine_lock.core
         self.parts = PartsMeter(operations)
-        self._alone = operations == 1
-        """Whether its cost is that of a single operation."""
         self.own_queue = OwnQueue()
         """The trainer's thread's waits for a core, while it works on the segment."""
         self.segment = segment
@@ -273,7 +271,8 @@ class Connector:
             now_ns = engine_lock.clock()
             spent_ns = outcome.run_ns, outcome.cpu_ns
             meter.stop(outcome.done, *spent_ns, now_ns, outcome.nbytes)
-            self._add_parts(outcome)
+            if outcome.parts:
+                self.parts.add(outcome.parts, outcome.done)
             in_flight = self._core.settle(lease, outcome, now_ns)
             self._finishing += in_flight is not None
             engine_lock.wake()
@@ -309,20 +308,13 @@ class Connector:
         outcome = work(Lease(self.segment, chunk, in_flight.inputs, in_flight))
         if self.engine_lock.closed:  # meanwhile: nobody is left to take it
             return None
-        self._add_parts(outcome)
+        self.parts.add(outcome.parts, outcome.done)
         spent = outcome.run_ns, outcome.cpu_ns
         self._core.segments[self.segment].learn(*spent, outcome.done)
         in_flight.failures += outcome.failures
         in_flight.dropped, in_flight.ended = outcome.dropped, outcome.ended
         outcome.failures.clear()  # for the reason in `settle`
         return in_flight, self._finish(in_flight)
-
-    def _add_parts(self, outcome: Outcome) -> None:
-        if outcome.parts:
-            self.parts.add(outcome.parts, outcome.done)
-        elif self._alone:
-            each = outcome.nbytes // max(outcome.done, 1)
-            self.parts.add([(outcome.run_ns, outcome.cpu_ns, each)], outcome.done)
 
     def keeps_nothing(self) -> None:
         """Note that `collate_fn` and the like keep no state between batches.

@@ -589,28 +589,27 @@ class Program:
         work = Work(chunk, random, inputs or [], watch=watch)
         if inputs and type(inputs[0]) is Unread:
             work.fail_all(inputs[0].error, self.operations[0].stage)
-            return work, ()
+            return work, ((0, 0, 0),) * len(self.operations)
         if len(self.operations) == 1:
             self.operations[0].run(work)  # its cost is the whole cost
             return work, ()
         return work, tuple(timed(each, work, share) for each in self.operations)
 
     def parted(self, parts: Parts, outcome: Outcome, made_ns: int) -> Parts:
-        """Return the cost of each stage, including placing; empty if there is only one.
+        """Return the cost of each stage, including placing.
 
         Args:
             parts: the costs of the operations; empty if there is only one.
             outcome: the outcome of the whole chunk.
             made_ns: the time after which the samples were made, in nanoseconds.
         """
-        if not self.places:
-            return parts
-        placing_ns = outcome.run_ns - made_ns
+        placing_ns = outcome.run_ns - made_ns if self.places else 0
         computing_ns = min(placing_ns, outcome.cpu_ns)  # copies do not wait
         if not parts:
             nbytes = outcome.nbytes // max(outcome.done, 1)
-            parts = ((made_ns, outcome.cpu_ns - computing_ns, nbytes),)
-        return *parts, (placing_ns, computing_ns, 0)
+            run_ns = outcome.run_ns - placing_ns
+            parts = ((run_ns, outcome.cpu_ns - computing_ns, nbytes),)
+        return (*parts, (placing_ns, computing_ns, 0)) if self.places else parts
 
     def finish(self, work: Work, sink: BatchBuffer | None) -> Outcome:
         """Place or return the remaining rows; their times are unknown."""
