@@ -62,7 +62,8 @@ class Monitor:
         with self._engine_lock.lock:
             now_ns = self._engine_lock.clock()
             read = [segment.connector.read(now_ns) for segment in self._segments]
-            reservations = self._engine_lock.core.reservations.statistics()
+            reservations = self._engine_lock.core.reservations
+            held_bytes, batch_bytes = reservations.held_bytes, reservations.batch_bytes
             begun_next = self._engine_lock.core.next_step
         trainer = self._trainer
         seen = trainer.read()
@@ -82,13 +83,13 @@ class Monitor:
             step=trainer.step,
             trainer=seen,
             segments=tuple(segments),
-            held_bytes=reservations.held_bytes,
+            held_bytes=held_bytes,
             peak_bytes=reservations.peak_bytes,
             regime=self._plan.regime(begun_next),
             gil_held=self._probe.last_share,
             process_cpu_s=time.process_time(),
             torch_threads=torch.get_num_threads(),
-            batch_bytes=reservations.batch_bytes,
+            batch_bytes=batch_bytes,
         )
 
     def _look_at_gil(self, now_s: float, trainer: TrainerObservation) -> None:
