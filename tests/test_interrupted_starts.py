@@ -29,7 +29,7 @@ STARTS = (
     Child.fork,
     Child.__init__,
     TrainerHost.__init__,
-    Run._look_first,  # noqa: SLF001
+    Run._begin,  # noqa: SLF001
 )
 
 
