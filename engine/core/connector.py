@@ -1,8 +1,8 @@
 """The one seam between the engine and its workers: `take` a lease, `settle` it.
 
-A monitor over the pure core (core.py), which nothing else touches. One lock per engine
-guards the core and the instruments. Nothing blocks while it is held. No user code runs
-then, except that opening a batch calls the functions of a schedule. A worker that finds
+A monitor over the pure core (core.py). One lock per engine guards the core and the
+instruments. Nothing blocks while it is held. No user code runs then, except that
+opening a batch calls the functions of a schedule. A worker that finds
 no work waits on its segment's condition and is woken by an event. One that must not
 block (a selector) adds a listener and uses `try_take`.
 """
