@@ -2,9 +2,9 @@
 
 A monitor over the pure core (core.py). One lock per engine guards the core and the
 instruments. Nothing blocks while it is held. No user code runs then, except that
-opening a batch calls the functions of a schedule. A worker that finds
-no work waits on its segment's condition and is woken by an event. One that must not
-block (a selector) adds a listener and uses `try_take`.
+opening a batch calls the functions of a schedule. A worker that finds no work waits on
+its segment's condition and is woken by an event. One that must not block (a selector)
+adds a listener and uses `try_take`.
 """
 
 from __future__ import annotations
