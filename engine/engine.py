@@ -23,7 +23,7 @@ from ..errors import CLOSED, PenstockError
 from ..system.weak_methods import weakly
 from .auto_executor import resolve
 from .batch.buffer import FailedBatch, Finished, Gathered
-from .batch_work import BatchWork, Made, worked_late
+from .batch_work import BatchWork, worked_late
 from .core.byte_budget import ByteBudget, Reservations
 from .core.chunk import InFlightBatch
 from .core.connector import Connector, EngineLock, Suspension
@@ -92,8 +92,7 @@ class Engine:
         self.suspension = Suspension(self.engine_lock)
         self.segments: list[Segment] = []
         self.rest = Rest(self.engine_lock, self.segments)
-        self._listeners: list[Callable[[], None]] = []
-        self._work_came = self._step_wanted = True
+        self._step_wanted = True
         self._unweighed: Segment | None = None
         self._undrawn = Undrawn()
         self._calls = SeededCalls(recipe.buffers.collate)
@@ -101,7 +100,6 @@ class Engine:
         self._probe = GilProbe()
         try:
             self._begin()
-            self._placing = self.segments[core.placing]
             self._note_opened_late(asked, late)
             self.monitor = Monitor(
                 self.engine_lock, self.segments, self.trainer, self._probe, recipe.plan
@@ -116,13 +114,13 @@ class Engine:
         recipes = self.recipe.segments
         callbacks = weakly(self._let_collate), weakly(self._judge)
         work = BatchWork(self.recipe, *callbacks)
+        lone = sum(not each.per_batch for each in recipes) == 1
         for at, recipe in enumerate(recipes):
-            segment = self._segment(at, recipe, work.finisher(at))
-            self.segments.append(segment)
-            # Called for each chunk, so not weakly: `close` takes it away.
-            listener = partial(self._on_work, segment)
-            self._listeners.append(listener)
-            self.engine_lock.listeners[at].append(listener)
+            finish, stages = work.finisher(at), len(recipe.stages)
+            connector = Connector(self.engine_lock, at, finish, stages)
+            make = partial(self._pools.make, connector, recipe)
+            alone = lone or recipe.per_batch
+            self.segments.append(Segment(recipe, connector, make, alone=alone))
 
     def __enter__(self) -> Self:
         """Start the workers."""
@@ -162,9 +160,9 @@ class Engine:
                     break
                 self._check()
                 idle = engine_lock.trainer_waits = not (
-                    self._work_came or self._step_wanted or engine_lock.peek()
+                    engine_lock.work_came or self._step_wanted or engine_lock.peek()
                 )
-                self._work_came = False
+                engine_lock.work_came = False
             self._resolve()
             if idle:
                 engine_lock.sleep()
@@ -207,8 +205,8 @@ class Engine:
 
     def _let_collate(self) -> None:
         """Note that collating keeps no state, so workers may collate whole batches."""
-        if self._placing is self.segments[0]:
-            self._placing.connector.keeps_nothing()
+        if self.engine_lock.core.placing == 0:
+            self.segments[0].connector.keeps_nothing()
 
     def _judge(self, at: int, made: Any) -> None:
         """Judge by its first batch whether an inline segment may work ahead."""
@@ -311,10 +309,6 @@ class Engine:
                 self.engine_lock.core.close(self.engine_lock.clock())
                 self.engine_lock.wake()
         self.engine_lock.notify_others()
-        for at, listener in enumerate(self._listeners):
-            with contextlib.suppress(ValueError):  # a close that was interrupted did
-                self.engine_lock.listeners[at].remove(listener)
-        self._listeners.clear()
         self._closed = True
         if stuck:
             names = (f"{name} ({count})" for name, count in Counter(stuck).items())
@@ -453,12 +447,6 @@ class Engine:
             return False
         return True
 
-    def _on_work(self, segment: Segment) -> None:
-        """React to possible work: if the segment is inline, the trainer must do it."""
-        if segment.inline is not None:
-            self._work_came = True
-            self.engine_lock.wake_trainer()
-
     def _notify(self) -> None:
         self.engine_lock.notify()
 
@@ -500,18 +488,6 @@ class Engine:
             for at, segment in enumerate(recipe.segments)
         ]
         return Core(recipe.plan, buffer_of, states, self.reservations, step)
-
-    def _segment(
-        self,
-        at: int,
-        recipe: SegmentRecipe,
-        finish: Callable[[InFlightBatch], Made],
-    ) -> Segment:
-        connector = Connector(self.engine_lock, at, finish, len(recipe.stages))
-        make = partial(self._pools.make, connector, recipe)
-        samples = [each for each in self.recipe.segments if not each.per_batch]
-        alone = len(samples) == 1 or recipe.per_batch
-        return Segment(recipe, connector, make, alone=alone)
 
 
 def _kept_apart(recipe: Recipe, late: Mapping[int, Finding]) -> Recipe:

@@ -278,7 +278,6 @@ class RepackFeed:
             if self._lost > LOSSES:
                 times, self._lost = self._lost, 0
                 raise WorkerError(UNREADABLE.format(times)) from lost
-            self._drop()
             self._restart()
             return
         self._over = in_flight.plan.last or in_flight.ended
@@ -297,6 +296,7 @@ class RepackFeed:
 
     def _restart(self) -> None:
         """Continue at the cursor: an iterable is read again without what was used."""
+        self._drop()
         step, skip = place(self._plan, self.cursor)
         self.engine.restart(step, self.cursor.position - skip)
 

@@ -62,7 +62,8 @@ class Monitor:
             now_ns = self._engine_lock.clock()
             window_s = trainer.window_s(now_ns, seen)
             read = [each.connector.read(now_ns, window_s) for each in self._segments]
-            reservations = self._engine_lock.core.reservations.statistics()
+            reservations = self._engine_lock.core.reservations
+            held_bytes, batch_bytes = reservations.held_bytes, reservations.batch_bytes
             begun_next = self._engine_lock.core.next_step
         self._look_at_gil(now_ns / 1e9, seen)
         segments: list[SegmentObservation] = []
@@ -79,13 +80,13 @@ class Monitor:
             step=trainer.step,
             trainer=seen,
             segments=tuple(segments),
-            held_bytes=reservations.held_bytes,
+            held_bytes=held_bytes,
             peak_bytes=reservations.peak_bytes,
             regime=self._plan.regime(begun_next),
             gil_held=self._probe.held_share,
             process_cpu_s=trainer.process_cpu_s,
             torch_threads=torch.get_num_threads(),
-            batch_bytes=reservations.batch_bytes,
+            batch_bytes=batch_bytes,
         )
 
     def _look_at_gil(self, now_s: float, trainer: TrainerObservation) -> None:

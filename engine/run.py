@@ -125,9 +125,9 @@ class Run:
             self._observed: Host = host
             # The host that the knob requests; the trainer's thread moves the engine.
             self._wanted, self._before = self._kind, self.read()
-            self._note(self.host.read())
             self._warm: tuple[Host | None, Observation] = None, self._before
             """State at the first batch of a host, for which workers had to start."""
+            self._note(self.host.read())
         except BaseException:  # Ctrl-C, and nobody knows of this run yet
             if host is not None:
                 host.close()

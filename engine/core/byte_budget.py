@@ -150,17 +150,6 @@ config.watch_memory(_resize)
 os.register_at_fork(after_in_child=_after_fork)
 
 
-@dataclass(frozen=True, slots=True)
-class ReservationStatistics:
-    """Bytes that one pipeline holds."""
-
-    held_bytes: int
-    peak_bytes: int
-    """Maximum held at any time."""
-    batch_bytes: int
-    """Expected bytes of one batch; 0 if none is known yet."""
-
-
 @dataclass(slots=True)
 class Reservation:
     """Bytes that one batch is charged, holds, and held at most."""
@@ -179,7 +168,8 @@ class Reservations:
         self._charges: dict[int, Reservation] = {}
         self._image_size: int | None = None
         self._batch_bytes: int | None = None
-        self._total = self._peak = 0
+        self.held_bytes = self.peak_bytes = 0
+        """Charged now, and at most so far."""
         self.notifications: deque[Callable[[], None]] = deque()
         """Callbacks to call, once no lock is held, because bytes became free."""
 
@@ -255,10 +245,6 @@ class Reservations:
         """Bytes that a batch needs in flight, judged by recent ones; 0 if unknown."""
         return self._batch_bytes or 0
 
-    def statistics(self) -> ReservationStatistics:
-        """Return the bytes held now, and the maximum so far."""
-        return ReservationStatistics(self._total, self._peak, self.batch_bytes)
-
     def _learn(self, high: int, image_size: int | None) -> None:
         """Grow at once, and shrink by an eighth of the difference.
 
@@ -272,10 +258,10 @@ class Reservations:
         self._image_size = image_size
 
     def _grow(self, nbytes: int) -> None:
-        self._total += nbytes
-        self._peak = max(self._peak, self._total)
+        self.held_bytes += nbytes
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
     def _let_go(self, nbytes: int) -> None:
         if nbytes:
-            self._total -= nbytes
+            self.held_bytes -= nbytes
             self.notifications += self.byte_budget.release(nbytes)

@@ -1,10 +1,10 @@
 """The one seam between the engine and its workers: `take` a lease, `settle` it.
 
-A monitor over the pure core (core.py), which nothing else touches. One lock per engine
-guards the core and the instruments. Nothing blocks while it is held. No user code runs
-then, except that opening a batch calls the functions of a schedule. A worker that finds
-no work waits on its segment's condition and is woken by an event. One that must not
-block (a selector) adds a listener and uses `try_take`.
+A monitor over the pure core (core.py). One lock per engine guards the core and the
+instruments. Nothing blocks while it is held. No user code runs then, except that
+opening a batch calls the functions of a schedule. A worker that finds no work waits on
+its segment's condition and is woken by an event. One that must not block (a selector)
+adds a listener and uses `try_take`.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ class EngineLock:
         """By segment: called with the lock held, so they must never wait."""
         self.trainer_waits = False
         """Set by the trainer, under the lock, before it calls `sleep`."""
+        self.work_came = True
+        """Whether the trainer may have work to do: in a segment where it is inline."""
         self._trainer: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def wake(self) -> None:
@@ -64,6 +66,9 @@ class EngineLock:
         if wakes.pop(FEED, 0):
             self.wake_trainer()
         for at, count in wakes.items():
+            if self.core.segments[at].inline:
+                self.work_came = True
+                self.wake_trainer()
             if self._waiting[at]:
                 self._conditions[at].notify(count)
             for listener in self.listeners[at]:

@@ -121,11 +121,6 @@ class Carrier:
                 under_way[-1][0].synchronize()
         self._staged.clear()
 
-    def __repr__(self) -> str:
-        return (
-            f"<Carrier: {len(self._under_way)} under way, {len(self._staged)} staged>"
-        )
-
 
 Source = tuple[torch.cuda.Event, list[torch.Tensor]]
 """What a copy reads, and the event after it."""

@@ -40,7 +40,6 @@ class Lane:
     Args:
         bus: the bus to the device.
         to_device: what to do with a batch there.
-        depth: how many batches may be there that the trainer has not asked for.
         ready: whether a host has a batch of an epoch; None means `is_ready`.
     """
 
@@ -48,11 +47,10 @@ class Lane:
         self,
         bus: Bus,
         to_device: ToDevice,
-        depth: int = DEPTH,
         ready: Callable[[Host, int], bool] | None = None,
     ) -> None:
-        self._carrier = Carrier(bus, to_device, depth + 1)
-        self._depth = depth
+        self._carrier = Carrier(bus, to_device, DEPTH + 1)
+        self._depth = DEPTH
         self._ready = ready or is_ready
         self._ahead: deque[Ahead] = deque()
         self.spent_ns = 0
@@ -115,9 +113,6 @@ class Lane:
         except Exception:  # noqa: BLE001 raised then, if it still fails
             self._depth = 0  # the device may only have room for the trainer's batch
             return delivery
-
-    def __repr__(self) -> str:
-        return f"<Lane: {len(self._ahead)} ahead, {self._carrier!r}>"
 
 
 def is_ready(host: Host, epoch: int) -> bool:

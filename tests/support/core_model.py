@@ -300,7 +300,7 @@ class Course:
             assert core.segments[at - 1].gauge.level == waiting
         assert core.segments[-1].gauge.level == self.ready_rows
         charged = sum(map(self.charge, self.batches))
-        assert self.reservations.statistics().held_bytes == charged
+        assert self.reservations.held_bytes == charged
 
     def check_alive(self) -> None:
         """Check that something can move: a worker at work or awake, or the trainer."""

@@ -112,9 +112,9 @@ def test_the_most_that_a_batch_held_counts_not_what_it_ends_with() -> None:
     reservations.use(0, 500)
     reservations.use(0, -400)
     reservations.complete(0, None)
-    assert reservations.statistics().batch_bytes == 500
-    assert reservations.statistics().held_bytes == 100
-    assert reservations.statistics().peak_bytes == 500
+    assert reservations.batch_bytes == 500
+    assert reservations.held_bytes == 100
+    assert reservations.peak_bytes == 500
 
 
 def test_a_refused_pipeline_is_notified_once_when_bytes_come_free() -> None:

@@ -356,4 +356,4 @@ def test_the_outbox_is_measured_in_batches() -> None:
     site.load()
     _, output, _ = site.connectors[1].read(0, 1.0)
     assert output.capacity == 2
-    assert output.row_bytes == site.core.reservations.statistics().batch_bytes / 2 == 1
+    assert output.row_bytes == site.core.reservations.batch_bytes / 2 == 1

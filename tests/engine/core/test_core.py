@@ -434,7 +434,7 @@ def test_a_restart_forgets_batches_in_flight_and_goes_on_elsewhere() -> None:
     one = course([3, 2])
     drive(one, 2)
     one.restart(7)
-    assert one.reservations.statistics().held_bytes == 0
+    assert one.reservations.held_bytes == 0
     assert lease(one, 0).chunk.step == 7
 
 

@@ -141,7 +141,7 @@ class CoreMachine(RuleBasedStateMachine):
             return  # close rarely: most runs must keep two pipelines
         course = self.courses[1]
         course.close()
-        assert course.reservations.statistics().held_bytes == 0
+        assert course.reservations.held_bytes == 0
         while course.in_hand:
             course.settle(0, Settling())
         while course.complete:
@@ -160,7 +160,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_budget_is_what_the_batches_are_charged(self) -> None:
-        charged = [course.reservations.statistics() for course in self.courses]
+        charged = [course.reservations for course in self.courses]
         assert self.byte_budget.held_bytes == sum(one.held_bytes for one in charged)
         overdraft = sum(course.overdraft() for course in self.courses)
         assert self.byte_budget.held_bytes <= self.byte_budget.limit_bytes + overdraft
