@@ -25,11 +25,10 @@ from numpy.typing import NDArray
 from ..errors import SampleError, check
 from .image import horizontal_flip
 from .image.codec import pixels_of
-from .image.geometry import Box, Placement, writable
+from .image.geometry import Box, Placement, Points, writable
 from .image.operators import check_size, placed
 from .image.sample import (
     IMAGE,
-    Points,
     SampleParts,
     areas,
     boxes_of,

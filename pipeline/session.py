@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from ..engine.observe.observation import Observation
     from ..engine.recipe import Executor, Recipe, SegmentRecipe
     from ..engine.run import Run
-    from .torch_workers import TorchsRow
 
 
 T = TypeVar("T")
@@ -538,7 +537,8 @@ TUNING = attrgetter("autotune", "filepath_prefix", "autotune_interval", "cpu_bud
 """The settings that a tuner depends on."""
 
 
-torchs_rows: weakref.WeakSet[TorchsRow] = weakref.WeakSet()
+torchs_rows: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Loops of torch's own workers that have yet to write their row of the log."""
 slots: weakref.WeakSet[Slot] = weakref.WeakSet()
 
 
@@ -549,7 +549,7 @@ def explanations() -> dict[str, Explanation]:
 
 def end_tuning() -> None:
     """Turn autotune off, also for current runs, and save the values found."""
-    ending: list[Slot | TorchsRow] = [*slots, *torchs_rows]
+    ending: list[Any] = [*slots, *torchs_rows]
     for each in ending:
         each.stop_tuning()
     config.set_enable_autotune(enable=False)

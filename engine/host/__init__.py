@@ -1,1 +1,1 @@
-"""Where an engine runs: in the trainer's process, or in a child of its own."""
+"""What makes the batches of a run: an engine with its feed, or the trainer alone."""

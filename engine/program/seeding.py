@@ -3,7 +3,7 @@
 Before a sample is made, the generators of `random`, `numpy.random` and torch are set
 from the sample's own seed. So its bytes depend neither on the worker that makes it nor
 on the order. Setting them takes some 6 us, so it is skipped for data that draws
-nothing: each lease is observed, which takes 12 us, and one that draws something is made
+nothing: each lease is observed, which takes 2 us, and one that draws something is made
 again. A dataset that keeps a place or a count would return other samples the second
 time. While it is seen to change, all its samples are seeded: a cache changes until it
 is full. A worker process starts in the state that torch's datasets and `worker_init_fn`

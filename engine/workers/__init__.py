@@ -1,1 +1,1 @@
-"""The kinds of workers: the trainer itself, threads, coroutines, processes."""
+"""Workers in this process: the trainer itself, threads, coroutines."""

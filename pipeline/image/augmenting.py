@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import PIL.Image
 import PIL.ImageEnhance
 import PIL.ImageOps
-import torch
 
 from ...errors import check
 from .codec import like, on_pixels, pixels_of
-from .geometry import Range
-from .sample import Image, Points, SampleParts, moved
+from .geometry import Image, Matrix, Range, Warp
+from .sample import SampleParts, moved
 
 Picture = PIL.Image.Image
 
@@ -169,45 +168,6 @@ share of the side in its direction (images in the paper have 331 pixels), and de
 Its sign is drawn, as for a factor."""
 UNSIGNED = ("posterize", "solarize", "autocontrast", "equalize", "identity")
 CHANGES = (*WARPS, *ENHANCERS, *UNSIGNED)
-
-Matrix = tuple[float, float, float, float, float, float]
-"""Two rows of three, as for Pillow's `transform`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Warp:
-    """An affine move: the new pixel (x, y) shows the old one at `matrix` (x, y, 1)."""
-
-    matrix: Matrix
-    size: tuple[int, int]
-    """Height and width in pixels, which do not change."""
-    cuts: ClassVar[bool] = True
-    """Whether a part of the old image may lie outside the new one."""
-
-    @property
-    def shown(self) -> tuple[float, float, float, float]:
-        """Left, top, right, bottom of the visible part, in pixels."""
-        return 0, 0, self.size[1], self.size[0]
-
-    def points(self, points: Points) -> Points:
-        """Return the new places of points, `float64 [m, 2]`."""
-        a, b, c, d, e, f = self.matrix
-        linear = np.array([[a, b], [d, e]])
-        found: Points = np.linalg.solve(linear, (points - (c, f)).T).T
-        return found
-
-    def masks(self, masks: torch.Tensor, fill: int) -> torch.Tensor:
-        """Return masks `[n, H, W]` warped, by nearest pixels."""
-        height, width = self.size
-        a, b, c, d, e, f = self.matrix
-        # A pixel's place is its center.
-        y, x = np.mgrid[:height, :width] + 0.5
-        column = np.floor(a * x + b * y + c).astype(np.int64)
-        row = np.floor(d * x + e * y + f).astype(np.int64)
-        seen = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-        made = masks.new_full(masks.shape, fill)
-        made[:, torch.from_numpy(seen)] = masks[:, row[seen], column[seen]]
-        return made
 
 
 def matrix_of(warp: str, amount: float, size: tuple[int, int]) -> Matrix:

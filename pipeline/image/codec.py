@@ -24,7 +24,8 @@ import simplejpeg
 import torch
 from numpy.typing import NDArray
 
-from .sample import Encoded, Image, on_image, require_encoded, require_image
+from .geometry import Image
+from .sample import Encoded, on_image, require_encoded, require_image
 
 SIMPLEJPEG_COLORS = frozenset({"Gray", "RGB", "YCbCr"})
 FORMATS = (

@@ -19,8 +19,8 @@ import numpy as np
 import simplejpeg
 
 from .codec import decode_reduced
-from .geometry import Box, Placement, mirror, resize
-from .sample import Encoded, Image
+from .geometry import Box, Image, Placement, mirror, resize
+from .sample import Encoded
 
 FULL = "in full"
 """The version of a decoder without the extension."""

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from .sample import Image, Points
-
+Image: TypeAlias = NDArray[np.uint8]
+"""`uint8 [H, W, 3]`, RGB."""
+Points = NDArray[np.float64]
+"""`[m, 2]`: x and y in pixels."""
 Range: TypeAlias = tuple[float, float]
 """The smallest and the largest value; both are included."""
 
@@ -195,6 +198,50 @@ def nearest_places(before: int, after: int) -> torch.Tensor:
     """Return which of `before` pixels each of `after` pixels copies, as in Pillow."""
     middles = (np.arange(after) + 0.5) * (before / after)
     return torch.from_numpy(np.minimum(middles.astype(np.int64), before - 1))
+
+
+Matrix = tuple[float, float, float, float, float, float]
+"""Two rows of three, as for Pillow's `transform`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Warp:
+    """An affine move: the new pixel (x, y) shows the old one at `matrix` (x, y, 1)."""
+
+    matrix: Matrix
+    size: tuple[int, int]
+    """Height and width in pixels, which do not change."""
+    cuts: ClassVar[bool] = True
+    """Whether a part of the old image may lie outside the new one."""
+
+    @property
+    def shown(self) -> tuple[float, float, float, float]:
+        """Left, top, right, bottom of the visible part, in pixels."""
+        return 0, 0, self.size[1], self.size[0]
+
+    def points(self, points: Points) -> Points:
+        """Return the new places of points, `float64 [m, 2]`."""
+        a, b, c, d, e, f = self.matrix
+        linear = np.array([[a, b], [d, e]])
+        found: Points = np.linalg.solve(linear, (points - (c, f)).T).T
+        return found
+
+    def masks(self, masks: torch.Tensor, fill: int) -> torch.Tensor:
+        """Return masks `[n, H, W]` warped, by nearest pixels."""
+        height, width = self.size
+        a, b, c, d, e, f = self.matrix
+        # A pixel's place is its center.
+        y, x = np.mgrid[:height, :width] + 0.5
+        column = np.floor(a * x + b * y + c).astype(np.int64)
+        row = np.floor(d * x + e * y + f).astype(np.int64)
+        seen = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+        made = masks.new_full(masks.shape, fill)
+        made[:, torch.from_numpy(seen)] = masks[:, row[seen], column[seen]]
+        return made
+
+
+Transform: TypeAlias = Placement | Warp
+"""Where an operator moves the places of an image."""
 
 
 def resize(image: Image, height: int, width: int, *, antialias: bool) -> Image:

@@ -26,6 +26,7 @@ from .crop_decoder import CropDecoder, shaped
 from .geometry import (
     Box,
     Fill,
+    Image,
     Placement,
     Range,
     central_box,
@@ -34,7 +35,6 @@ from .geometry import (
 )
 from .sample import (
     Encoded,
-    Image,
     SampleParts,
     as_given,
     moved,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import PIL.Image
@@ -23,22 +23,13 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import SampleError
-
-if TYPE_CHECKING:
-    from .augmenting import Warp
-    from .geometry import Placement
+from .geometry import Image, Points, Transform
 
 Encoded: TypeAlias = bytes | bytearray | memoryview
 """A whole image file."""
-Image: TypeAlias = NDArray[np.uint8]
-"""`uint8 [H, W, 3]`, RGB."""
 Target: TypeAlias = Mapping[str, Any]
 """The annotations of an image, by name."""
-Points = NDArray[np.float64]
-"""`[m, 2]`: x and y in pixels."""
 Flags = NDArray[np.bool_]
-Transform: TypeAlias = "Placement | Warp"
-"""Where an operator moves the places of an image."""
 
 PER_BOX = frozenset(
     ("boxes", "labels", "area", "iscrowd", "scores", "masks", "keypoints")

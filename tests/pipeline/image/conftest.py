@@ -8,7 +8,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from penstock.pipeline.image.sample import Image
+from penstock.pipeline.image.geometry import Image
 from penstock.pipeline.testing import draw_photos
 
 

@@ -16,7 +16,7 @@ import pytest
 from penstock.errors import SampleError
 from penstock.pipeline.image import decode
 from penstock.pipeline.image.codec import decode_reduced, image_size
-from penstock.pipeline.image.sample import Image
+from penstock.pipeline.image.geometry import Image
 
 
 def encoded(pixels: Image, mode: str, kind: str, **options: object) -> bytes:

@@ -35,8 +35,7 @@ from penstock.pipeline.image.crop_decoder import (
     made_by,
     resized,
 )
-from penstock.pipeline.image.geometry import Box, Placement, mirror, resize
-from penstock.pipeline.image.sample import Image
+from penstock.pipeline.image.geometry import Box, Image, Placement, mirror, resize
 
 EXTENSION, WHY_NOT = crop_extension()
 needs_extension = pytest.mark.skipif(EXTENSION is None, reason=WHY_NOT)

@@ -24,8 +24,7 @@ from penstock.pipeline.image import (
     random_resized_crop,
     resize_short_side,
 )
-from penstock.pipeline.image.geometry import random_box
-from penstock.pipeline.image.sample import Image
+from penstock.pipeline.image.geometry import Image, random_box
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 

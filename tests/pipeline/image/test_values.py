@@ -24,7 +24,7 @@ from penstock.pipeline.image import (
     random_crop,
     resize,
 )
-from penstock.pipeline.image.sample import Image
+from penstock.pipeline.image.geometry import Image
 
 Picture = PIL.Image.Image
 
