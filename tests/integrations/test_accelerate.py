@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from penstock import DataLoader
+from penstock.pipeline.dataloader import KNOWN_BYPASS
 from support.framework_data import STEPS, loader, verdict, whole
 
 accelerate = pytest.importorskip("accelerate")
@@ -72,11 +73,9 @@ def test_skipped_batches_are_not_loaded() -> None:
 
 
 def test_a_loader_that_is_bypassed_says_so_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from penstock.pipeline.dataloader import BYPASS
-
-    monkeypatch.setattr(BYPASS, "known", False)
+    KNOWN_BYPASS.set(False)
     caplog.set_level(logging.INFO, logger="penstock.autotune")
     accelerator = accelerate.Accelerator(cpu=True)
     plain = [accelerator.prepare(loader()) for _ in range(2)]
