@@ -29,6 +29,7 @@ from .window import (
     enough,
     joined,
     latest,
+    report_s,
     staff,
     starving,
     wait_share,
@@ -336,7 +337,7 @@ class Tuner(Generic[M]):
     def _settle(self, window: Observation) -> None:
         """Wait for the next window, and until rows in progress have gone through."""
         self._settling = True
-        longest_s = max(segment.run_s_per_row for segment in window.segments)
+        longest_s = max(map(report_s, window.segments))
         self._settled_s = window.time_s + min(longest_s, MAX_SETTLE_S)
         self._begins_s = window.time_s + MAX_BEGIN_S
         self._base = ()

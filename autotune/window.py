@@ -11,12 +11,17 @@ from collections.abc import Iterable
 from functools import reduce
 
 from ..engine.core.metrics import ConnectorObservation
-from ..engine.observe.observation import Observation, ratio
+from ..engine.observe.observation import Observation, SegmentObservation, ratio
 from .situation import Decision, Measure
 
 ENOUGH_STEPS = 2
 ENOUGH_ROWS = 8
 """With this many rows, the count is accurate to one in eight; most have more."""
+REPORTS = 2
+"""Times that each process reports in a window, so that it shows the mean: they may
+start together, and report together."""
+MAX_REPORTS_S = 3.0
+"""Longest window for that, in seconds."""
 PATIENCE_S = 2.0
 """Seconds after which one finished row is enough: decisions must not take forever."""
 HELD_BACK = 0.5
@@ -67,11 +72,25 @@ def sustained_rows(observation: Observation) -> int:
     return min(segment.rows for segment in (*free, last))
 
 
+def report_s(segment: SegmentObservation) -> float:
+    """Return the time after which a thread reports a row, or a process a batch."""
+    rows = batch_rows(segment) if segment.executor == "process" else 1.0
+    return segment.run_s_per_row * rows
+
+
+def batch_rows(segment: SegmentObservation) -> float:
+    """Return the rows of a batch, as a segment's output has room for some batches."""
+    return ratio(segment.output.capacity, segment.prefetch_size)
+
+
 def enough(observation: Observation) -> bool:
     """Whether the window is evidence; if not, it is extended."""
     steps, rows = observation.trainer.steps, sustained_rows(observation)
     if not starving(observation):
         return steps >= ENOUGH_STEPS
+    far = (report_s(s) for s in observation.segments if s.executor == "process")
+    if observation.window_s < min(REPORTS * max(far, default=0.0), MAX_REPORTS_S):
+        return False
     patient = steps >= ENOUGH_STEPS or observation.window_s >= PATIENCE_S
     return rows >= ENOUGH_ROWS or (patient and rows > 0)
 

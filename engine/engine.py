@@ -413,6 +413,8 @@ class Engine:
         if found is None:
             return
         segment.undecided = False
+        rows, run_ns = inline.tally
+        segment.recipe = replace(segment.recipe, alone_s_per_row=run_ns / 1e9 / rows)
         if found.executor == "inline":
             note(segment, "inline", "inline", "stays", found.reason)
         elif self._move_or_note(segment, found.executor):

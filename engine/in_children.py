@@ -108,6 +108,7 @@ def together(segments: Sequence[SegmentRecipe]) -> SegmentRecipe:
     if len(segments) == 1:
         return last
     programs = [each.program for each in segments]
+    known = [each.alone_s_per_row for each in segments]
     program = Program(
         tuple(chain.from_iterable(each.operations for each in programs)),
         last.program.places,
@@ -123,4 +124,5 @@ def together(segments: Sequence[SegmentRecipe]) -> SegmentRecipe:
         movable=False,
         subjects=tuple(chain.from_iterable(each.subjects for each in segments)),
         storable=tuple(chain.from_iterable(each.storable for each in segments)),
+        alone_s_per_row=sum(known) if all(known) else 0.0,
     )

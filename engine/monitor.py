@@ -127,6 +127,7 @@ def _segment(
         iterable=recipe.iterable,
         alive=pool.alive,
         beginning=pool.beginning,
+        alone_s_per_row=recipe.alone_s_per_row,
     )
 
 

@@ -171,6 +171,8 @@ class SegmentRecipe:
     """What runs in each of its worker processes, if that is several segments."""
     children: int | None = None
     """Processes that its workers share; None: one for each core."""
+    alone_s_per_row: float = 0.0
+    """Seconds that a row took the trainer, before workers took over; 0: unknown."""
 
     @property
     def within(self) -> SegmentRecipe:

@@ -94,8 +94,6 @@ class Run:
         """The recipe from which either the trainer or workers make batches."""
         self._workers: Kind | None = None
         """The workers that the knob requests; None: no change."""
-        self._s_per_row = 0.0
-        """Seconds that a sample took the trainer; 0 if unknown."""
         one_by_one = self._lane is None and not recipe.repack
         self.contention = ContentionMeter(one_by_one=one_by_one)
         self._movable = may_move(recipe)
@@ -237,9 +235,10 @@ class Run:
             host.moves.append(Move(name, "inline", "inline", "stays", why))
             self._direct = None
             return
-        segment = replace(direct.segments[0], executor=kind)
+        segment = replace(
+            direct.segments[0], executor=kind, alone_s_per_row=host.s_per_row
+        )
         self._recipe = replace(direct, segments=(segment,))
-        self._s_per_row = host.s_per_row
         try:
             workers = TrainerHost(
                 self._recipe,
@@ -548,7 +547,6 @@ class Run:
             host=self._kind,
             contention=self.contention.found,
             moves=self._moves,
-            inline_s_per_row=self._s_per_row,
             face="DataLoader" if recipe.drawn else "Pipeline",
         )
 

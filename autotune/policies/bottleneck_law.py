@@ -31,6 +31,7 @@ from .. import phrases
 from ..situation import Decision, DecisionOutcome, KnobKey, KnobView, Situation
 from ..trial import RELIEF
 from ..window import (
+    batch_rows,
     cost_s,
     demand_rows_per_s,
     lost_share,
@@ -48,6 +49,8 @@ WORKERS: KnobName = "num_parallel_workers"
 JUMP = 4.0
 """Most by which workers are multiplied at once while little is known of a segment.
 Processes may be one for each core: they share no lock as threads may."""
+MORE_PROCESSES = 16
+"""Most processes that are added at once beyond one for each core: they cost memory."""
 BUSY_SHARE = 0.85
 """Share of the time that workers should be busy: the rest is for uneven work."""
 WORTH_MUCH = 1.06
@@ -134,7 +137,7 @@ class BottleneckLaw:
         if mended := tuple(case.within_budget()):
             return mended, replace(known, hungry=0, at_ease=0)
         if moved := tuple(kinds.off_threads(situation)):
-            more = case.jump(apart=True) if case.starved() else ()
+            more = case.jump(moves=True) if case.starved() else ()
             return (*moved, *more), replace(known, hungry=0, at_ease=0)
         if case.starved():
             return _fed(case, replace(known, hungry=memory.hungry + 1, at_ease=0))
@@ -237,24 +240,25 @@ class _Law(Case):
         crowd = segment.num_parallel_workers > CROWD * cores_of(self.situation, segment)
         return tuple(self._crowded(CPU_HEAVY)) if crowd else ()
 
-    def jump(self, *, apart: bool = False) -> tuple[Decision, ...]:
+    def jump(self, *, moves: bool = False) -> tuple[Decision, ...]:
         """Give every segment the workers that the possible rate keeps busy.
 
         Args:
-            apart: whether they will all be processes.
+            moves: whether all of them will become processes.
         """
         if self.rate <= 0:
             return ()
         segments = self.situation.observation.segments
-        apart = apart or all(segment.executor == "process" for segment in segments)
+        apart = moves or all(segment.executor == "process" for segment in segments)
         most = max(JUMP * self.rate, self._one_a_core() if apart else 0.0)
         target = min(self.possible(), most)
         worth = WORTH_MUCH if cpu_bound(self.situation, CPU_HEAVY) else WORTH
         if target < worth * self.rate or self._inefficient():
             return ()
-        return tuple(self._grown(target))
+        return tuple(self._grown(target, moves=moves))
 
-    def _grown(self, target: float) -> Iterator[Decision]:
+    def _grown(self, target: float, *, moves: bool) -> Iterator[Decision]:
+        cores = ceil(self.situation.budget.cpu_cores)
         for segment in self.situation.observation.segments:
             key: KnobKey = (segment.name, WORKERS)
             knob = self.knob(*key)
@@ -263,6 +267,10 @@ class _Law(Case):
             busy = target * segment.run_s_per_row
             needed = ceil(busy / BUSY_SHARE - 0.01)
             needed = min(needed, self._most(segment))
+            if moves:
+                needed = min(needed, max(cores, knob.value))
+            elif segment.executor == "process":
+                needed = min(needed, max(cores, knob.value + MORE_PROCESSES))
             if needed <= knob.value:
                 continue
             yield from self._further_ahead(segment, needed)
@@ -274,7 +282,7 @@ class _Law(Case):
                 reason=phrases.law(
                     segment.name, segment.run_s_per_row, busy, target, knob.value
                 ),
-                expected=target / self.rate,
+                expected=min(target / self.rate, needed / knob.value),
                 evidence=self._evidence(segment, target),
             )
 
@@ -287,7 +295,7 @@ class _Law(Case):
         """
         key: KnobKey = (segment.queue_name, "prefetch_size")
         knob = self.knob(*key)
-        rows = ratio(segment.output.capacity, segment.prefetch_size)
+        rows = batch_rows(segment)
         if knob is None or not mostly_waits(segment) or rows <= 0:
             return
         new, nbytes = self._wider(segment, knob, ceil(ROWS_EACH * workers / rows))
@@ -350,6 +358,10 @@ class _Law(Case):
         cores = ratio(segment.cpu_s, seen.window_s)
         lower = min(knob.value, max(knob.lower, ceil(cores / CHEAPER)))
         only = len(seen.segments) == 1
+        if only and segment.alone_s_per_row:  # the trainer was one worker
+            curve = tuple(
+                sorted({1: 1.0 / segment.alone_s_per_row, **dict(curve)}.items())
+            )
         new = probe(curve, knob.value, lower, knob.upper, waits=waits, only=only)
         if new is None or self.backoffs.refutes(key, new):
             return

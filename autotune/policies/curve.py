@@ -124,7 +124,8 @@ def probe(
         between.append(min(upper, best + max(1, best // 2)))
     if below == lower and not (waits and linear(rates, min(rates), best)):
         between.append(lower)
-    if rates[most] == peak:  # it still grows slowly
+    if rates[most] == peak and not (only and full(rates, best, most)):
+        # It still grows slowly.
         between.append(min(upper, most + max(1, most // 2)))
     found = [count for count in between if count not in rates]
     return found[0] if found else None

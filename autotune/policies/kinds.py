@@ -183,14 +183,14 @@ class Kinds:
         seen = situation.observation
         segment, *others = seen.segments
         knob = situation.knobs.get((segment.name, "executor"))
-        if others or knob is None or not knob.tunable or not seen.inline_s_per_row:
+        if others or knob is None or not knob.tunable or not segment.alone_s_per_row:
             return
         lost = "inline" in self._lost(seen, segment)
         if lost or segment.moving or knob.kind in ("", "inline"):
             return
         trainer = seen.trainer
         rows = ratio(trainer.rows, trainer.steps)
-        alone_s = ratio(trainer.gap_s, trainer.steps) + seen.inline_s_per_row * rows
+        alone_s = ratio(trainer.gap_s, trainer.steps) + segment.alone_s_per_row * rows
         faster = ratio(trainer.step_s, alone_s)
         if faster < gain:
             return

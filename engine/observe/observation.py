@@ -158,6 +158,8 @@ class SegmentObservation(WorkerReading):
     """What keeps it from getting more workers, and what would allow them."""
     fixed: str = ""
     """What the program says that leaves the work to the trainer: `num_workers=0`."""
+    alone_s_per_row: float = 0.0
+    """Seconds that a row took the trainer, before workers took over; 0: unknown."""
 
     @property
     def is_here(self) -> bool:
@@ -255,9 +257,6 @@ class Observation(Printed, Totals):
     """What loading costs the trainer; None if unknown."""
     moves: tuple[Move, ...] = ()
     """The latest moves of the engine as a whole."""
-    inline_s_per_row: float = 0.0
-    """Seconds that a sample took the trainer while it made batches alone; 0 if
-    unknown."""
     batch_bytes: int = 0
     """Bytes that one batch takes of the memory budget; 0 if unknown."""
     face: Face = "Pipeline"

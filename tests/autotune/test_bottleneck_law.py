@@ -90,6 +90,29 @@ def test_processes_become_one_for_each_core_at_once_if_the_trainer_needs_them() 
     assert changes((decision,)) == [(READ, WORKERS, 1, 8)]
 
 
+def test_no_more_than_sixteen_processes_are_added_beyond_one_for_each_core() -> None:
+    crowd = in_processes(with_workers(starved(), 20))
+    trainer = replace(crowd.trainer, rows=640, wait_s=0.99, gap_s=0.01)
+    segments = tuple(replace(each, rows=640) for each in crowd.segments)
+    seen = replace(crowd, trainer=trainer, segments=segments)
+    found = {d.operator: d for d in decide(situation(seen, upper=64))}
+    assert (found[READ].old, found[READ].new) == (20, 36)
+    assert found[READ].expected == pytest.approx(1.8)
+
+
+def test_the_trainers_own_speed_says_whether_workers_hinder_each_other() -> None:
+    seen = in_processes(with_workers(starved(), 16))
+    # Sixteen make sixteen times the rate of one, and 32 no more: sixteen use all.
+    output = seen.segments[1].output
+    first = replace(seen.segments[0], rows=1024, alone_s_per_row=1 / 64, output=output)
+    lost = (outcome(16, 32, 1024.0, 1024.0),)
+    only = situation(replace(seen, segments=(first,)))
+    assert decide(replace(only, outcomes=lost)) == ()
+    unknown = replace(first, alone_s_per_row=0.0)
+    only = situation(replace(seen, segments=(unknown,)))
+    assert [d.rule for d in decide(replace(only, outcomes=lost))] == ["peak"]
+
+
 HOST: KnobKey = ("Pipeline", "host")
 
 

@@ -317,9 +317,17 @@ def one(executor: str, step_s: float, alone_s: float) -> Situation:
     seen = bound(executor=executor).observation
     rows = seen.trainer.rows / seen.trainer.steps
     trainer = replace(seen.trainer, gap_s=0.0, wait_s=step_s * seen.trainer.steps)
-    seen = replace(seen, segments=seen.segments[1:], trainer=trainer)
-    seen = replace(seen, inline_s_per_row=alone_s / rows)
+    decode = replace(seen.segments[1], alone_s_per_row=alone_s / rows)
+    seen = replace(seen, segments=(decode,), trainer=trainer)
     return replace(bound(executor=executor), observation=seen)
+
+
+def several(case: Situation) -> Situation:
+    """Return the situation of several segments that the trainer made fast."""
+    segments = tuple(
+        replace(each, alone_s_per_row=1e-6) for each in case.observation.segments
+    )
+    return replace(case, observation=replace(case.observation, segments=segments))
 
 
 def test_workers_slower_than_the_trainer_was_alone_are_stopped() -> None:
@@ -333,7 +341,7 @@ def test_workers_slower_than_the_trainer_was_alone_are_stopped() -> None:
         one("process", 0.010, 0.009),
         one("process", 0.010, 0.0),  # not measured
         one("inline", 0.010, 0.005),
-        bound(executor="process", inline_s_per_row=1e-6),  # several segments
+        several(bound(executor="process")),
     ):
         assert not tuple(NO_KINDS.alone(stays, 1.3))
 
@@ -352,11 +360,10 @@ def computing_on(executor: str, rates: dict[str, float], time_s: float) -> Situa
     gil_held = 0.9 if executor == "thread" else None
     case = bound(executor=executor, gil_held=gil_held, time_s=time_s)
     seen = case.observation
-    decode = replace(seen.segments[1], rows=64)
+    decode = replace(seen.segments[1], rows=64, alone_s_per_row=1 / rates["inline"])
     trainer = replace(seen.trainer, rows=64, steps=1, gap_s=0.0)
     trainer = replace(trainer, wait_s=64 / rates[executor])
-    alone_s = 1 / rates["inline"]
-    seen = replace(seen, segments=(decode,), trainer=trainer, inline_s_per_row=alone_s)
+    seen = replace(seen, segments=(decode,), trainer=trainer)
     every = replace(kind(executor), choices=("inline", "thread", "process"))
     knobs: dict[KnobKey, KnobView] = {(DECODE, "executor"): every}
     return replace(case, observation=seen, knobs=knobs)

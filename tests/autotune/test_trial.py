@@ -177,3 +177,14 @@ def test_fewer_workers_that_slow_the_trainer_less_must_pay_for_themselves(
     after: Observation, expected: Verdict
 ) -> None:
     assert verdict(RELIEF, [slowed(0.020)] * 3, [after] * 4) is expected
+
+
+def test_a_window_is_long_enough_for_two_reports_of_each_process() -> None:
+    seen = rate(64)  # a row takes 15 ms, and a process reports after a batch of 64
+    there = tuple(replace(each, executor="process") for each in seen.segments)
+    seen = replace(seen, segments=there)
+    assert not enough(seen)
+    assert not enough(replace(seen, window_s=1.9))
+    assert enough(replace(seen, window_s=2.1))
+    slow = tuple(replace(each, run_s=60.0) for each in there)
+    assert enough(replace(seen, window_s=3.0, segments=slow))
