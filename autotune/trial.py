@@ -40,6 +40,8 @@ MIN_FOR_WORSE = 2
 MIN_FOR_RELEASE = 3
 """Full connectors hide for a moment that something was released."""
 MAX_WINDOWS = 4
+LONG_S = 3.0
+"""Seconds of windows after which two are as good as four short ones."""
 MAX_FILLING = 12
 """The same while connectors fill: what goes into them does not come out yet."""
 FILLING = 0.05
@@ -137,8 +139,10 @@ class Trial:
         if gain >= needed:
             return Verdict.KEEP
         count = len(self.after)
-        hopeless = gain < needed - SURELY * error and not self._filling()
-        if count >= most or (hopeless and count >= MIN_FOR_WORSE):
+        far = gain < needed - SURELY * error
+        long = sum(window.window_s for window in self.after) >= LONG_S
+        over = (far or long) and not self._filling()
+        if count >= most or (over and count >= MIN_FOR_WORSE):
             return Verdict.ROLL_BACK
         return Verdict.MORE
 

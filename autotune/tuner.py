@@ -51,6 +51,8 @@ SPOKEN = 10, 5.0
 short epochs begin with a wait, and end without one."""
 BASE_WINDOWS = 4
 """Most windows before a change to compare it with, unless noise requires more."""
+REPORTS = 2
+"""Reports of a worker after which what it was doing before a change is over."""
 MAX_SETTLE_S = 10.0
 """Longest time to settle after a change; usually one window, or a row's duration."""
 MAX_BEGIN_S = 60.0
@@ -337,7 +339,10 @@ class Tuner(Generic[M]):
     def _settle(self, window: Observation) -> None:
         """Wait for the next window, and until rows in progress have gone through."""
         self._settling = True
-        longest_s = max(map(report_s, window.segments))
+        longest_s = max(
+            max(segment.run_s_per_row, REPORTS * report_s(segment))
+            for segment in window.segments
+        )
         self._settled_s = window.time_s + min(longest_s, MAX_SETTLE_S)
         self._begins_s = window.time_s + MAX_BEGIN_S
         self._base = ()

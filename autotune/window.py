@@ -17,11 +17,8 @@ from .situation import Decision, Measure
 ENOUGH_STEPS = 2
 ENOUGH_ROWS = 8
 """With this many rows, the count is accurate to one in eight; most have more."""
-REPORTS = 2
-"""Times that each process reports in a window, so that it shows the mean: they may
-start together, and report together."""
-MAX_REPORTS_S = 3.0
-"""Longest window for that, in seconds."""
+MAX_REPORT_S = 3.0
+"""Longest time in which each process is to report something, in seconds."""
 PATIENCE_S = 2.0
 """Seconds after which one finished row is enough: decisions must not take forever."""
 HELD_BACK = 0.5
@@ -60,7 +57,24 @@ def starving(observation: Observation) -> bool:
     return wait_share(observation) > STARVING_SHARE
 
 
-def sustained_rows(observation: Observation) -> int:
+def row_s(segment: SegmentObservation) -> float:
+    """Return the worker-seconds of a row, by the work that was reported."""
+    reported_s = sum(part.run_s_per_row for part in segment.parts)
+    return reported_s or segment.run_s_per_row
+
+
+def worked_rows(segment: SegmentObservation) -> float:
+    """Return the rows that a segment's workers were busy for.
+
+    A process reports a whole batch, and several that began together report together.
+    So their reports say how long a row takes, and not how many rows a window had.
+    """
+    if segment.executor != "process":
+        return segment.rows
+    return min(segment.rows, 1) * ratio(segment.run_s, row_s(segment))
+
+
+def sustained_rows(observation: Observation) -> float:
     """Return the rows that passed the whole pipeline: the fewest a segment finished.
 
     While a connector runs empty, its reader is faster than the segment that fills it;
@@ -69,13 +83,13 @@ def sustained_rows(observation: Observation) -> int:
     """
     *before, last = observation.segments
     free = [s for s in before if ratio(s.wait_credit_s, s.worker_s) < HELD_BACK]
-    return min(segment.rows for segment in (*free, last))
+    return min(worked_rows(segment) for segment in (*free, last))
 
 
 def report_s(segment: SegmentObservation) -> float:
-    """Return the time after which a thread reports a row, or a process a batch."""
-    rows = batch_rows(segment) if segment.executor == "process" else 1.0
-    return segment.run_s_per_row * rows
+    """Return the time after which a process reports a batch; 0 for other workers."""
+    there = segment.executor == "process"
+    return row_s(segment) * batch_rows(segment) if there else 0.0
 
 
 def batch_rows(segment: SegmentObservation) -> float:
@@ -86,11 +100,12 @@ def batch_rows(segment: SegmentObservation) -> float:
 def enough(observation: Observation) -> bool:
     """Whether the window is evidence; if not, it is extended."""
     steps, rows = observation.trainer.steps, sustained_rows(observation)
+    if observation.window_s < min(
+        max(map(report_s, observation.segments)), MAX_REPORT_S
+    ):
+        return False
     if not starving(observation):
         return steps >= ENOUGH_STEPS
-    far = (report_s(s) for s in observation.segments if s.executor == "process")
-    if observation.window_s < min(REPORTS * max(far, default=0.0), MAX_REPORTS_S):
-        return False
     patient = steps >= ENOUGH_STEPS or observation.window_s >= PATIENCE_S
     return rows >= ENOUGH_ROWS or (patient and rows > 0)
 

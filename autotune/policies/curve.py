@@ -21,6 +21,8 @@ FREE = 0.9
 """The same above which workers are sure not to hinder each other: if still more then
 bring nothing, they wait in line for something, and no number between brings more.
 Workers that hinder one another enough for that show it earlier (N. Gunther's law)."""
+NOTHING = 0.1
+"""Share of the expected gain from more workers below which they brought nothing."""
 FINE = 1.25
 """Numbers closer than this factor cannot be told apart by measurement."""
 
@@ -80,7 +82,7 @@ def linear(
 def full(rates: dict[int, float], fewer: int, more: int) -> bool:
     """Whether this many workers use all of something: more bring nothing."""
     free = linear(rates, min(rates), fewer, FREE)
-    return free and rates[more] < WORTH * rates[fewer]
+    return free and rates[more] / rates[fewer] - 1.0 < NOTHING * (more / fewer - 1.0)
 
 
 def probe(
@@ -108,6 +110,8 @@ def probe(
     best = min(count for count, rate in curve if rate >= AS_GOOD * peak)
     if best < workers:
         return best
+    if only and best > workers and full(rates, workers, best):
+        return None
     if best > workers:  # it was not worth what it took: what about less?
         half_way = round(sqrt(workers * best))
         return half_way if half_way not in rates else best

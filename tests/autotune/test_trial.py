@@ -1,13 +1,18 @@
 """Trials are kept, rolled back, or not judged yet."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from penstock.autotune.situation import Decision
 from penstock.autotune.trial import Trial, Verdict
 from penstock.autotune.window import cost_s, enough, joined
-from penstock.engine.observe.observation import Observation, TrainerObservation
+from penstock.engine.core.metrics import WorkerReading
+from penstock.engine.observe.observation import (
+    Observation,
+    PartObservation,
+    TrainerObservation,
+)
 from support.windows import READ, at_ease, rate, starved
 
 GROWTH = Decision(READ, "num_parallel_workers", 1, 3, "slow", "as seen", 3.0)
@@ -31,8 +36,11 @@ def test_a_clear_gain_is_kept_after_one_window() -> None:
 
 def test_growth_that_gains_nothing_is_rolled_back_in_the_end() -> None:
     same, little = [rate(100)], replace(GROWTH, expected=1.05)
-    assert verdict(little, same, same * 3) is Verdict.MORE
-    assert verdict(little, same, same * 4) is Verdict.ROLL_BACK
+    short = [replace(rate(50), window_s=0.5)]
+    assert verdict(little, same, short * 3) is Verdict.MORE
+    assert verdict(little, same, short * 4) is Verdict.ROLL_BACK
+    assert verdict(little, same, same * 2) is Verdict.MORE
+    assert verdict(little, same, same * 3) is Verdict.ROLL_BACK  # three seconds
 
 
 def test_growth_far_from_what_it_must_gain_is_given_up_after_two_windows() -> None:
@@ -179,12 +187,36 @@ def test_fewer_workers_that_slow_the_trainer_less_must_pay_for_themselves(
     assert verdict(RELIEF, [slowed(0.020)] * 3, [after] * 4) is expected
 
 
-def test_a_window_is_long_enough_for_two_reports_of_each_process() -> None:
-    seen = rate(64)  # a row takes 15 ms, and a process reports after a batch of 64
-    there = tuple(replace(each, executor="process") for each in seen.segments)
-    seen = replace(seen, segments=there)
-    assert not enough(seen)
-    assert not enough(replace(seen, window_s=1.9))
-    assert enough(replace(seen, window_s=2.1))
-    slow = tuple(replace(each, run_s=60.0) for each in there)
-    assert enough(replace(seen, window_s=3.0, segments=slow))
+def by_processes(window_s: float, reports: int) -> Observation:
+    """Return a window of 16 processes that are always busy: a batch takes a second.
+
+    Args:
+        window_s: its length.
+        reports: batches of 64 rows that each of them reports in it.
+    """
+    seen = rate(64)
+    busy_s = 16 * window_s
+    work = WorkerReading(rows=64 * 16 * reports, run_s=busy_s, worker_s=busy_s)
+    part = PartObservation("decode", 1 / 64, 0.0, None)
+    there = tuple(
+        replace(s, executor="process", parts=(part,), **asdict(work))
+        for s in seen.segments
+    )
+    return replace(seen, segments=there, window_s=window_s)
+
+
+def test_a_window_is_long_enough_for_a_report_of_each_process() -> None:
+    assert not enough(by_processes(0.9, 1))
+    assert enough(by_processes(1.1, 1))
+    slow = by_processes(3.0, 1)
+    part = PartObservation("decode", 1.0, 0.0, None)  # a batch takes 64 s
+    there = tuple(replace(each, parts=(part,)) for each in slow.segments)
+    assert enough(replace(slow, segments=there))
+
+
+def test_processes_that_report_together_are_measured_by_how_long_they_were_busy() -> (
+    None
+):
+    assert cost_s(by_processes(2.5, 2)) == pytest.approx(1 / (64 * 16))
+    assert cost_s(by_processes(2.5, 3)) == pytest.approx(1 / (64 * 16))
+    assert not enough(by_processes(2.5, 0))
