@@ -31,7 +31,7 @@ from .core.core import Core, SegmentState
 from .core.metrics import Gauge
 from .monitor import Monitor
 from .observe.gil import GilProbe
-from .observe.observation import Move, MoveOutcome
+from .observe.observation import Move, MoveOutcome, ratio
 from .observe.trainer_meter import TrainerMeter
 from .plan import AssignedPlan, PlannedBatch
 from .program.seeding import SeededCalls, Undrawn, seeded_by
@@ -414,7 +414,8 @@ class Engine:
             return
         segment.undecided = False
         rows, run_ns = inline.tally
-        segment.recipe = replace(segment.recipe, alone_s_per_row=run_ns / 1e9 / rows)
+        alone_s = ratio(run_ns / 1e9, rows)
+        segment.recipe = replace(segment.recipe, alone_s_per_row=alone_s)
         if found.executor == "inline":
             note(segment, "inline", "inline", "stays", found.reason)
         elif self._move_or_note(segment, found.executor):
