@@ -58,7 +58,10 @@ def starving(observation: Observation) -> bool:
 
 
 def row_s(segment: SegmentObservation) -> float:
-    """Return the worker-seconds of a row, by the work that was reported."""
+    """Return the worker-seconds of a row, by the work that was reported.
+
+    `run_s` also has the work that goes on, whose rows are not counted yet.
+    """
     reported_s = sum(part.run_s_per_row for part in segment.parts)
     return reported_s or segment.run_s_per_row
 
@@ -69,9 +72,9 @@ def worked_rows(segment: SegmentObservation) -> float:
     A process reports a whole batch, and several that began together report together.
     So their reports say how long a row takes, and not how many rows a window had.
     """
-    if segment.executor != "process":
+    if segment.executor != "process" or segment.rows == 0:
         return segment.rows
-    return min(segment.rows, 1) * ratio(segment.run_s, row_s(segment))
+    return ratio(segment.run_s, row_s(segment))
 
 
 def sustained_rows(observation: Observation) -> float:
@@ -100,9 +103,8 @@ def batch_rows(segment: SegmentObservation) -> float:
 def enough(observation: Observation) -> bool:
     """Whether the window is evidence; if not, it is extended."""
     steps, rows = observation.trainer.steps, sustained_rows(observation)
-    if observation.window_s < min(
-        max(map(report_s, observation.segments)), MAX_REPORT_S
-    ):
+    longest_s = max(map(report_s, observation.segments))
+    if observation.window_s < min(longest_s, MAX_REPORT_S):
         return False
     if not starving(observation):
         return steps >= ENOUGH_STEPS
