@@ -1,18 +1,14 @@
-"""Where a cache would pay: what it would save and need, and which place is best.
+"""Where a cache would pay: what it would save, and what it would need.
 
-A sample that is found needs none of the worker-seconds spent before the cache. If there
-is only room for a share of the samples, that share is found (see
-`penstock.cache.memory`), so the gain is in proportion.
+A sample that is found needs none of the worker-seconds spent before the cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..engine.observe.observation import Observation, ratio
+from ..engine.observe.observation import Observation
 from . import phrases
-from .window import wait_share
 
 CACHE_WORTH = 0.1
 """Share of the work on a sample that a cache must save to be worth mentioning."""
@@ -20,8 +16,6 @@ FINDING_S = 100e-6
 FOUND_BYTES_PER_S = 1e9
 """Finding a sample takes at most this long, plus its bytes at this rate. Rows of a
 table, every one found, came at 9,500 to 16,000 a second."""
-WAITING = 0.02
-"""Share of the step that a trainer must wait for a cache to be worth its memory."""
 ROOM, RECORD_BYTES = 1.1, 256
 """Bytes of a cache per byte of its samples, and per sample: the overhead of records."""
 
@@ -59,10 +53,6 @@ class CachePoint:
         """Bytes that a cache for all samples must have."""
         return int((ROOM * self.sample_bytes + RECORD_BYTES) * self.samples)
 
-    def gain_s(self, room_bytes: float) -> float:
-        """Return the worker-seconds per sample that a cache of this size would save."""
-        return min(1.0, ratio(room_bytes, self.room_bytes)) * self.saved_s
-
 
 def cache_points(observation: Observation) -> tuple[CachePoint, ...]:
     """Return every place where a cache with room for all samples would save work."""
@@ -79,20 +69,3 @@ def cache_points(observation: Observation) -> tuple[CachePoint, ...]:
         if point.saved_s >= CACHE_WORTH * whole_s:
             points.append(point)
     return tuple(points)
-
-
-def worthwhile(observation: Observation, room_bytes: float) -> Sequence[CachePoint]:
-    """Return the places that would shorten the trainer's wait, the best first.
-
-    Args:
-        observation: of a time in which nothing was cached.
-        room_bytes: what a cache may hold.
-    """
-    if wait_share(observation) < WAITING:
-        return ()
-    worth = (
-        point
-        for point in cache_points(observation)
-        if point.gain_s(room_bytes) >= CACHE_WORTH * point.whole_s
-    )
-    return sorted(worth, key=lambda point: -point.gain_s(room_bytes))

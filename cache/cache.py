@@ -24,7 +24,6 @@ from .fingerprint.key import Fingerprint
 from .memory import Arena
 from .record import same
 from .statistics import CacheStatistics, Counters, Counts, TierStatistics
-from .structure import UnstorableError
 from .tiers import Claim, Found, Here, Opening, Sleep
 
 REPEATED = 3
@@ -92,10 +91,7 @@ class Lookup:
             raise
 
     async def _claimed(self, claim: Claim, stored_before: object) -> Any:
-        """Look again if anything was stored meanwhile; compute and store the sample.
-
-        A cache that penstock added by itself gives itself up instead of raising.
-        """
+        """Look again if anything was stored meanwhile; compute and store the sample."""
         here = self.here
         if claim.waited:
             here.counters.add(waits=1)
@@ -106,18 +102,11 @@ class Lookup:
         made, took_ns = await self._computed()
         again = [await self.compute(1)] if self._repeats() else []
         here.counters.add(misses=1, compute_ns=took_ns)
-        try:
-            if again and not same(made, again[0]):
-                text = RANDOM.format(here.opening.name, self.index)
-                raise RandomUpstreamError(text)  # noqa: TRY301 handled like the other
-            if again:  # only now: a failure does not count
-                here.counters.add(repeated=1)
-            here.keep(self.key, made, took_ns, claim.free)
-        except (RandomUpstreamError, UnstorableError) as error:
-            if not here.opening.optional:
-                raise
-            here.give_up(str(error))
-            claim.free()
+        if again and not same(made, again[0]):
+            raise RandomUpstreamError(RANDOM.format(here.opening.name, self.index))
+        if again:  # only now: a failure does not count
+            here.counters.add(repeated=1)
+        here.keep(self.key, made, took_ns, claim.free)
         return made
 
     async def _compared(self, found: Found) -> Any:

@@ -145,8 +145,6 @@ class Opening:
     """Largest size of the file on disk in bytes; None: the disk's own limit."""
     repeated: int = 3
     """Samples computed twice, to see whether the results differ."""
-    optional: bool = False
-    """Whether penstock added it: an unstorable sample ends the cache, not the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,11 +342,6 @@ class Here:
                 self.disk.clear(namespace)
             except DiskError as error:
                 self._disk_off(str(error))
-
-    def give_up(self, why: str) -> None:
-        """Stop storing and finding samples. Each process gives up for itself."""
-        self.warn(f"it is given up, and every sample is computed each time: {why}")
-        self.arena = self.disk = self.claims = None
 
     def close(self, *, sync: bool = False) -> None:
         """Write what is waiting, and close everything. Idempotent.

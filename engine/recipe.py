@@ -42,8 +42,6 @@ class Options:
     functions hold tensors on a CUDA device, which is then an error."""
     name: str = ""
     """Name of the pipeline in the log; empty: the variable that it is stored in."""
-    cache: Literal["auto"] | None = None
-    """Whether a cache may be placed between two epochs, if that pays."""
     ray_options: Mapping[str, Any] | None = None
     """What each Ray actor claims, and where it may be placed."""
 
@@ -65,11 +63,6 @@ class Options:
             "; leave it out to let penstock choose",
         )
         check_name(self.name)
-        check(
-            self.cache in (None, "auto"),
-            f"`cache` must be 'auto' or None, got {self.cache!r}; for a cache of your"
-            " own, call .cache(...) where you want it",
-        )
         check_ray_options(self.ray_options)
 
     def __repr__(self) -> str:

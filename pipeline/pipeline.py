@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import torch
 
@@ -36,13 +36,13 @@ from .naming import found_name
 from .session import Epoch, Slot
 from .sources.datasets import is_iterable
 from .sources.folder import URL, Folder
-from .sources.source import Source
 from .stages import (
     BatchStage,
     CacheStage,
     FilterStage,
     MapStage,
     OnError,
+    ReadOptions,
     RepeatStage,
     SelectStage,
     ShuffleStage,
@@ -50,6 +50,7 @@ from .stages import (
     Stage,
     TakeStage,
     Workers,
+    WorkOptions,
     check_place,
     check_ray,
     check_sized,
@@ -102,8 +103,6 @@ class Pipeline(Printed):
         # Whether the ranks have confirmed that they load the same data.
         self._agreed = False
         self._listeners: list[Callable[[BatchPlan], object]] = []
-        # Whether `options(cache="auto")` may still place a cache.
-        self._may_cache = True
         self._slot = Slot(self._options.name or found_name())
         weakref.finalize(self, self._slot.finalise)
 
@@ -123,11 +122,7 @@ class Pipeline(Printed):
         root: str | os.PathLike[str],
         *,
         storage_options: Mapping[str, Any] | None = None,
-        num_parallel_workers: Workers = None,
-        executor: Executor = "auto",
-        name: str | None = None,
-        shard: Shard | None = None,
-        schedule: Scheduled | None = None,
+        **options: Unpack[ReadOptions],
     ) -> Self:
         """Read images from class sub-folders: samples are `(bytes, label)`.
 
@@ -137,46 +132,32 @@ class Pipeline(Printed):
                 listed now; its files are read as in `from_files`.
             storage_options: options of the URL's file system, named as in its fsspec
                 package.
-            num_parallel_workers: the number of readers: n, (lo, hi) or, by default, as
-                configured. Readers mostly wait for the storage, so many of them cost
-                little.
-            executor: "auto", "inline", "thread", "process", "ray", or for a URL
-                "async".
-            name: the name of this stage in the log.
-            shard: this rank's share of the global batches (default: see `Shard.found`).
-            schedule: the values that change during training; `.batch()` then takes no
-                size.
+            **options: as for `from_dataset`.
 
         Raises:
             SpecError: the folder does not exist, or has no images in class folders.
         """
-        return cls.from_dataset(
-            _folder(os.fspath(root), storage_options, executor),
-            num_parallel_workers=num_parallel_workers,
-            executor=executor,
-            name=name,
-            shard=shard,
-            schedule=schedule,
-        )
+        if Path(root).is_dir() or not URL.match(os.fspath(root)):
+            return cls.from_dataset(Folder.scan(root), **options)
+        from .sources.files import find_folder
+
+        executor = options.get("executor", "auto")
+        images = find_folder(os.fspath(root), storage_options, executor)
+        return cls.from_dataset(images, **options)
 
     @classmethod
-    def from_files(  # noqa: PLR0913 all are keyword arguments
+    def from_files(
         cls,
         urls: Urls,
         labels: Sequence[Any] | None = None,
         *,
         storage_options: Mapping[str, Any] | None = None,
-        num_parallel_workers: Workers = None,
-        executor: Executor = "auto",
-        name: str | None = None,
         retries: int = 4,
         backoff: float = 0.5,
-        timeout: float | None = None,
         max_bytes: int | str = "1GiB",
         hedge: bool = True,
         bandwidth: int | str | None = None,
-        shard: Shard | None = None,
-        schedule: Scheduled | None = None,
+        **options: Unpack[ReadOptions],
     ) -> Self:
         """Read whole files through fsspec: samples are `bytes`, or `(bytes, label)`.
 
@@ -188,24 +169,19 @@ class Pipeline(Printed):
                 "photos/**/*.jpg", "s3://bucket/train/*.jpg".
             labels: one label per file, in the order of `urls` (for a pattern: sorted).
             storage_options: options of the file system, named as in its fsspec package.
-            num_parallel_workers: the number of reads in flight: n, or (lo, hi).
-            executor: "auto", "inline", "thread", "process", "async" or "ray".
-            name: the name of this stage in the log.
             retries: how often a remote read is retried after an error that may pass: a
                 lost connection, a stall of a minute, a short body, or a status of 5xx,
                 408, 425 or 429.
             backoff: the longest wait before the first retry, in seconds; it doubles
                 with each further retry.
-            timeout: seconds that a file may take with all its retries, as for `map`.
             max_bytes: the largest size of a remote file; a body is not read beyond it.
             hedge: whether an event loop repeats a request that takes longer than nearly
                 all others; it repeats at most one in twenty, besides the first ten, or
                 one a second.
             bandwidth: the most bytes per second that this rank's event loop reads, such
                 as "100MB".
-            shard: this rank's share of the global batches (default: see `Shard.found`).
-            schedule: the values that change during training; `.batch()` then takes no
-                size.
+            **options: as for `from_dataset`; `num_parallel_workers` counts the reads in
+                flight, and `timeout` includes all retries of a file.
 
         Raises:
             SpecError: there is no file, the files are on several file systems, or there
@@ -216,27 +192,16 @@ class Pipeline(Printed):
 
         rate = None if bandwidth is None else parse_bytes(bandwidth)
         patience = Patience(retries, backoff, parse_bytes(max_bytes), hedge, rate)
-        return cls.from_dataset(
-            find_files(urls, labels, storage_options, executor, patience),
-            num_parallel_workers=num_parallel_workers,
-            executor=executor,
-            name=name,
-            timeout=timeout,
-            shard=shard,
-            schedule=schedule,
-        )
+        executor = options.get("executor", "auto")
+        files = find_files(urls, labels, storage_options, executor, patience)
+        return cls.from_dataset(files, **options)
 
     @classmethod
     def from_lmdb(
         cls,
         path: str | os.PathLike[str],
         keys: Sequence[bytes] | None = None,
-        *,
-        num_parallel_workers: Workers = None,
-        executor: Executor = "auto",
-        name: str | None = None,
-        shard: Shard | None = None,
-        schedule: Scheduled | None = None,
+        **options: Unpack[ReadOptions],
     ) -> Self:
         """Read the values of an LMDB database: samples are `bytes`.
 
@@ -245,27 +210,14 @@ class Pipeline(Printed):
                 opens it once, for reading.
             keys: the keys of the samples, in order (default: all, in the database's
                 order).
-            num_parallel_workers: the number of readers: n, (lo, hi) or, by default, as
-                configured.
-            executor: "auto", "inline", "thread", "process" or "ray".
-            name: the name of this stage in the log.
-            shard: this rank's share of the global batches (default: see `Shard.found`).
-            schedule: the values that change during training; `.batch()` then takes no
-                size.
+            **options: as for `from_dataset`.
 
         Raises:
             SpecError: there is no database, or it has no key.
         """
         from .sources.lmdb_records import Lmdb
 
-        return cls.from_dataset(
-            Lmdb.find(path, keys),
-            num_parallel_workers=num_parallel_workers,
-            executor=executor,
-            name=name,
-            shard=shard,
-            schedule=schedule,
-        )
+        return cls.from_dataset(Lmdb.find(path, keys), **options)
 
     @classmethod
     def from_webdataset(
@@ -274,11 +226,7 @@ class Pipeline(Printed):
         fields: Sequence[str] | None = None,
         *,
         storage_options: Mapping[str, Any] | None = None,
-        num_parallel_workers: Workers = None,
-        executor: Executor = "auto",
-        name: str | None = None,
-        shard: Shard | None = None,
-        schedule: Scheduled | None = None,
+        **options: Unpack[ReadOptions],
     ) -> Self:
         """Read WebDataset tar files by random access; they are indexed now.
 
@@ -293,26 +241,24 @@ class Pipeline(Printed):
                 unpickled.
             storage_options: options of the URLs' file system, named as in its fsspec
                 package.
-            num_parallel_workers: the number of readers: n, (lo, hi) or, by default, as
-                configured.
-            executor: "auto", "inline", "thread", "process", "ray", or for URLs "async".
-            name: the name of this stage in the log.
-            shard: this rank's share of the global batches (default: see `Shard.found`).
-            schedule: the values that change during training; `.batch()` then takes no
-                size.
+            **options: as for `from_dataset`.
 
         Raises:
             SpecError: a file is not a tar file or is compressed, a field comes twice in
                 a sample or would have to be unpickled, or a server sends no parts.
         """
-        return cls.from_dataset(
-            _shards(shards, fields, storage_options, executor),
-            num_parallel_workers=num_parallel_workers,
-            executor=executor,
-            name=name,
-            shard=shard,
-            schedule=schedule,
-        )
+        from .sources.paths import listed
+
+        urls = listed("from_webdataset", shards)
+        if not any(map(URL.match, urls)):
+            from .sources.tar_shards import WebDataset
+
+            return cls.from_dataset(WebDataset.find(shards, fields), **options)
+        from .sources.remote_shards import find_shards
+
+        executor = options.get("executor", "auto")
+        samples = find_shards(urls, fields, storage_options, executor)
+        return cls.from_dataset(samples, **options)
 
     @classmethod
     def from_parquet(
@@ -321,11 +267,7 @@ class Pipeline(Printed):
         columns: Sequence[str] | None = None,
         *,
         groups_in_memory: int = 32,
-        num_parallel_workers: Workers = None,
-        executor: Executor = "auto",
-        name: str | None = None,
-        shard: Shard | None = None,
-        schedule: Scheduled | None = None,
+        **options: Unpack[ReadOptions],
     ) -> Self:
         """Read the rows of Parquet files: samples are dicts by column.
 
@@ -335,66 +277,36 @@ class Pipeline(Printed):
             groups_in_memory: the number of row groups that a process keeps, as far as
                 they take an eighth of the memory budget. Use twice the window of
                 `shuffle(window=...)`; with fewer, each sample reads a whole group.
-            num_parallel_workers: the number of readers: n, (lo, hi) or, by default, as
-                configured.
-            executor: "auto", "inline", "thread", "process" or "ray".
-            name: the name of this stage in the log.
-            shard: this rank's share of the global batches (default: see `Shard.found`).
-            schedule: the values that change during training; `.batch()` then takes no
-                size.
+            **options: as for `from_dataset`.
 
         Raises:
             SpecError: pyarrow is not installed, or there is no row or no such column.
         """
         from .sources.columnar import Parquet
 
-        return cls.from_dataset(
-            Parquet.find(files, columns, groups_in_memory),
-            num_parallel_workers=num_parallel_workers,
-            executor=executor,
-            name=name,
-            shard=shard,
-            schedule=schedule,
-        )
+        rows = Parquet.find(files, columns, groups_in_memory)
+        return cls.from_dataset(rows, **options)
 
     @classmethod
     def from_arrow(
         cls,
         files: Paths,
         columns: Sequence[str] | None = None,
-        *,
-        num_parallel_workers: Workers = None,
-        executor: Executor = "auto",
-        name: str | None = None,
-        shard: Shard | None = None,
-        schedule: Scheduled | None = None,
+        **options: Unpack[ReadOptions],
     ) -> Self:
         """Read the rows of Arrow files: samples are dicts by column.
 
         Args:
             files: paths, or one pattern that matches them: "train-*.arrow".
             columns: the columns to read (default: all).
-            num_parallel_workers: the number of readers: n, (lo, hi) or, by default, as
-                configured.
-            executor: "auto", "inline", "thread", "process" or "ray".
-            name: the name of this stage in the log.
-            shard: this rank's share of the global batches (default: see `Shard.found`).
-            schedule: the values that change during training; `.batch()` then takes no
-                size.
+            **options: as for `from_dataset`.
 
         Raises:
             SpecError: pyarrow is not installed, or there is no row or no such column.
         """
         from .sources.columnar import GROUPS, Arrow
 
-        return cls.from_dataset(
-            Arrow.find(files, columns, GROUPS),
-            num_parallel_workers=num_parallel_workers,
-            executor=executor,
-            name=name,
-            shard=shard,
-            schedule=schedule,
-        )
+        return cls.from_dataset(Arrow.find(files, columns, GROUPS), **options)
 
     @classmethod
     def from_dataset(
@@ -413,9 +325,11 @@ class Pipeline(Printed):
 
         Args:
             dataset: an object with `__len__` and `__getitem__`, or with `__iter__`.
-            num_parallel_workers: n, (lo, hi) or, by default, as configured.
-            executor: "auto" (chosen by measurement), "inline", "thread", "process"
-                or "ray".
+            num_parallel_workers: the number of readers: n at first; or (lo, hi), bounds
+                for the autotuner, lo at first; by default, as configured. Readers that
+                wait for storage cost little, so many of them are fine.
+            executor: "auto" (chosen by measurement), "inline", "thread", "process" or
+                "ray"; or, for URLs, "async".
             thread_safe: whether `__getitem__` may run on several threads of a process
                 at once. None: they may, unless penstock finds an open file, a database
                 or the like a few levels down in it; then "auto" uses processes.
@@ -492,28 +406,18 @@ class Pipeline(Printed):
     def filter(
         self,
         predicate: Callable[[Any], Any],
-        *,
-        num_parallel_workers: Workers = None,
-        executor: Executor = "auto",
-        name: str | None = None,
-        tune: bool = True,
-        timeout: float | None = None,
+        **options: Unpack[WorkOptions],
     ) -> Self:
         """Drop the samples for which `predicate(sample)` is false, at run time.
 
         Batches stay full, the length of the pipeline becomes unknown, and only one rank
         is supported. If you know beforehand which indices to keep, use `select`.
+
+        Args:
+            predicate: returns whether to keep a sample.
+            **options: as for `map`.
         """
-        return self._with(
-            FilterStage(
-                predicate,
-                num_parallel_workers=num_parallel_workers,
-                executor=executor,
-                name=name,
-                tune=tune,
-                timeout=timeout,
-            )
-        )
+        return self._with(FilterStage(predicate, **options))
 
     def cache(
         self,
@@ -701,7 +605,6 @@ class Pipeline(Printed):
         persistent_workers: bool = True,
         multiprocessing_context: StartMethod | None = None,
         name: str = "",
-        cache: Literal["auto"] | None = None,
         ray_options: Mapping[str, Any] | None = None,
     ) -> Self:
         """Set how the whole pipeline runs. No option changes a byte of any batch.
@@ -719,10 +622,6 @@ class Pipeline(Printed):
             name: the name of this pipeline in the log and its files (default: the
                 variable that it is stored in, without `_loader` or `_pipe`; or file and
                 line).
-            cache: "auto" lets penstock place a cache in RAM between two epochs, where
-                it saves the most work. It only stores samples that, as far as the code
-                shows, are the same each time, takes at most half of the memory budget,
-                and logs its place.
             ray_options: what each actor of `executor="ray"` claims, and where it may
                 be placed: Ray's `num_cpus` (default: 1), `num_gpus`, `memory`,
                 `resources`, `accelerator_type`, `label_selector`,
@@ -733,7 +632,6 @@ class Pipeline(Printed):
             persistent_workers,
             multiprocessing_context,
             name,
-            cache,
             ray_options,
         )
         check_ray(self._stages, chosen)
@@ -767,11 +665,7 @@ class Pipeline(Printed):
 
             agree(plan.shard, {**recipe.facts(), **decoders(self._stages)})
             self._agreed = True
-        remark = ""
-        if self._options.cache == "auto" and not cursor.batch:
-            recipe, remark = self._cached(recipe)
         self._run = self._slot.start(recipe, cursor, plan.shard.rank)
-        self._slot.remark = remark
         hand_over = partial(self._hand_over, self._slot.loops)
         return Epoch(self._slot, self._run, hand_over)
 
@@ -894,52 +788,22 @@ class Pipeline(Printed):
 
     def _compiled(self) -> Recipe:
         if self._recipe is None:
+            from .compile.recipes import compile_recipe
+
             shard = self._shard or Shard.found()
             if config.get_enable_autotune():
                 from ..autotune.log import show_by_default
 
                 show_by_default(shard.rank)  # the checks below may warn
-            self._recipe = self._recipe_of(self._stages)
+            self._recipe = compile_recipe(
+                self._stages,
+                config.settings(),
+                shard,
+                self._options,
+                self._schedule,
+                self.name,
+            )
         return self._recipe
-
-    def _recipe_of(self, stages: Sequence[Stage]) -> Recipe:
-        from .compile.recipes import compile_recipe
-
-        shard = self._shard or Shard.found()
-        return compile_recipe(
-            stages,
-            config.settings(),
-            shard,
-            self._options,
-            self._schedule,
-            self.name,
-        )
-
-    def _cached(self, recipe: Recipe) -> tuple[Recipe, str]:
-        """Place a cache between two epochs if it pays off; remove it if it did not.
-
-        The batches stay the same, because neither the plan nor any random draw depends
-        on the cache.
-
-        Returns:
-            The recipe to run, and what the log says about it.
-        """
-        from .compile.recipes import IDLE, is_idle, place
-
-        if self._slot.run is None or self._slot.busy or not self._may_cache:
-            return recipe, ""
-        found = None
-        if not recipe.caches:
-            seen, _ = self._slot.seen(lambda: recipe)
-            found = place(self._stages, seen, config.budget(), self._recipe_of)
-        elif is_idle(recipe.caches[0]):
-            self._may_cache = False
-            found = self._recipe_of(self._stages), IDLE
-        if found is None:
-            return recipe, ""
-        self.close()
-        self._recipe, _ = found
-        return found
 
     def _here(self, recipe: Recipe) -> Cursor:
         """Return where the next batch starts, in the current loop or the next."""
@@ -964,32 +828,3 @@ NO_BUFFER = (
     " call shuffle(), or shuffle(seed=...)"
     " for an order that is the same in each run"
 )
-
-
-def _folder(root: str, options: Mapping[str, Any] | None, executor: Executor) -> Source:
-    """Return the images in class folders on this machine or in a store."""
-    if Path(root).is_dir() or not URL.match(root):
-        return Folder.scan(root)
-    from .sources.files import find_folder
-
-    protocol, path = root.split(":/", 1)
-    url = f"{protocol}://{path.removeprefix('/')}"  # a Path drops one of two slashes
-    return find_folder(url, options, executor)
-
-
-def _shards(
-    shards: Paths,
-    fields: Sequence[str] | None,
-    options: Mapping[str, Any] | None,
-    executor: Executor,
-) -> Source:
-    """Return the samples of tar files on this machine or in a store."""
-    from .sources.paths import listed
-    from .sources.tar_shards import WebDataset
-
-    urls = listed("from_webdataset", shards)
-    if not any(map(URL.match, urls)):
-        return WebDataset.find(shards, fields)
-    from .sources.remote_shards import find_shards
-
-    return find_shards(urls, fields, options, executor)

@@ -277,8 +277,6 @@ class Slot:
         self.loops = 0
         """Number of loops begun so far; the newest loop owns the run."""
         self._busy = False
-        self.remark = ""
-        """A line for the log, written before the first batch of a new run."""
         self._rank = 0
         # The settings that the run's tuner follows; None before its first batch.
         self._settings: config.Settings | None = None
@@ -483,15 +481,10 @@ class Slot:
         if before is not None and TUNING(before) == TUNING(settings):
             return
         self.stop_tuning()
-        remark, self.remark = self.remark, ""
         if settings.autotune:
-            self._start_tuning(run, settings, remark)
-        elif remark:
-            from ..autotune.log import announce
+            self._start_tuning(run, settings)
 
-            announce(remark, self.name)
-
-    def _start_tuning(self, run: Run, settings: config.Settings, remark: str) -> None:
+    def _start_tuning(self, run: Run, settings: config.Settings) -> None:
         # Import this when needed: it would take a fifth of the time to import penstock.
         from ..autotune.host_peers import HostPeers
         from ..autotune.log import AutotuneLog, show_by_default
@@ -503,8 +496,6 @@ class Slot:
             log = stack.enter_context(
                 AutotuneLog(settings.filepath_prefix, self._rank, self.name)
             )
-            if remark:
-                log.say(remark)
             # A pipeline with a fixed number of cores already has its share.
             place = runtime_folder() if settings.cpu_budget is None else None
             others = stack.enter_context(HostPeers(place))

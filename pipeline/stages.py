@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
 
 from ..cache.codec import NAMES, Name
 from ..engine.batch.device import DeviceStage
-from ..engine.plan import Lengths, Order, group_shuffle, shuffled_by_part
+from ..engine.plan import Lengths, Order, Shard, group_shuffle, shuffled_by_part
 from ..engine.recipe import Executor, Options
 from ..errors import SpecError, check
 from ..system.printing import Bare, call, name_of
 from ..system.resources import memory_limit_bytes
 from .sources.source import Source
+
+if TYPE_CHECKING:
+    from .schedule import Scheduled
 
 # The workers of a stage: their number, their kind, and the time limit of a sample.
 
@@ -40,6 +43,28 @@ Workers = int | tuple[int, int] | None
 STOPPABLE: tuple[Executor, ...] = ("auto", "process", "async")
 """Kinds of workers that can be interrupted; with a timeout, `auto` chooses processes.
 """
+
+
+class WorkOptions(TypedDict, total=False):
+    """What `map` and `filter` may say of their workers: see `Pipeline.map`."""
+
+    num_parallel_workers: Workers
+    executor: Executor
+    name: str | None
+    tune: bool
+    timeout: float | None
+
+
+class ReadOptions(TypedDict, total=False):
+    """What each source takes besides its data: see `Pipeline.from_dataset`."""
+
+    num_parallel_workers: Workers
+    executor: Executor
+    thread_safe: bool | None
+    name: str | None
+    timeout: float | None
+    shard: Shard | None
+    schedule: Scheduled | None
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -337,10 +362,6 @@ class CacheStage:
     disk_limit: int | None = None
     codec: Name = "auto"
     version: int | str | None = None
-    placed: bool = False
-    """Whether penstock placed this cache. Then it has no number of its own: it shares
-    that of the stage beside it, so that the user's stages keep theirs.
-    """
 
     def __post_init__(self) -> None:
         check(
@@ -474,14 +495,6 @@ Stage = (
     | BatchStage
     | DeviceStage
 )
-
-
-def numbered(stages: Sequence[Stage]) -> Iterator[tuple[int, Stage]]:
-    """Yield the stages with their numbers in the log."""
-    number = -1
-    for stage in stages:
-        number += not (isinstance(stage, CacheStage) and stage.placed)
-        yield number, stage
 
 
 def named(number: int, stage: PerSample | CacheStage) -> str:

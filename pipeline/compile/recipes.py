@@ -1,17 +1,11 @@
-"""Compilation of the user's stages into a recipe that can run.
-
-Its caches are placed by the user, or by penstock between two epochs, with
-`options(cache="auto")`: `autotune/caching.py` decides where one pays off. It is put
-among the stages here, if the samples that it would store are the same each time as far
-as penstock can tell.
-"""
+"""Compilation of the user's stages into a recipe that can run."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import Subset
@@ -53,15 +47,9 @@ from ..stages import (
     SourceStage,
     Stage,
     executor_of,
-    named,
-    numbered,
     order_of,
 )
 from .segments import Numbered, found_kind, fused, on_batches, with_batch_work
-
-if TYPE_CHECKING:
-    from ...engine.observe.observation import Observation
-    from ...system.resources import Budget
 
 LOGGER = logging.getLogger("penstock")
 PRIVATE = (
@@ -216,7 +204,7 @@ def _work(stages: Sequence[Stage], batch: int) -> tuple[list[Numbered], list[Num
     """
     work: list[Numbered] = [
         (number, stage)
-        for number, stage in numbered(stages)
+        for number, stage in enumerate(stages)
         if isinstance(stage, (PerSample, CacheStage))
     ]
     before = sum(number < batch for number, _ in work)
@@ -225,7 +213,7 @@ def _work(stages: Sequence[Stage], batch: int) -> tuple[list[Numbered], list[Num
 
 def _batch(stages: Sequence[Stage]) -> tuple[int, BatchStage]:
     """Return the stage that makes batches, and its number in the pipeline."""
-    for number, stage in numbered(stages):
+    for number, stage in enumerate(stages):
         if isinstance(stage, BatchStage):
             return number, stage
     raise SpecError(
@@ -345,8 +333,8 @@ def check_microbatches(plan: Plan, count: int) -> None:
 def caches_of(stages: Sequence[Stage]) -> dict[int, Cache]:
     """Return the caches among the stages by number, none of them open yet."""
     return {
-        number: _cache(stages[:place], stage, f"Cache(ID:{number})")
-        for place, (number, stage) in enumerate(numbered(stages))
+        number: _cache(stages[:number], stage, f"Cache(ID:{number})")
+        for number, stage in enumerate(stages)
         if isinstance(stage, CacheStage)
     }
 
@@ -386,7 +374,7 @@ def _cache(before: Sequence[Stage], stage: CacheStage, name: str) -> Cache:
     _check_mixture(source, maps, name)
     functions = [(name_of(each.function), each.function) for each in maps]
     found = fingerprint(source.dataset, functions, stage.version)
-    if found.private_because is not None and not stage.placed:
+    if found.private_because is not None:
         LOGGER.warning(PRIVATE, name, found.private_because)
     read = f"{type(source.dataset).__name__}({len(source.dataset)})"
     opening = Opening(
@@ -397,7 +385,6 @@ def _cache(before: Sequence[Stage], stage: CacheStage, name: str) -> Cache:
         repeated=REPEATED_DRAWS if found.draws else REPEATED,
         disk=stage.disk,
         disk_limit=stage.disk_limit,
-        optional=stage.placed,
     )
     return Cache(opening, found, stage.ram)
 
@@ -419,68 +406,3 @@ def _check_mixture(source: Any, maps: Sequence[MapStage], name: str) -> None:
         f"before {name} some functions are coroutine functions and others are not, but"
         " all stages before a cache run together; make them all of one kind",
     )
-
-
-# A cache that penstock places.
-
-SHARE = 2
-"""The largest share of the memory budget that a cache may take."""
-IDLE = (
-    "removed the cache: it saves no time, because samples are made as fast as they are"
-    " read from it; penstock will not place it again."
-)
-
-
-def place(
-    stages: Sequence[Stage],
-    seen: Observation,
-    budget: Budget,
-    compile_recipe: Callable[[Sequence[Stage]], Recipe],
-) -> tuple[Recipe, str] | None:
-    """Return the recipe with a cache where it pays off most, and a line for the log.
-
-    None if it never does.
-
-    No cache comes after a function that draws at random, or that penstock cannot tell
-    from another: a cached sample is made once and has to be the same each time.
-
-    Args:
-        stages: the stages without a cache.
-        seen: observation of the last seconds of the previous epoch.
-        budget: the budget; a cache takes at most half of its memory.
-        compile_recipe: makes the recipe of stages.
-    """
-    from ...autotune import phrases
-    from ...autotune.caching import worthwhile
-
-    room = budget.memory_bytes // SHARE
-    for point in worthwhile(seen, room):
-        ram = min(room, point.room_bytes)
-        try:
-            recipe = compile_recipe(with_cache(stages, point.part, ram))
-        except SpecError:  # what would run together then has settings of its own
-            continue
-        (cache,) = recipe.caches
-        found = cache.fingerprint
-        if not found.draws and found.private_because is None:
-            size = phrases.size(ram)
-            return recipe, f"placed a cache of {size} in RAM: {point.line}."
-    return None
-
-
-def with_cache(stages: Sequence[Stage], part: str, ram: int) -> tuple[Stage, ...]:
-    """Return the stages with a cache after the stage that the log calls `part`."""
-    found: list[Stage] = []
-    for number, stage in numbered(stages):
-        found.append(stage)
-        if isinstance(stage, PerSample) and named(number, stage) == part:
-            found.append(CacheStage(ram=ram, placed=True))
-    return tuple(found)
-
-
-def is_idle(cache: Cache) -> bool:
-    """Whether a placed cache has found samples but saved no work."""
-    statistics = cache.statistics()
-    if not cache.opening.optional or statistics is None or not statistics.hits:
-        return False
-    return not any(tier.seconds_saved for tier in statistics.tiers)

@@ -382,14 +382,13 @@ def _operations(
     group: Sequence[Numbered], name: str, caches: Mapping[int, Cache]
 ) -> tuple[Operation, ...]:
     """Return the operations on samples; all up to the last cache form one."""
-    written = [n for n, cache in caches.items() if not cache.opening.optional]
     steps: list[Any] = []
     sized = False
     for number, stage in group:
         if isinstance(stage, CacheStage):
             steps.append(Stored(caches[number], sized))
             continue
-        operation = _operation(stage, number, written)
+        operation = _operation(stage, number, caches)
         sized = sized or (isinstance(operation, Map) and operation.wants_ctx)
         steps.append(operation)
     stored = until_cache(group)

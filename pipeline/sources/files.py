@@ -423,6 +423,8 @@ def find_folder(
         SpecError: there is no image in a class folder; or executor="async" with a file
             system that an event loop cannot read.
     """
+    protocol, path = root.split(":/", 1)
+    root = f"{protocol}://{path.removeprefix('/')}"  # a Path drops one of two slashes
     store = Store(root, options or {})
     store.kind()
     files, top = url_to_fs(root, **store.options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.autotune.caching import cache_points, worthwhile
+from penstock.autotune.caching import cache_points
 from penstock.engine.observe.observation import Observation, PartObservation
 from support.windows import starved
 
@@ -40,27 +40,6 @@ def test_an_operation_that_was_not_measured_is_not_reported() -> None:
     assert cache_points(seen(replace(DECODE, bytes_per_row=0.0))) == ()
 
 
-def test_the_place_that_saves_most_comes_first() -> None:
-    resize = replace(DECODE, name="Map(ID:2) resize", bytes_per_row=1 << 17)
-    observation = seen(READ, DECODE, resize)
-    roomy = [point.part for point in worthwhile(observation, 1 << 40)]
-    assert roomy == ["Map(ID:2) resize", "Map(ID:1) decode"]
-
-
-def test_small_samples_come_first_where_room_is_short() -> None:
-    grow = replace(DECODE, name="Map(ID:2) grow", bytes_per_row=100 << 20)
-    found = worthwhile(seen(READ, DECODE, grow), 1000 << 20)
-    assert [point.part for point in found] == ["Map(ID:1) decode"]
-
-
 def test_an_operation_as_fast_as_a_cache_is_not_cached() -> None:
     fast = replace(READ, run_s_per_row=0.00002, bytes_per_row=100.0)
-    assert not worthwhile(seen(fast), 1 << 40)
-    assert not cache_points(seen(fast))  # nor is it advised
-
-
-def test_a_trainer_that_does_not_wait_gets_no_cache() -> None:
-    observation = seen(READ, DECODE, AUGMENT)
-    fed = replace(observation.trainer, wait_s=0.0)
-    assert worthwhile(observation, 1 << 40)
-    assert not worthwhile(replace(observation, trainer=fed), 1 << 40)
+    assert not cache_points(seen(fast))
