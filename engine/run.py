@@ -109,8 +109,7 @@ class Run:
         one_by_one = self._lane is None and not recipe.repack
         self.contention = ContentionMeter(one_by_one=one_by_one)
         self._movable = may_move(recipe)
-        kept = recipe.options.persistent_workers
-        self._unspread = self._movable and kept and recipe.cpu_cores >= MANY_CORES
+        self._unspread = self._movable and has_cores_to_spare(recipe)
         """Whether threads have yet to load, which processes then replace."""
         self._collate = Witness([recipe.buffers.collate])
         autos = [s for s in recipe.segments if s.executor == "auto"]
@@ -646,6 +645,16 @@ def may_move(recipe: Recipe) -> bool:
     )
     forks = FORKS and start_method(recipe) == "fork"
     return recipe.options.host == "auto" and anywhere and forks
+
+
+def has_cores_to_spare(recipe: Recipe) -> bool:
+    """Whether there are cores for worker processes, which need not pay at once.
+
+    Several ranks may share the cores of a host: their tuners divide them.
+    """
+    lone = recipe.planned.shard.size == 1
+    kept = recipe.options.persistent_workers
+    return lone and kept and recipe.cpu_cores >= MANY_CORES
 
 
 def check_handover(data: Any) -> None:
