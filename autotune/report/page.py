@@ -13,7 +13,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from itertools import groupby
 from operator import attrgetter
@@ -117,8 +116,7 @@ class Line(NamedTuple):
     latest: float
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
+class Chart(NamedTuple):
     """One quantity over time."""
 
     title: str
@@ -129,30 +127,12 @@ class Chart:
     lines: tuple[Line, ...]
 
 
-class Band(NamedTuple):
-    """A time in which batches were of one kind."""
+def timeline(seen: Recorded) -> dict[str, Any]:
+    """Return what one pipeline did on one rank; at least one window was written.
 
-    x: float
-    width: float
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
-class RankTimeline:
-    """What one pipeline did on one rank."""
-
-    rank: int
-    seconds: float
-    charts: tuple[Chart, ...]
-    kept: str
-    """Decisions that were kept, at their times: vertical lines, as an SVG path."""
-    others: str
-    """The other decisions."""
-    bands: tuple[Band, ...]
-
-
-def timeline(seen: Recorded) -> RankTimeline:
-    """Return the charts of a pipeline of which at least one window was written."""
+    `kept` has decisions that were kept, at their times: vertical lines, as an SVG path.
+    `others` has the others. `bands` are the times in which batches were of one kind.
+    """
     first, last = seen.windows[0], seen.windows[-1]
     begun = first._replace(time_s=first.time_s - first.window_s)
     windows = [begun, *seen.windows]  # a window's values hold from its beginning
@@ -178,14 +158,14 @@ def timeline(seen: Recorded) -> RankTimeline:
         for decision, outcome in seen.trials()
     ]
     kept = {x for x, stays in trials if stays}
-    return RankTimeline(
-        rank=seen.rank,
-        seconds=seconds,
-        charts=tuple(charts),
-        kept=_upright(kept),
-        others=_upright({x for x, _ in trials} - kept),
-        bands=_bands(windows, x_of),
-    )
+    return {
+        "rank": seen.rank,
+        "seconds": seconds,
+        "charts": charts,
+        "kept": _upright(kept),
+        "others": _upright({x for x, _ in trials} - kept),
+        "bands": _bands(windows, x_of),
+    }
 
 
 def _upright(places: Iterable[int]) -> str:
@@ -230,14 +210,14 @@ def path_of(
 
 def _bands(
     windows: Sequence[RecordedWindow], x_of: Callable[[float], float]
-) -> tuple[Band, ...]:
-    """Return the regimes, if there are several."""
+) -> list[tuple[float, float, str]]:
+    """Return where each regime begins, how wide it is, and its name, if several."""
     groups = groupby(windows, key=attrgetter("regime"))
     begun = [(regime, x_of(next(group).time_s)) for regime, group in groups]
     ends = [x for _, x in begun[1:]] + [WIDTH]
     if len(begun) < 2:
-        return ()
-    return tuple(
-        Band(x, round(end - x, 1), regime)
+        return []
+    return [
+        (x, round(end - x, 1), regime)
         for (regime, x), end in zip(begun, ends, strict=True)
-    )
+    ]

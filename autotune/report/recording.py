@@ -84,7 +84,8 @@ class Recorded:
 
     name: str
     rank: int = 0
-    begun: Row | None = None
+    wall_s: float = 0.0
+    """Seconds since 1970 at time 0 of its clock; 0 if unknown."""
     windows: list[RecordedWindow] = field(default_factory=list)
     segments: Sequence[Row] = ()
     """Those of the last window, as they were written."""
@@ -110,8 +111,8 @@ class Recorded:
         """Add a row."""
         match row["event"]:
             case "begin":
-                self.begun, self.end = self.begun or row, None
-                self.rank = int(row["rank"])
+                self.end, self.rank = None, int(row["rank"])
+                self.wall_s = self.wall_s or row["wall_s"] - row["time_s"]
             case "end":
                 self.end = row
                 knobs = {(k["op"], k["knob"]): k["value"] for k in row["knobs"]}
@@ -137,12 +138,6 @@ class Recorded:
                 self.changes.append(row)
             case event:
                 {"said": self.said, "torch": self.torchs}[event].append(row)
-
-    @property
-    def wall_s(self) -> float:
-        """Seconds since 1970 at time 0 of its clock; 0 if unknown."""
-        begun = self.begun
-        return 0.0 if begun is None else float(begun["wall_s"] - begun["time_s"])
 
     @property
     def tuned_s(self) -> float:

@@ -82,11 +82,11 @@ def test_a_change_that_is_not_judged_yet_is_reported_as_such(tmp_path: Path) -> 
     drawn = timeline(found)
     ends = {
         (line.label, each.title): line.latest
-        for each in drawn.charts[2:]
+        for each in drawn["charts"][2:]
         for line in each.lines
     }
     assert ends == {key: found.values[key] for key in ends}
-    for each in drawn.charts:
+    for each in drawn["charts"]:
         assert each.most >= max(line.latest for line in each.lines)
 
 
