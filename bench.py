@@ -56,17 +56,11 @@ def bench(
     with Progress(
         TextColumn("{task.description}"), TimeRemainingColumn(), console=console
     ) as progress:
-        task = progress.add_task("as set", total=seconds)
-
-        def tick(spent_s: float) -> None:
-            progress.advance(task, spent_s)
-
         face = make()
         check(hasattr(face, "explain"), NOT_OURS.format(target, type(face).__name__))
-        before = rate_of(face, as_set_s, as_set_s, step_s, tick)
-        progress.update(task, description="tuned")
+        before = rate_of(face, as_set_s, as_set_s, step_s, progress, "as set")
         config.set_enable_autotune(enable=True)
-        after = rate_of(face, tuned_s, LAST * tuned_s, step_s, tick)
+        after = rate_of(face, tuned_s, LAST * tuned_s, step_s, progress, "tuned")
     console.print(f"as set: {before:,.0f} samples/s; tuned: {after:,.0f} samples/s")
     console.print(str(face.explain()), markup=False, highlight=False, soft_wrap=True)
     config.set_enable_autotune(enable=False)
@@ -95,24 +89,24 @@ def rate_of(
     seconds: float,
     last_s: float,
     step_s: float,
-    tick: Callable[[float], None],
+    progress: Progress,
+    doing: str,
 ) -> float:
     """Train for some seconds; return the samples per second over the last of them."""
-    begun_s = looked_s = time.perf_counter()
+    task = progress.add_task(doing, total=seconds)
+    begun_s = time.perf_counter()
     since_s, rows = 0.0, 0
     for batch in endless(face):
         if step_s:
             time.sleep(step_s)
-        now_s = time.perf_counter()
-        tick(now_s - looked_s)
-        looked_s = now_s
-        spent_s = now_s - begun_s
+        spent_s = time.perf_counter() - begun_s
+        progress.update(task, completed=spent_s)
         if since_s:
             rows += rows_of(batch)
         elif spent_s >= seconds - last_s:
-            since_s = now_s
-        if spent_s >= seconds and since_s < now_s:
-            return rows / (now_s - since_s)
+            since_s = spent_s
+        if spent_s >= seconds and since_s < spent_s:
+            return rows / (spent_s - since_s)
     raise SpecError(
         "the loader yields no batch, so nothing can be measured; give one that does"
     )

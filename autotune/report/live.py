@@ -93,10 +93,8 @@ def _parts(seen: Recorded) -> Iterator[RenderableType]:
         yield Text(f"{seen.name}: nothing was measured yet", style="dim")
         return
     verdict = seen.told[-1]
-    window = seen.windows[-1] if seen.windows else None
-    rate = window.rows_per_s if window else verdict["rows_per_s"]
-    wait = window.wait_share if window else verdict["wait_share"]
-    speed = per_s(rate, thousands=",")
+    latest = seen.windows[-1]._asdict() if seen.windows else verdict
+    speed, wait = per_s(latest["rows_per_s"], thousands=","), latest["wait_share"]
     yield Text.assemble(
         (f"{seen.name}: ", "bold"),
         (str(verdict["verdict"]), STYLES.get(verdict["verdict"], "")),

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, StrictUndefined
 
 from ..saved import NAMES, write_whole
-from .recording import Group, Recorded, RecordedWindow, Recording, groups
+from .recording import Group, Recorded, RecordedWindow, Recording, Row, groups
 from .terminal import changed, settings, stages_of, waited, why_none
 
 SHOWN = 200
@@ -153,17 +153,18 @@ def timeline(seen: Recorded) -> dict[str, Any]:
         names = dict.fromkeys(op for each in values for op, k in each if k == knob)
         columns = {op: [float(v.get((op, knob), 0)) for v in values] for op in names}
         charts.append(_chart(knob, "", [*xs, WIDTH], columns, steps=True))
-    trials = [
-        (round(x_of(decision["time_s"])), outcome is not None and outcome["kept"])
-        for decision, outcome in seen.trials()
-    ]
-    kept = {x for x, stays in trials if stays}
+
+    def xs_of(decisions: Iterable[Row]) -> set[int]:
+        return {round(x_of(each["time_s"])) for each in decisions}
+
+    kept = xs_of(decision for decision, outcome in seen.judged if outcome["kept"])
+    every = xs_of([*seen.unjudged.values(), *(decision for decision, _ in seen.judged)])
     return {
         "rank": seen.rank,
         "seconds": seconds,
         "charts": charts,
         "kept": _upright(kept),
-        "others": _upright({x for x, _ in trials} - kept),
+        "others": _upright(every - kept),
         "bands": _bands(windows, x_of),
     }
 

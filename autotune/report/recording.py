@@ -70,14 +70,6 @@ def window_of(row: Row) -> RecordedWindow:
     )
 
 
-def changed_by(row: Row) -> Values:
-    """Return the value that a change left; none if the engine could not change it."""
-    if row["event"] == "executor" and row["outcome"] not in MOVED:
-        return {}
-    rolled_back = row["event"] == "outcome" and not row["kept"]
-    return {(row["op"], row["knob"]): row["old" if rolled_back else "new"]}
-
-
 @dataclass(slots=True)
 class Recorded:
     """One pipeline on one rank. Rows are as they were written, in that order."""
@@ -91,8 +83,12 @@ class Recorded:
     """Those of the last window, as they were written."""
     latest: Row | None = None
     """The last window in which training went on, as it was written."""
-    changes: list[Row] = field(default_factory=list)
-    """Decisions, their outcomes, and what the engine moved."""
+    unjudged: dict[KnobName, Row] = field(default_factory=dict)
+    """The decisions whose effect has not been measured yet."""
+    judged: list[tuple[Row, Row]] = field(default_factory=list)
+    """The others, with their outcomes."""
+    moves: list[Row] = field(default_factory=list)
+    """What the engine moved by itself."""
     verdicts: list[Row] = field(default_factory=list)
     """The first and the last; others are only in `said`, as the log told them."""
     said: list[Row] = field(default_factory=list)
@@ -131,13 +127,25 @@ class Recorded:
                     self.latest = row
             case "verdict":
                 if row["stages"] is not None:
-                    self.verdicts[1:] = [row] if self.verdicts else []
-                    self.verdicts = self.verdicts or [row]
+                    self.verdicts = [*self.verdicts[:1], row]
             case "decision" | "outcome" | "executor":
-                self.values |= changed_by(row)
-                self.changes.append(row)
+                self._change(row, (row["op"], row["knob"]))
             case event:
                 {"said": self.said, "torch": self.torchs}[event].append(row)
+
+    def _change(self, row: Row, key: KnobName) -> None:
+        value = row["new"]
+        if row["event"] == "decision":
+            self.unjudged[key] = row
+        elif row["event"] == "executor":
+            if row["outcome"] not in MOVED:
+                return
+            self.moves.append(row)
+        else:
+            value = row["new" if row["kept"] else "old"]
+            if key in self.unjudged:
+                self.judged.append((self.unjudged.pop(key), row))
+        self.values[key] = value
 
     @property
     def tuned_s(self) -> float:
@@ -157,22 +165,6 @@ class Recorded:
     def told(self) -> list[Row]:
         """The verdicts: the tuner's, or those on loops that torch loads by itself."""
         return self.verdicts or self.torchs
-
-    def trials(self) -> list[tuple[Row, Row | None]]:
-        """Return each decision with its outcome; None if that is not known yet."""
-        found: list[tuple[Row, Row | None]] = []
-        deciding: dict[KnobName, Row] = {}
-        for row in self.changes:
-            key = row["op"], row["knob"]
-            if row["event"] == "decision":
-                deciding[key] = row
-            elif row["event"] == "outcome" and key in deciding:
-                found.append((deciding.pop(key), row))
-        return [*found, *((row, None) for row in deciding.values())]
-
-    def unjudged(self) -> list[Row]:
-        """Return the decisions whose effect has not been measured yet."""
-        return [decision for decision, outcome in self.trials() if outcome is None]
 
 
 @dataclass(frozen=True, slots=True)

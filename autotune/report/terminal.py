@@ -9,7 +9,7 @@ from math import ceil
 from ...engine.observe.observation import ratio
 from ...system.printing import figures
 from ..phrases import per_s
-from .recording import MOVED, Group, Recorded, Recording, Row, groups
+from .recording import Group, Recorded, Recording, Row, groups
 
 STAGE = re.compile(r"(?P<kind>\w+)\(ID:\d+\)(?: (?P<label>.+))?")
 """A stage's name in the log."""
@@ -99,7 +99,7 @@ def why_none(seen: Recorded) -> str:
     """Return why nothing is to be done next, or nothing yet; empty if something is."""
     if seen.told[-1]["advice"]:
         return ""
-    if count := len(seen.unjudged()):
+    if count := len(seen.unjudged):
         changes = "one change was" if count == 1 else f"{count} changes were"
         none = f"nothing to do by hand yet: {changes} not judged"
         if seen.end is None:
@@ -176,13 +176,10 @@ def picture(seen: Recorded) -> Iterator[str]:
 
 def changed(seen: Recorded) -> Iterator[str]:
     """Yield what was changed, and with which effect, a line each."""
-    judged = [row for row in seen.changes if row["event"] == "outcome"]
-    kept, unjudged = [row for row in judged if row["kept"]], seen.unjudged()
-    own = (row for row in seen.changes if row["event"] == "executor")
-    moves = [row for row in own if row["outcome"] in MOVED]
-    if not kept and not moves and not unjudged:
+    kept = [row for _, row in seen.judged if row["kept"]]
+    if not kept and not seen.moves and not seen.unjudged:
         yield "changed: nothing; it was as good as could be found, or had no time"
-    for row in moves:
+    for row in seen.moves:
         yield f"changed: {_change(row)}"
     if len(kept) > MAX_CHANGES:
         yield f"changed: {len(kept) - MAX_CHANGES} times before; the log has them all"
@@ -193,9 +190,9 @@ def changed(seen: Recorded) -> Iterator[str]:
             f" {per_s(before['rows_per_s'])} -> {per_s(after['rows_per_s'])} samples/s,"
             f" wait {before['wait_share']:.0%} -> {after['wait_share']:.0%}"
         )
-    for row in unjudged:
+    for row in seen.unjudged.values():
         yield f"changed: {_change(row)}, not judged yet"
-    if tried := len(judged) - len(kept):
+    if tried := len(seen.judged) - len(kept):
         yield f"tried and taken back: {tried}"
 
 

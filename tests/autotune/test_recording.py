@@ -25,7 +25,7 @@ def test_a_reading_of_a_log_shows_what_was_tuned(tmp_path: Path) -> None:
     assert found.windows
     assert found.end is not None
     assert found.values[found.end["knobs"][0]["op"], "num_parallel_workers"] > 5
-    assert found.unjudged() == []
+    assert found.unjudged == {}
 
 
 def test_two_pipelines_and_ranks_stay_apart(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_change_that_is_not_judged_yet_is_reported_as_such(tmp_path: Path) -> 
     at = next(n for n, row in enumerate(rows) if row["event"] == "outcome")
     log.write_text("".join(json.dumps(row) + "\n" for row in rows[:at]))
     (found,) = read_recording(log).pipelines
-    decided = found.unjudged()
+    decided = found.unjudged.values()
     assert decided
     for row in decided:
         assert found.values[row["op"], row["knob"]] == row["new"]
@@ -166,7 +166,7 @@ def test_a_long_run_leaves_out_quiet_windows_and_keeps_those_with_decisions(
     size = sum(len(json.dumps(row)) for row in rows if row["event"] == "observation")
     assert size < 10_000 + 150 * autotune_log.BYTES_PER_S
     (found,), (full,) = (read_recording(each).pipelines for each in (thinned, whole))
-    assert found.changes == full.changes
+    assert found.judged == full.judged
     assert found.values == full.values
     assert len(found.windows) < len(full.windows) / 2
     assert found.latest == full.latest
