@@ -135,13 +135,15 @@ def timeline(seen: Recorded) -> dict[str, Any]:
     """
     first, last = seen.windows[0], seen.windows[-1]
     begun = first._replace(time_s=first.time_s - first.window_s)
-    windows = [begun, *seen.windows]  # a window's values hold from its beginning
     seconds = max(last.time_s - begun.time_s, 1e-9)
 
     def x_of(time_s: float) -> float:
         share = (time_s - begun.time_s) / seconds
         return round(WIDTH * min(1.0, max(0.0, share)), 1)
 
+    every = [begun, *seen.windows]  # a window's values hold from its beginning
+    # A day has more windows than a screen has columns: the last of each is drawn.
+    windows = list({round(x_of(window.time_s)): window for window in every}.values())
     xs = [x_of(window.time_s) for window in windows]
     waits = [100 * window.wait_share for window in windows]
     charts = [
@@ -158,13 +160,15 @@ def timeline(seen: Recorded) -> dict[str, Any]:
         return {round(x_of(each["time_s"])) for each in decisions}
 
     kept = xs_of(decision for decision, outcome in seen.judged if outcome["kept"])
-    every = xs_of([*seen.unjudged.values(), *(decision for decision, _ in seen.judged)])
+    decided = xs_of(
+        [*seen.unjudged.values(), *(decision for decision, _ in seen.judged)]
+    )
     return {
         "rank": seen.rank,
         "seconds": seconds,
         "charts": charts,
         "kept": _upright(kept),
-        "others": _upright(every - kept),
+        "others": _upright(decided - kept),
         "bands": _bands(windows, x_of),
     }
 
