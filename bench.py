@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -51,13 +51,12 @@ def bench(
     Raises:
         SpecError: `target` is neither, or yields no batch.
     """
-    make = factory_of(target, batch_size)
+    face = face_of(target, batch_size)
+    check(hasattr(face, "explain"), NOT_OURS.format(target, type(face).__name__))
     as_set_s, tuned_s = AS_SET * seconds, (1.0 - AS_SET) * seconds
     with Progress(
         TextColumn("{task.description}"), TimeRemainingColumn(), console=console
     ) as progress:
-        face = make()
-        check(hasattr(face, "explain"), NOT_OURS.format(target, type(face).__name__))
         before = rate_of(face, as_set_s, as_set_s, step_s, progress, "as set")
         config.set_enable_autotune(enable=True)
         after = rate_of(face, tuned_s, LAST * tuned_s, step_s, progress, "tuned")
@@ -67,21 +66,19 @@ def bench(
     face.close()
 
 
-def factory_of(target: str, batch_size: int) -> Callable[[], Any]:
-    """Return the function that makes the loader."""
+def face_of(target: str, batch_size: int) -> Any:
+    """Return what to loop over."""
     if os.path.isdir(target):
         crop = decode_random_resized_crop(CROP)
-        source = Pipeline.from_folder(target).shuffle(seed=0).map(crop)
-        return lambda: source.batch(batch_size)
+        return Pipeline.from_folder(target).shuffle(seed=0).map(crop).batch(batch_size)
     module, separator, name = target.partition(":")
     check(bool(module and separator and name), NO_FACTORY.format(target))
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found = getattr(importlib.import_module(module), name)
+        make = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise SpecError(f"{NO_FACTORY.format(target)} ({error})") from error
-    made: Callable[[], Any] = found
-    return made
+    return make()
 
 
 def rate_of(

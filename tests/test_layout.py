@@ -31,14 +31,14 @@ OWN_PIPES = {f"penstock.engine.far.{name}" for name in ("handover", "parcel")}
 
 # Ceilings. These figures only fall.
 STATEMENTS = {
-    "autotune": 3650,
+    "autotune": 3625,
     "cache": 2800,
-    "demo": 240,
+    "demo": 225,
     "engine": 11650,
     "integrations": 160,
     "pipeline": 5850,
     "system": 550,
-    "": 730,
+    "": 725,
 }
 """Statements that a package of the root may have, docstrings included."""
 MODULES = 205
