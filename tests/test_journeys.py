@@ -14,8 +14,9 @@ LIMITS = {
     "decision": 37,
     "cache hit": 9,
 }
-"""Modules that a journey may cross. These figures only fall; the READMEs of `engine`,
-`autotune` and `cache` tell of them."""
+"""Modules that a journey may cross. These figures only fall: to 14 by threads, 18 in a
+worker process, and 16 for a decision. The READMEs of `engine`, `autotune` and `cache`
+tell of them."""
 
 
 def no_longer(crossed: frozenset[str], journey: str) -> None:
