@@ -26,25 +26,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import SampleError, WorkerError
+from ...errors import WorkerError
 from ..core.connector import Connector
 from ..core.core import FAR_LEASE_NS
 from ..core.metrics import WorkerMeter
-from ..program.seeding import mixed, seed_global_generators
 from ..recipe import Recipe, SegmentRecipe
 from ..workers.pool import Holding, PoolStatistics, join_all
 from .assigned_engine import (
     AssignedEngine,
     Assignment,
     Made,
-    Result,
-    failed_outcome,
+    be_worker,
     set_up_libraries,
 )
 from .cluster import RayCluster
 from .far_pool import FarChild, FarPool
-from .handover import Flat, flattened, restored
-from .parcel import pack, unpack
+from .handover import Flat, flattened, loads, pack, restored
 
 LOGGER = logging.getLogger("penstock")
 TICK_S = 1.0
@@ -76,9 +73,7 @@ class Actor:
 
     Args:
         parcel: what it works by, and the segment in the trainer, packed; uint8 [bytes].
-        seeds: the seed of the samples' random streams, what distinguishes the run from
-            others with the same seed, the segment, and the number of workers that had
-            this worker's number before.
+        seeds: as for `be_worker`.
         number: its number among the workers of the segment.
     """
 
@@ -92,18 +87,14 @@ class Actor:
     def begin(self) -> str:
         """Get ready to work; return which process this is, in words.
 
-        Its global generators get a seed of their own, like a worker process's.
-
         Raises:
             Exception: whatever importing the user's modules raises.
         """
         set_up_libraries()
         recipe: Recipe
         segment: SegmentRecipe
-        recipe, segment = unpack(self._parcel.data)
-        seed = mixed(self._seeds) + self._number
-        seed_global_generators(seed & 0xFFFFFFFFFFFFFFFF)
-        segment.program.enter(self._number)
+        recipe, segment = loads(self._parcel.data)
+        be_worker(segment, self._seeds, self._number)
         self._program = segment.program
         self._engine = AssignedEngine(recipe, segment).__enter__()
         return f"{os.getpid()} on {socket.gethostname()}"
@@ -333,25 +324,11 @@ class ActorPool(FarPool[RemoteActor]):
         elif number is None:
             self._welcome(actor, future.result())
         else:
-            self._take_back(actor, number, future.result())
+            self._receive(actor, number, partial(restored, future.result()))
 
     def _welcome(self, actor: RemoteActor, where: str) -> None:
         actor.where, actor.meter = where, self._connector.enter()
         self._alone_since_s = inf
-
-    def _take_back(self, actor: RemoteActor, number: int, packed: Any) -> None:
-        try:
-            result: Result = restored(packed)
-        except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
-            text = (
-                f"a sample made by {self._stage} cannot be received from a Ray actor "
-                f"({type(error).__name__}: {error}); return arrays, tensors, numbers, "
-                'text or bytes, or use executor="thread"'
-            )
-            chunk = actor.errands[number].chunk
-            failed = failed_outcome(chunk, self._stage, SampleError(text))
-            result = Result(number, failed)
-        self._settle(actor, result)
 
     def _reap(self, actor: RemoteActor, error: BaseException) -> None:
         """Handle the end of an actor: its work returns to the front.

@@ -26,10 +26,12 @@ from ..engine import Engine
 from ..observe.trainer_meter import TrainerMeter
 from ..plan import AssignedPlan, PlannedBatch
 from ..program.program import Program, Unread, Watch
+from ..program.seeding import mixed, seed_global_generators
 from ..recipe import Recipe, SegmentRecipe
 from ..witness.witness import Witness
 from ..workers.pool import Kind, Watches, no_watch
-from .handover import Sent, loads, travel
+from .handover import loads, travel
+from .slabs import Sent
 
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
@@ -86,6 +88,24 @@ def set_up_libraries() -> None:
     find_libraries().limit(limits=1)
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
+
+
+def be_worker(segment: SegmentRecipe, seeds: tuple[int, ...], number: int) -> None:
+    """Prepare this process for a worker of a segment.
+
+    Its global generators get a seed of their own: with a copy of the trainer's state,
+    all workers would draw the same values.
+
+    Args:
+        segment: the segment, as the trainer sees it.
+        seeds: the seed of the samples' random streams, what distinguishes the run from
+            others with the same seed, the segment, and the number of workers that had
+            this worker's number before.
+        number: its number among the workers of the segment.
+    """
+    seed = mixed(seeds) + number  # as torch counts
+    seed_global_generators(seed & 0xFFFFFFFFFFFFFFFF)
+    segment.program.enter(number)
 
 
 class Assignment(NamedTuple):

@@ -1,30 +1,37 @@
-"""Data between our processes: arrays in slabs, everything else pickled.
+"""What is sent between our processes, pickled: messages, exceptions and programs.
 
-    sender      Shelf (shelf.py) ─▶ Sent, and the descriptor of a new slab
-    receiver    Unpacker ─▶ data
+    messages     dumps ─▶ loads, over our own pipe; flattened ─▶ restored, through Ray
+    exceptions   travel, then as part of a message
+    programs     pack ─▶ loads, to interpreters that are not forked from the trainer
 
-Everything but arrays is pickled: it comes from our own process, over our own pipe.
-`travel` makes exceptions fit for that.
+Programs are sent by cloudpickle: functions and classes of the program's own file,
+lambdas and closures travel by value. If something in them cannot be sent, the error
+names it as user code would.
 """
 
 from __future__ import annotations
 
 import io
+import mmap
 import os
 import pickle
+import sys
 import traceback
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from types import FunctionType
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...errors import ExitError, WorkerError, set_on, users_frames
-from ..batch.layout import ALIGN, Allocate, Layout
-from .slabs import Block, allocate_on, map_shared
+from ...errors import ExitError, SpecError, WorkerError, set_on, users_frames
+from ...system.printing import name_of
+from ..program.program import Filter, Map, Read, ReadOn
+from ..witness.reach import parts_of, walk
 
 WORTH_BYTES = 4096
 """Pickling a numpy array below this size is faster than placing it."""
@@ -39,122 +46,6 @@ BITS = {
     16: torch.complex128,
 }
 """By itemsize: a dtype that copies bits unchanged."""
-
-
-class Sent(NamedTuple):
-    """Data as it is sent: a batch in a slab, or pickled, with its arrays in a slab."""
-
-    body: bytes | None
-    """The data, pickled, without the memory of its arrays; None: it is a batch."""
-    lengths: tuple[int, ...] = ()
-    """Bytes of each array in the slab; if there are none, there is no slab."""
-    layout: Layout | None = None
-    """Layout of the batch; None: the same as before."""
-    rows: int = 0
-    key: int = 0
-    size: int = 0
-    """Bytes of the slab."""
-    new: bool = False
-    """Whether the slab's descriptor comes with this message."""
-    forget: tuple[int, ...] = ()
-    """Keys of slabs that will not be used again."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the data takes, about."""
-        return self.size if self.body is None else len(self.body) + sum(self.lengths)
-
-
-class Returned(NamedTuple):
-    """Slabs that a receiver no longer claims."""
-
-    died: tuple[int, ...]
-    """Keys of slabs whose arrays have died: they may be reused."""
-    shared: tuple[int, ...]
-    """Keys of slabs that a fork has shared with others: they must not be reused."""
-
-
-class Unpacker:
-    """The receiver's side."""
-
-    def __init__(self) -> None:
-        self._blocks: dict[int, Block] = {}
-        self._marks: dict[int, SlabMark] = {}
-        self._died: deque[SlabMark] = deque()
-        self._shared: set[int] = set()
-        self._layout: Layout | None = None
-        """The layout of the batch laid out last."""
-        _unpackers.add(self)
-
-    def receive(self, sent: Sent, descriptors: deque[int]) -> Any:
-        """Return the data; consumes the descriptor that came with it.
-
-        Raises:
-            Exception: whatever unpickling the data raises.
-        """
-        buffers = []
-        if sent.body is None:
-            # First, as later messages rely on it, and the memory may be refused.
-            self._layout = layout = sent.layout or self._layout
-            allocate, _ = self._open(sent, descriptors)
-            assert layout is not None
-            return layout.seal(layout.open(sent.rows, allocate))
-        if sent.lengths:
-            _, memory = self._open(sent, descriptors)
-            buffers = [memory[span] for span in spans(sent.lengths)]
-        return pickle.loads(sent.body, buffers=buffers)  # noqa: S301 from our own
-
-    def returned(self) -> Returned:
-        """Return the slabs whose claim has ended since the last call."""
-        died: list[int] = []
-        shared: list[int] = []
-        while self._died:
-            key = self._died.popleft().key
-            del self._marks[key]
-            (shared if key in self._shared else died).append(key)
-        self._shared -= set(shared)
-        return Returned(tuple(died), tuple(shared))
-
-    def share(self) -> None:
-        """Note that a fork is about to share what has been received."""
-        self._shared.update(tuple(self._marks))
-
-    def _open(
-        self, sent: Sent, descriptors: deque[int]
-    ) -> tuple[Allocate, NDArray[np.uint8]]:
-        """Return an allocator on a slab, and the array that it makes views of."""
-        for key in sent.forget:
-            self._blocks.pop(key, None)
-        if sent.new:
-            descriptor = descriptors.popleft()
-            try:
-                self._blocks[sent.key] = map_shared(descriptor, sent.size)
-            finally:
-                os.close(descriptor)
-        allocate, memory = allocate_on(self._blocks[sent.key])
-        # The callback is pure C: one in Python could swallow a Ctrl-C.
-        mark = self._marks[sent.key] = SlabMark(memory, self._died.append)
-        mark.key = sent.key
-        return allocate, memory
-
-
-_unpackers: weakref.WeakSet[Unpacker] = weakref.WeakSet()
-
-
-def _share_all() -> None:
-    for unpacker in list(_unpackers):
-        unpacker.share()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_share_all, after_in_child=_unpackers.clear)
-
-
-class SlabMark(weakref.ref[NDArray[np.uint8]]):
-    """Notices when all arrays over a slab have died."""
-
-    __slots__ = ("key",)
-    key: int
 
 
 class Pickler(pickle.Pickler):
@@ -204,9 +95,19 @@ def plain_dumps(message: object) -> bytes:
     return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
 
 
-def loads(body: bytes | bytearray) -> Any:
-    """Return what `dumps` packed. It came over a pipe of our own."""
-    return pickle.loads(body)  # noqa: S301 from our own process
+def loads(
+    body: bytes | bytearray | memoryview | mmap.mmap, apart: Iterable[Any] = ()
+) -> Any:
+    """Return what `dumps` or `pack` packed. It came from a process of our own.
+
+    Args:
+        body: the bytes.
+        apart: the memory of each array that is not among them.
+
+    Raises:
+        Exception: whatever unpickling the user's objects raises.
+    """
+    return pickle.loads(body, buffers=apart)  # noqa: S301 from our own process
 
 
 Flat = tuple[bytes, list[NDArray[np.uint8]]]
@@ -232,16 +133,7 @@ def restored(flat: Flat) -> Any:
         Exception: whatever unpickling the rest of the message raises.
     """
     body, arrays = flat
-    copies = map(bytearray, arrays)
-    return pickle.loads(body, buffers=copies)  # noqa: S301 from an actor of ours
-
-
-def spans(lengths: Iterable[int]) -> Iterator[slice]:
-    """Yield where arrays of these lengths, in bytes, lie in a slab."""
-    start = 0
-    for length in lengths:
-        yield slice(start, start + length)
-        start += -(-length // ALIGN) * ALIGN
+    return loads(body, map(bytearray, arrays))
 
 
 def _tensor(
@@ -334,3 +226,158 @@ def _arrived(error: BaseException, text: str) -> BaseException:
 def _with_notes(error: Exception, of: BaseException) -> Exception:
     set_on(error, "__notes__", list(getattr(of, "__notes__", [])))
     return error
+
+
+# Programs
+
+
+MAX_TRIES = 200
+"""Parts that are tried one by one to find the one that cannot be sent."""
+FORKED = 'options(multiprocessing_context="fork")'
+SPAWNED_MAIN = "__mp_main__"
+"""What `__main__` is called in a process that multiprocessing did not fork."""
+OWN_WAYS = ("__reduce_ex__", "__reduce__", "__getstate__", "__getnewargs_ex__")
+"""Methods with which a class controls what is sent of its objects."""
+
+
+def pack(thing: Any, name: str, elsewhere: str = FORKED) -> bytes:
+    """Return `thing`, which errors call `name`, as bytes.
+
+    Args:
+        thing: what to pack.
+        name: its name in errors.
+        elsewhere: the setting with which it need not be sent.
+
+    Raises:
+        SpecError: it holds something that cannot be sent; names the innermost part.
+    """
+    body = io.BytesIO()
+    try:
+        _dump(thing, body)
+    except Exception as error:
+        found = _innermost(thing, name, error)
+        raise SpecError(_explain(found, elsewhere)) from error
+    return body.getvalue()
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Something that cannot be sent, and why."""
+
+    path: str
+    thing: Any
+    error: Exception
+
+
+class OnGpu(pickle.PicklingError):
+    """A tensor is on a GPU, which a copy of it would open in every worker."""
+
+
+@cache
+def program_pickler() -> Any:
+    """Return the pickler class: cloudpickle's, but refusing tensors on a GPU."""
+    import cloudpickle
+
+    if SPAWNED_MAIN in sys.modules:
+        cloudpickle.register_pickle_by_value(sys.modules[SPAWNED_MAIN])
+
+    def reducer_override(self: Any, thing: Any) -> Any:
+        if isinstance(thing, torch.Tensor) and thing.is_cuda:
+            raise OnGpu(f"it is on {thing.device}")
+        return cloudpickle.Pickler.reducer_override(self, thing)
+
+    ways = {"reducer_override": reducer_override}
+    return type("Pickler", (cloudpickle.Pickler,), ways)
+
+
+def _dump(thing: Any, file: Any) -> None:
+    program_pickler()(file, protocol=pickle.HIGHEST_PROTOCOL).dump(thing)
+
+
+def _explain(obstacle: Obstacle, elsewhere: str) -> str:
+    kind = type(obstacle.thing)
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    if isinstance(obstacle.error, OnGpu):
+        cure = (
+            "keep it on the CPU (.cpu()) and let .to_device() copy the batches, or use "
+            'executor="thread"'
+        )
+    else:
+        cure = (
+            "create it when it is first used (drop it in __getstate__), or use "
+            f'{elsewhere}, or executor="thread"'
+        )
+    return (
+        f"`{obstacle.path}` (a {name}) cannot be sent to worker processes that are "
+        f"not forked from the trainer: {obstacle.error}; {cure}"
+    )
+
+
+# Finding what cannot be sent
+
+
+def _innermost(thing: Any, name: str, error: Exception) -> Obstacle:
+    """Descend from `thing`, at each step into a part that cannot be sent by itself."""
+    tried = {id(thing): thing}
+    found = _first(_given(thing), tried) or Obstacle(name, thing, error)
+    while inner := _first(_sent(found), tried):
+        found = inner
+    return found
+
+
+def _first(named: Iterable[tuple[str, Any]], tried: dict[int, Any]) -> Obstacle | None:
+    """Return the first of these that cannot be sent; each is tried only once."""
+    for path, thing in named:
+        if len(tried) >= MAX_TRIES:
+            return None
+        if id(thing) in tried:
+            continue
+        tried[id(thing)] = thing
+        try:
+            with open(os.devnull, "wb") as nowhere:
+                _dump(thing, nowhere)
+        except Exception as error:  # noqa: BLE001 whatever user objects raise
+            return Obstacle(path, thing, error)
+    return None
+
+
+def _given(thing: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the user's objects in operations within `thing`, under the user's names."""
+    for part in walk(thing, ""):
+        match part.thing:
+            case Read(get=get):
+                yield "dataset", getattr(get, "__self__", get)
+            case ReadOn(dataset=dataset):
+                yield "dataset", dataset
+            case Map(function=function) | Filter(predicate=function):
+                yield name_of(function), function
+
+
+def _sent(whole: Obstacle) -> Iterator[tuple[str, Any]]:
+    """Yield the parts that are sent with it: those it holds back are not to blame."""
+    parts = parts_of(whole.thing)
+    if any(_is_own(whole.thing, way) for way in OWN_WAYS):
+        with suppress(Exception):  # otherwise it is to blame itself
+            parts = _reduced(whole.thing.__reduce_ex__(pickle.HIGHEST_PROTOCOL))
+    return ((whole.path + step, part) for step, part in parts)
+
+
+def _is_own(thing: Any, method: str) -> bool:
+    """Whether a method is written in Python: built-in types send all their parts."""
+    owners = (owner.__dict__ for owner in type(thing).__mro__)
+    return any(type(each.get(method)) is FunctionType for each in owners)
+
+
+def _reduced(reduced: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a result of `__reduce_ex__`."""
+    if type(reduced) is str:  # the name of a global
+        return
+    args, state = [*reduced[1:], None][:2]
+    for at, arg in enumerate(args):
+        yield f".__reduce__()[1][{at}]", arg
+    states = state if type(state) is tuple else (state,)
+    for each in states:
+        if type(each) is dict:
+            yield from ((f".{name}", value) for name, value in each.items())
+        elif each is not None:
+            yield ".__getstate__()", each

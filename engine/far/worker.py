@@ -28,11 +28,10 @@ from ..batch.buffer import on_heap
 from ..batch.layout import Layout
 from ..recipe import Recipe, SegmentRecipe
 from .assigned_engine import AssignedEngine, Made, Result, Share
-from .child import leave
-from .handover import Returned, Sent, dumps, loads, plain_dumps
+from .child import MAX_LANES, STACK_SIGNAL, StatusPage, leave
+from .handover import dumps, loads, plain_dumps
 from .pipe import Pipe
-from .shelf import Shelf
-from .status_page import MAX_LANES, STACK_SIGNAL, StatusPage
+from .slabs import Returned, Sent, Shelf
 
 KEEP = 40
 """Slabs that the trainer may hold, including those of batches it has not taken yet."""
