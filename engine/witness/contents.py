@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cached_property
 from itertools import chain, islice
@@ -22,7 +22,6 @@ from .reach import (
     LRU_CACHE,
     PLAIN,
     VALUES,
-    WHOLE,
     Named,
     direct_parts,
     is_a,
@@ -62,7 +61,12 @@ def snapshot(things: Iterable[Any]) -> dict[str, Any]:
     ]
     for _ in range(DEPTH):
         below: list[Named] = []
-        for path, part, cached in _held_by(level):
+        held = (
+            (path + step, part, _is_cached(thing, step))
+            for path, thing in level
+            for step, part in direct_parts(thing)
+        )
+        for path, part, cached in held:
             if len(found) >= MAX_SUMMARIES:
                 return found
             summary = _summary(part, memory)
@@ -187,17 +191,6 @@ def _same_but_inside(before: dict[str, Any], after: dict[str, Any], path: str) -
         return False
     contents, others = one[1], other[1]
     return bool(contents and others) and contents[0] == others[0]
-
-
-def _held_by(level: Iterable[Named]) -> Iterator[tuple[str, Any, bool]]:
-    """Yield what objects hold, and what their code uses from around it.
-
-    Each with its path, and whether it is the value of a `functools.cached_property`.
-    """
-    for path, thing in level:
-        if WHOLE.isdisjoint(type(thing).__mro__):
-            for step, part in direct_parts(thing):
-                yield path + step, part, _is_cached(thing, step)
 
 
 def _summary(thing: Any, memory: Memory) -> Any:
