@@ -35,11 +35,10 @@ from ..workers.pool import Holding, PoolStatistics, join_all
 from .assigned_engine import (
     AssignedEngine,
     Assignment,
-    Made,
     be_worker,
     set_up_libraries,
 )
-from .cluster import RayCluster
+from .cluster import Claim, RayCluster
 from .far_pool import FarChild, FarPool
 from .handover import Flat, flattened, loads, pack, restored
 
@@ -70,22 +69,18 @@ class Actor:
     What it runs comes once, through the object store. It must be importable there:
     every node of the cluster has the same packages, and the modules of the user's
     functions.
-
-    Args:
-        parcel: what it works by, and the segment in the trainer, packed; uint8 [bytes].
-        seeds: as for `be_worker`.
-        number: its number among the workers of the segment.
     """
 
-    def __init__(
+    def begin(
         self, parcel: NDArray[np.uint8], seeds: tuple[int, ...], number: int
-    ) -> None:
-        self._parcel = parcel
-        self._seeds = seeds
-        self._number = number
-
-    def begin(self) -> str:
+    ) -> str:
         """Get ready to work; return which process this is, in words.
+
+        Args:
+            parcel: what it works by, and the segment in the trainer, packed;
+                uint8 [bytes].
+            seeds: as for `be_worker`.
+            number: its number among the workers of the segment.
 
         Raises:
             Exception: whatever importing the user's modules raises.
@@ -93,20 +88,19 @@ class Actor:
         set_up_libraries()
         recipe: Recipe
         segment: SegmentRecipe
-        recipe, segment = loads(self._parcel.data)
-        be_worker(segment, self._seeds, self._number)
-        self._program = segment.program
+        recipe, segment = loads(parcel.data)
+        be_worker(segment, seeds, number)
         self._engine = AssignedEngine(recipe, segment).__enter__()
         return f"{os.getpid()} on {socket.gethostname()}"
 
     def run(self, assignment: Assignment) -> Flat:
         """Make what is assigned; return the result, packed, with all data in it."""
         self._engine.assign(assignment)
-        made: Made = self._engine.make()
+        made = self._engine.make()
         try:
-            return flattened(made.result)
+            return flattened(made[0])
         except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
-            return flattened(made.unsendable(self._program, error))
+            return flattened(self._engine.unsendable(*made, error))
 
 
 class RemoteActor(FarChild):
@@ -139,7 +133,7 @@ class ActorPool(FarPool[RemoteActor]):
         connector: where leases come from.
         recipe: the engine's recipe.
         cluster: where the actors live.
-        engine: has joined the cluster, and this is the pool of one of its stages.
+        claim: the stage that has joined the cluster, and whose pool this is.
         seeds: the seed of the samples' random streams, and what distinguishes this run
             from others with the same seed.
         options: Ray's options for each actor.
@@ -156,7 +150,7 @@ class ActorPool(FarPool[RemoteActor]):
         connector: Connector,
         recipe: Recipe,
         cluster: RayCluster,
-        engine: object,
+        claim: Claim,
         seeds: tuple[int, ...],
         options: Mapping[str, Any],
     ) -> None:
@@ -164,7 +158,7 @@ class ActorPool(FarPool[RemoteActor]):
 
         super().__init__(connector, recipe, "Ray actors")
         self._ray = ray
-        self._cluster = cluster
+        self._cluster, self._claim = cluster, claim
         self._seeds = *seeds, connector.segment
         self._options = dict(options)
         self._made: Counter[int] = Counter()
@@ -177,7 +171,6 @@ class ActorPool(FarPool[RemoteActor]):
         self._alone_since_s = time.monotonic()
         """Since when no actor has been at work, in seconds; infinity while one is."""
         self._short_told = False
-        cluster.begin(engine, self)
         self._start()
 
     def leases(self, workers: int) -> Holding:
@@ -192,7 +185,7 @@ class ActorPool(FarPool[RemoteActor]):
             not actor.ready and now_s - actor.asked_s < PLACED_S for actor in actors
         )
         fresh = sum(bool(actor.errands) and not actor.settled for actor in actors)
-        most = self._cluster.room(self, self._options)
+        most = self._cluster.room(self._claim, self._options)
         return PoolStatistics(alive, starting + fresh, most)
 
     def renew(self) -> None:
@@ -243,7 +236,7 @@ class ActorPool(FarPool[RemoteActor]):
             try:
                 with self._engine_lock.lock:
                     asked = self._asked
-                self._staff(self._cluster.share(self, asked, self._options))
+                self._staff(self._cluster.share(self._claim, asked, self._options))
                 self._tell_short()
                 if self._leaving and not self._children:
                     return
@@ -294,10 +287,10 @@ class ActorPool(FarPool[RemoteActor]):
 
     def _start_child(self, number: int) -> None:
         before, self._made[number] = self._made[number], self._made[number] + 1
-        handle = self._class.remote(self._parcel, (*self._seeds, before), number)
-        actor = RemoteActor(handle, number, self._generation)
+        actor = RemoteActor(self._class.remote(), number, self._generation)
         self._children.append(actor)
-        self._follow(actor, None, handle.begin.remote())
+        given = self._parcel, (*self._seeds, before), number
+        self._follow(actor, None, actor.handle.begin.remote(*given))
 
     def _post(self, actor: RemoteActor, packed: Assignment, number: int) -> None:
         self._follow(actor, number, actor.handle.run.remote(packed))
@@ -350,7 +343,7 @@ class ActorPool(FarPool[RemoteActor]):
         for actor in self._children:
             self._connector.leave(actor.meter)
             self._end(actor)
-        self._cluster.leave(self)
+        self._cluster.leave(self._claim)
 
 
 def told(error: BaseException) -> str:

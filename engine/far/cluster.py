@@ -2,8 +2,8 @@
 
 A process has one connection to Ray. If the program has called `ray.init()`, that one is
 used. Otherwise the first engine that wants actors connects, and Ray is shut down when
-the last pool has ended and no engine is about to make one. Ray's own channel pickles
-what it carries: it is for a trusted cluster.
+no stage claims any more. Ray's own channel pickles what it carries: it is for a trusted
+cluster.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...errors import SpecError, check
@@ -38,6 +38,8 @@ SILENT = (
 )
 DEMAND = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
 """Options of an actor that claim a resource of a node, and its name there."""
+Claim = tuple[object, int]
+"""A stage with actors: its engine, and the number of its segment there."""
 UNBOUNDED = 1 << 16
 """Number of actors that fit on any node if they claim nothing."""
 
@@ -65,30 +67,36 @@ def demand_of(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 class RayCluster:
-    """A connection to Ray, the pools of actors that use it, and those to come.
+    """A connection to Ray, and the stages that claim actors.
 
-    `_lock` guards `_stages` and `_asked`. Any thread may call any method.
+    `_lock` guards `_claims`. Any thread may call any method.
 
     Args:
+        claims: the stages of the first engine.
+        options: the options of its actors.
         ours: whether it is to be shut down when nobody uses it any more.
+
+    Raises:
+        SpecError: as for `claim`.
     """
 
-    def __init__(self, *, ours: bool) -> None:
+    def __init__(
+        self, claims: Iterable[Claim], options: Mapping[str, Any], *, ours: bool
+    ) -> None:
         import ray
 
         self._ray = ray
         self._ours = ours
         self._lock = threading.Lock()
-        self._stages: dict[object, int] = {}
-        """The stages of each engine that still have no pool, and need an actor each."""
-        self._asked: dict[object, int] = {}
-        """The actors that each pool wants."""
+        self._claims: dict[Claim, int] = {}
+        """The actors that each stage wants: one, until it has a pool."""
         self._nodes: list[Mapping[str, float]] = []
         self.head = head_of(ray)
         """Address of its head: host:port."""
         self._heard_s = time.monotonic()
         self._ended = threading.Event()
         self._ending: threading.Thread | None = None
+        self.claim(claims, options)
         threading.Thread(
             target=self._probe, name="penstock ray probe", daemon=True
         ).start()
@@ -103,14 +111,11 @@ class RayCluster:
         """Seconds since the cluster's head last accepted a connection."""
         return time.monotonic() - self._heard_s
 
-    def check_room(
-        self, engine: object, stages: int, options: Mapping[str, Any]
-    ) -> None:
-        """Check that every stage may have an actor.
+    def claim(self, claims: Iterable[Claim], options: Mapping[str, Any]) -> None:
+        """Claim an actor for each of these stages, until they `leave`.
 
         Args:
-            engine: has joined.
-            stages: its stages that need actors.
+            claims: the stages of an engine.
             options: the options of its actors.
 
         Raises:
@@ -122,51 +127,38 @@ class RayCluster:
         demand = demand_of(options)
         room = slots(self._nodes, demand)
         with self._lock:
-            to_come = sum({**self._stages, engine: stages}.values())
-            wanted = len(self._asked) + to_come
-            check(wanted <= room, TOO_SMALL % (room, demand or "nothing", wanted))
-            self._stages[engine] = stages
+            wanted = {**self._claims, **dict.fromkeys(claims, 1)}
+            text = TOO_SMALL % (room, demand or "nothing", len(wanted))
+            check(len(wanted) <= room, text)
+            self._claims = wanted
 
-    def room(self, pool: object, options: Mapping[str, Any]) -> int:
-        """Return the largest number of actors that a pool may have beside others."""
+    def room(self, claim: Claim, options: Mapping[str, Any]) -> int:
+        """Return the largest number of actors that a stage may have beside others."""
         with self._lock:
-            others = sum(n for each, n in self._asked.items() if each is not pool)
+            others = sum(self._claims.values()) - self._claims.get(claim, 0)
         return max(1, slots(self._nodes, demand_of(options)) - others)
 
-    def share(self, pool: object, asked: int, options: Mapping[str, Any]) -> int:
-        """Return how many of the `asked` actors a pool gets; at least one of them.
+    def share(self, claim: Claim, asked: int, options: Mapping[str, Any]) -> int:
+        """Return how many of the `asked` actors a stage gets; at least one of them.
 
-        If all pools together want more than there is, each gets one, and its part of
+        If all stages together want more than there is, each gets one, and its part of
         the rest.
         """
         room = slots(self._nodes, demand_of(options))
         with self._lock:
-            self._asked[pool] = asked
-            pools, wanted = len(self._asked), sum(self._asked.values())
+            self._claims[claim] = asked
+            stages, wanted = len(self._claims), sum(self._claims.values())
         if wanted <= room or asked < 1:
             return asked
-        return 1 + max(0, room - pools) * (asked - 1) // max(1, wanted - pools)
+        return 1 + max(0, room - stages) * (asked - 1) // max(1, wanted - stages)
 
-    def join(self, engine: object) -> None:
-        """Note that an engine will have pools: until then, it must not end."""
-        with self._lock:
-            self._stages.setdefault(engine, 0)
-
-    def begin(self, engine: object, pool: object) -> None:
-        """Note that a stage of an engine has its pool, which stands for it now."""
-        with self._lock:
-            self._asked[pool] = 1
-            left = self._stages.pop(engine, 0) - 1
-            if left > 0:
-                self._stages[engine] = left
-
-    def leave(self, user: object) -> None:
-        """Note that an engine or a pool has ended; with the last one, let go of Ray."""
-        with self._lock:
-            self._stages.pop(user, None)
-            self._asked.pop(user, None)
+    def leave(self, *claims: Claim) -> None:
+        """Note that stages need no actors any more; with the last, let go of Ray."""
         with _joining:
-            if self._stages or self._asked or self._ended.is_set():
+            with self._lock:
+                for claim in claims:
+                    self._claims.pop(claim, None)
+            if self._claims or self._ended.is_set():
                 return
             self._ended.set()
             # The program may have shut ours down, and connected by itself since.
@@ -230,14 +222,17 @@ _joining = threading.Lock()
 _joined: RayCluster | None = None
 
 
-def join(engine: object) -> RayCluster:
+def join(claims: Iterable[Claim], options: Mapping[str, Any]) -> RayCluster:
     """Return this process's connection to Ray, made if there is none.
 
-    `RAY_ADDRESS` names the cluster to join; without it, Ray is started here. The engine
-    must `leave` it in the end.
+    `RAY_ADDRESS` names the cluster to join; without it, Ray is started here.
+
+    Args:
+        claims: the stages of an engine, which must `leave` it in the end.
+        options: the options of its actors.
 
     Raises:
-        SpecError: Ray is not installed, or no cluster answers there.
+        SpecError: Ray is not installed, no cluster answers there, or it is too small.
     """
     global _joined  # noqa: PLW0603 a process has one connection
     try:
@@ -247,7 +242,7 @@ def join(engine: object) -> RayCluster:
     with _joining:
         if _joined is not None:
             if _joined.connected and is_in(ray, _joined.head):
-                _joined.join(engine)
+                _joined.claim(claims, options)
                 return _joined
             _joined.forget()
             _joined.wait_ended(threading.TIMEOUT_MAX)
@@ -255,8 +250,7 @@ def join(engine: object) -> RayCluster:
         try:
             if ours:
                 connect(ray)
-            _joined = RayCluster(ours=ours)
-            _joined.join(engine)
+            _joined = RayCluster(claims, options, ours=ours)
         except BaseException:  # Ctrl-C, say: nobody else would end what has begun
             if ours:
                 ray.shutdown()

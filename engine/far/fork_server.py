@@ -54,15 +54,13 @@ class Post(NamedTuple):
     segment: int
     number: int
     """Its number among the worker processes, from 0, free when it starts."""
-    before: int
-    """How many had this number before."""
+    seeds: tuple[int, ...]
+    """As for `be_worker`."""
 
 
 Works = Mapping[int, tuple[Recipe, SegmentRecipe]]
 """By segment: what a worker process works by, and the segment in the trainer."""
-Seeds = tuple[int, ...]
-"""The seed of the samples' random streams, and what distinguishes runs with it."""
-Load = Callable[[], tuple[Works, Seeds]]
+Load = Callable[[], Works]
 """Returns what workers do; loads it when it is called for the first time."""
 
 
@@ -80,7 +78,9 @@ class ForkServer:
         SpecError: something in the recipe cannot be sent to a fresh interpreter.
     """
 
-    def __init__(self, works: Works, seeds: Seeds, method: StartMethod) -> None:
+    def __init__(
+        self, works: Works, seeds: tuple[int, ...], method: StartMethod
+    ) -> None:
         self._works, self._seeds = works, seeds
         self._method = method
         self._lock = threading.Lock()
@@ -105,8 +105,9 @@ class ForkServer:
         with self._lock:
             generation = self.generation - self.expired
             if not self.expired:
-                post = Post(segment, number, self._made[segment, number])
+                seeds = *self._seeds, segment, self._made[segment, number]
                 self._made[segment, number] += 1
+                post = Post(segment, number, seeds)
                 self._send(post, theirs.fileno(), status_page.descriptor)
         theirs.close()
         return ours, status_page, generation
@@ -151,9 +152,9 @@ class ForkServer:
     def _start(self) -> Child:
         if self._method == "fork":
             find_libraries()
-            held = self._works, self._seeds
-            return Child.fork(partial(run_fork_server, lambda: held))
-        body = pack((self._works, self._seeds), "work")
+            works = self._works
+            return Child.fork(partial(run_fork_server, lambda: works))
+        body = pack(self._works, "work")
         parcel = shared_file("penstock parcel", len(body))
         ours, theirs = Pipe.pair()
         try:
@@ -190,11 +191,11 @@ def main() -> None:
     method, end, parcel = sys.argv[1], *map(int, sys.argv[2:])
 
     @functools.cache
-    def load() -> tuple[Works, Seeds]:
+    def load() -> Works:
         # Mapped, as several processes share its file position.
         with mmap.mmap(parcel, 0, access=mmap.ACCESS_READ) as data:
-            works, seeds = loads(data)
-        return works, seeds
+            works: Works = loads(data)
+        return works
 
     early = method == "forkserver"
     run_child(partial(run_fork_server, load, Pipe.adopt(end), early=early))
@@ -288,11 +289,10 @@ def run_worker(load: Load, post: Post, pipe: Pipe) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     page = StatusPage(pipe.descriptors.popleft())
     try:
-        works, seeds = load()
+        recipe, segment = load()[post.segment]
     except Exception:
         tell_failure(page.descriptor)
         raise
-    recipe, segment = works[post.segment]
-    be_worker(segment, (*seeds, post.segment, post.before), post.number)
+    be_worker(segment, post.seeds, post.number)
     with daemonic():
         Worker(pipe, recipe, segment, page).run()

@@ -66,7 +66,8 @@ class Pickler(pickle.Pickler):
             return NotImplemented
         if is_dense(obj):
             if not is_compact(obj):
-                obj = copied(obj, torch.empty(obj.nbytes, dtype=torch.uint8))
+                place = torch.empty(obj.nbytes, dtype=torch.uint8, device="cpu")
+                obj = copied(obj, place.view(obj.dtype))
             line = obj.as_strided((obj.numel(),), (1,)).view(torch.uint8)
             memory = pickle.PickleBuffer(line.numpy())
             return _tensor, (memory, obj.dtype, tuple(obj.shape), obj.stride())
@@ -175,11 +176,14 @@ def is_compact(tensor: torch.Tensor) -> bool:
 
 
 def copied(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-    """Copy a dense tensor into memory of its size; keep its memory layout."""
+    """Copy a dense tensor into memory of its size and dtype; keep its memory layout.
+
+    This takes one core, whatever torch's threads are.
+    """
     stride = torch.empty_like(tensor, device="meta").stride()
-    place = memory.view(tensor.dtype).as_strided(tensor.shape, stride)
+    place = memory.as_strided(tensor.shape, stride)
     as_bits = BITS[tensor.itemsize]  # torch cannot copy all its dtypes
-    place.view(as_bits).copy_(tensor.view(as_bits))
+    np.copyto(place.view(as_bits).numpy(), tensor.view(as_bits).numpy())
     return place
 
 

@@ -78,8 +78,8 @@ class Pipe:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._coming = bytearray()
-        self._leaving: deque[tuple[memoryview, tuple[int, ...]]] = deque()
-        """Data not sent yet, with duplicated descriptors that are ours until then."""
+        self._leaving: deque[tuple[memoryview, Sequence[int]]] = deque()
+        """Data not sent yet, with the descriptors that go with it."""
         self.descriptors: deque[int] = deque()
         """Descriptors that have arrived, in the order in which they were sent. They may
         be here before the object that they belong to. The receiver must close them."""
@@ -113,26 +113,22 @@ class Pipe:
     def post(self, body: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send an object that `dumps` has packed, now or by a later `flush`.
 
-        It follows those posted before it. No user code runs.
+        It follows those posted before it. No user code runs. The descriptors must stay
+        open until it is sent.
         """
         header = HEADER.pack(len(body))
         sent = 0 if self._leaving else self._send_now([header, body], descriptors)
         if sent < len(header) + len(body):
-            # The caller may close them, and the numbers may be reused, before then.
-            with _changing:
-                own = () if sent else tuple(map(os.dup, descriptors))
-                self._leaving.append((memoryview(header + body)[sent:], own))
+            rest = memoryview(header + body)[sent:]
+            self._leaving.append((rest, () if sent else descriptors))
 
     def flush(self) -> None:
         """Send as much as there is room for now."""
         while self._leaving:
             frame, descriptors = self._leaving[0]
             sent = self._send_now([frame], descriptors)
-            if sent:
-                with _changing:
-                    self._leaving[0] = frame[sent:], ()
-                    close_all(descriptors)
             if sent < len(frame):
+                self._leaving[0] = frame[sent:], () if sent else descriptors
                 return
             self._leaving.popleft()
 
@@ -189,11 +185,8 @@ class Pipe:
         """Close this end; the other one sees the end of file. Idempotent."""
         with _changing:
             self._socket.close()
-            close_all(self.descriptors)
-            self.descriptors.clear()
-            for _, descriptors in self._leaving:
-                close_all(descriptors)
-            self._leaving.clear()
+            while self.descriptors:
+                os.close(self.descriptors.popleft())
 
     def _whole(self) -> Iterator[Any]:
         """Yield the objects that have arrived completely."""
@@ -279,12 +272,6 @@ GONE = (errno.EPIPE, errno.ECONNRESET, errno.EBADF)
 def address_of(buffer: bytearray | memoryview) -> int:
     """Return the address of a buffer, which must outlive its use."""
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-
-
-def close_all(descriptors: Sequence[int]) -> None:
-    """Close all of them."""
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def shut_down(end: Pipe) -> None:

@@ -111,8 +111,6 @@ class WorkerChild(Child, FarChild):
         """Task and row that took too long."""
         self.asked_ns = self.killed_ns = 0
         """When it was asked for its stacks, and when it was killed for being stuck."""
-        self.writing = False
-        """Whether the selector watches its pipe for room."""
         self._was_stopped = False
         self._kills = oom_kills()
 
@@ -406,10 +404,8 @@ class ProcessPool(FarPool[WorkerChild]):
 
     def _listen(self, child: WorkerChild) -> None:
         """Watch a child's pipe for room for as long as something waits for it."""
-        if child.writing != child.pipe.waiting:
-            child.writing = child.pipe.waiting
-            events = READ | WRITE if child.writing else READ
-            self._selector.modify(child.pipe, events, child)
+        events = READ | WRITE if child.pipe.waiting else READ
+        self._selector.modify(child.pipe, events, child)
 
     def _hear(self, child: WorkerChild, events: int) -> None:
         try:

@@ -22,7 +22,7 @@ from ..workers.pool import Kind, Watches, WorkerPool, no_watch
 
 if TYPE_CHECKING:
     from .actors import ActorPool
-    from .cluster import RayCluster
+    from .cluster import Claim, RayCluster
     from .fork_server import ForkServer
 
 ACTOR = {
@@ -47,6 +47,8 @@ class FarPools(PoolMaker):
         self._cores = max(1, round(recipe.cpu_cores))
         self._fork_server: ForkServer | None = None
         self._cluster: RayCluster | None = None
+        self._claims: list[Claim] = []
+        """The segments that have actors at first."""
         self._actor_pools: list[ActorPool] = []
 
     @staticmethod
@@ -64,12 +66,11 @@ class FarPools(PoolMaker):
         kinds = [segment.executor for segment in self._recipe.segments]
         if "process" in kinds:
             self.fork()
-        if "ray" not in kinds:
-            return
-        from .cluster import join
+        self._claims = [(self, at) for at, kind in enumerate(kinds) if kind == "ray"]
+        if self._claims:
+            from .cluster import join
 
-        self._cluster = join(self)
-        self._cluster.check_room(self, kinds.count("ray"), self._actor_options)
+            self._cluster = join(self._claims, self._actor_options)
 
     def make(
         self, connector: Connector, recipe: SegmentRecipe, kind: Kind
@@ -85,9 +86,9 @@ class FarPools(PoolMaker):
             from .actors import ActorPool
 
             assert self._cluster is not None
-            options = self._actor_options
+            claim, options = (self, connector.segment), self._actor_options
             pool = ActorPool(
-                connector, self._recipe, self._cluster, self, self._seeds, options
+                connector, self._recipe, self._cluster, claim, self._seeds, options
             )
             self._actor_pools.append(pool)
             return pool
@@ -139,7 +140,7 @@ class FarPools(PoolMaker):
         if self._fork_server is not None:
             self._fork_server.close()
         if self._cluster is not None:
-            self._cluster.leave(self)
+            self._cluster.leave(*self._claims)
 
     @property
     def _seeds(self) -> tuple[int, ...]:

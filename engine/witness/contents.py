@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 
 from .reach import (
     BARE,
-    DEPTH,
     LRU_CACHE,
-    PLAIN,
     VALUES,
-    Named,
-    direct_parts,
+    ObjectPart,
+    edges,
     is_a,
     walk,
 )
@@ -52,30 +50,21 @@ def snapshot(things: Iterable[Any]) -> dict[str, Any]:
     whose class says `PER_PROCESS`, as a source does, is left out.
     """
     found: dict[str, Any] = {}
-    seen: dict[int, Any] = {}
     memory = Memory()
-    level: list[Named] = [
-        (str(at), thing)
+    level = [
+        ObjectPart(str(at), thing)
         for at, thing in enumerate(things)
-        if not getattr(type(thing), "PER_PROCESS", False)
+        if not is_per_process(thing)
     ]
-    for _ in range(DEPTH):
-        below: list[Named] = []
-        held = (
-            (path + step, part, _is_cached(thing, step))
-            for path, thing in level
-            for step, part in direct_parts(thing)
-        )
-        for path, part, cached in held:
-            if len(found) >= MAX_SUMMARIES:
-                return found
-            summary = _summary(part, memory)
-            found[path] = WorkedOut(summary) if cached else summary
-            if type(part) not in PLAIN and id(part) not in seen:
-                seen[id(part)] = part  # alive: a new object could reuse its id
-                below.append((path, part))
-        level = below
+    for holder, step, (path, part), _ in islice(edges(level), MAX_SUMMARIES):
+        summary = _summary(part, memory)
+        found[path] = WorkedOut(summary) if _is_cached(holder, step) else summary
     return found
+
+
+def is_per_process(thing: Any) -> bool:
+    """Whether each process has its own, as of a source: changes do not count."""
+    return bool(getattr(type(thing), "PER_PROCESS", False))
 
 
 class Memory:

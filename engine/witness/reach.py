@@ -17,7 +17,7 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache, partial
 from itertools import islice
@@ -76,27 +76,35 @@ class ObjectPart(NamedTuple):
 def walk(thing: Any, name: str) -> Iterator[ObjectPart]:
     """Yield `thing`, here called `name`, and everything it consists of, nearest first.
 
-    Every object comes once, so cycles end.
+    Every object comes once. Numbers and text are left out.
     """
-    seen = {id(thing): thing}  # keeps them alive: a new object could reuse an id
-    level = [ObjectPart(name, thing)]
+    yield ObjectPart(name, thing)
+    found = (part for _, _, part, is_new in edges([ObjectPart(name, thing)]) if is_new)
+    yield from islice(found, MAX_PARTS - 1)
+
+
+def edges(
+    things: Sequence[ObjectPart],
+) -> Iterator[tuple[Any, str, ObjectPart, bool]]:
+    """Yield everything that things consist of, nearest first. Cycles end.
+
+    Each time this is an object, the step from there to one that it holds, this one, and
+    whether it is new: nothing nearer holds it, and it is no number and no text.
+    """
+    # Keeps them alive: a new object could reuse an id.
+    seen = {id(each.thing): each.thing for each in things}
+    level = list(things)
     for _ in range(DEPTH):
-        yield from level
-        level = [
-            ObjectPart(part.path + step, inner)
-            for part in level
-            for step, inner in _unseen(part.thing, seen)
-        ]
-
-
-def _unseen(thing: Any, seen: dict[int, Any]) -> Iterator[Named]:
-    """Yield and record the parts that are new, while there is room for more."""
-    for step, part in parts_of(thing):
-        if len(seen) >= MAX_PARTS:
-            return
-        if id(part) not in seen:
-            seen[id(part)] = part
-            yield step, part
+        below = []
+        for path, thing in level:
+            for step, inner in direct_parts(thing):
+                part = ObjectPart(path + step, inner)
+                is_new = type(inner) not in PLAIN and id(inner) not in seen
+                if is_new:
+                    seen[id(inner)] = inner
+                    below.append(part)
+                yield thing, step, part, is_new
+        level = below
 
 
 def parts_of(thing: Any) -> Iterator[Named]:

@@ -22,7 +22,7 @@ import torch
 
 from ...system.descriptors import Place, ReadFile, read_places, read_since
 from ...system.printing import name_of
-from .contents import difference, memory_of, snapshot
+from .contents import difference, is_per_process, memory_of, snapshot
 from .hazards import BOUND, POSITION, STATE, UNSHARED, Finding, find_bound, find_unsafe
 from .reach import View, is_a, views_of, walk
 
@@ -177,13 +177,13 @@ class ChangeWatch:
     """
 
     def __init__(self, subjects: Iterable[Any]) -> None:
-        self._subjects = tuple(subjects)
+        self._subjects = tuple(s for s in subjects if not is_per_process(s))
         self.renew()
 
     def renew(self) -> None:
         """Compare with the present from now on."""
         start = time.perf_counter()
-        parts = [part.thing for part in walk(self._seen(), "")]
+        parts = [part.thing for part in walk(self._subjects, "")]
         mutable = (each for each in parts if type(each) not in (tuple, frozenset))
         views = islice(chain.from_iterable(map(views_of, mutable)), MAX_VIEWS)
         self._views = list(_within(views))
@@ -216,10 +216,6 @@ class ChangeWatch:
         else:
             self._rest(start)
         return None
-
-    def _seen(self) -> tuple[Any, ...]:
-        kinds = ((each, type(each)) for each in self._subjects)
-        return tuple(e for e, kind in kinds if not getattr(kind, "PER_PROCESS", False))
 
     def _touched(self, views: Iterable[tuple[View, tuple[Any, ...]]]) -> bool:
         for view, before in views:
