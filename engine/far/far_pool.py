@@ -166,10 +166,6 @@ class FarPool(ServedPool, Generic[AChild]):
         self._listening = True
         """Whether the thread must be woken when there may be work."""
 
-    def at_work(self) -> bool:
-        """Whether a worker may take something from the trainer."""
-        return False
-
     def _hear_of_work(self) -> None:
         if self._listening or self._engine_lock.closed:
             self._wakeup.notify()

@@ -31,7 +31,8 @@ from .handover import dumps, loads
 HEADER = struct.Struct("!Q")
 """Size in bytes of the object that follows."""
 CONTROL = struct.Struct("@Nii")
-"""C's `struct cmsghdr`, which precedes descriptors: its length, level and type."""
+"""C's `struct cmsghdr`, which precedes descriptors (nothing else comes with a frame):
+its length, level and type."""
 MAX_DESCRIPTORS = 8
 READ_BYTES = 1 << 18
 LARGE_BYTES = 1 << 16
@@ -222,7 +223,9 @@ class Pipe:
             return 0
         self._coming += self._read[:got]
         if header.control_length:
-            self._take_descriptors(header.control_length)
+            length, _, _ = CONTROL.unpack_from(self._control)
+            found = self._control[CONTROL.size : min(header.control_length, length)]
+            self.descriptors += memoryview(found).cast("i")
         if header.flags & socket.MSG_CTRUNC:
             text = (
                 "this process has too many open files to receive another, which workers"
@@ -230,12 +233,6 @@ class Pipe:
             )
             raise OSError(errno.EMFILE, text)
         return got
-
-    def _take_descriptors(self, nbytes: int) -> None:
-        length, *kind = CONTROL.unpack_from(self._control)
-        if kind == [socket.SOL_SOCKET, socket.SCM_RIGHTS]:
-            found = self._control[CONTROL.size : min(nbytes, length)]
-            self.descriptors += memoryview(found).cast("i")
 
     def _send_now(
         self, parts: Sequence[bytes | memoryview], descriptors: Sequence[int]

@@ -7,7 +7,7 @@ first one starts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -21,8 +21,7 @@ from ..workers.making import PoolMaker
 from ..workers.pool import Kind, Watches, WorkerPool, no_watch
 
 if TYPE_CHECKING:
-    from .actors import ActorPool
-    from .cluster import Claim, RayCluster
+    from .actors import ActorPool, Claim, RayCluster
     from .fork_server import ForkServer
 
 ACTOR = {
@@ -68,7 +67,7 @@ class FarPools(PoolMaker):
             self.fork()
         self._claims = [(self, at) for at, kind in enumerate(kinds) if kind == "ray"]
         if self._claims:
-            from .cluster import join
+            from .actors import join
 
             self._cluster = join(self._claims, self._actor_options)
 
@@ -161,10 +160,8 @@ def start_method(recipe: Recipe) -> StartMethod:
     if (said := recipe.options.multiprocessing_context) is not None:
         return said
     usual = torch.multiprocessing.get_start_method(allow_none=True)
-    if usual == "spawn":
-        return "spawn"
-    if usual == "forkserver":
-        return "forkserver"
+    if usual in ("spawn", "forkserver"):
+        return cast("StartMethod", usual)
     subjects = [each.subjects for each in recipe.segments]
     cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     held = cuda and find_on_device(subjects, "subjects", "cuda") is not None

@@ -96,30 +96,28 @@ def edges(
     level = list(things)
     for _ in range(DEPTH):
         below = []
-        for path, thing in level:
-            for step, inner in direct_parts(thing):
-                part = ObjectPart(path + step, inner)
-                is_new = type(inner) not in PLAIN and id(inner) not in seen
-                if is_new:
-                    seen[id(inner)] = inner
-                    below.append(part)
-                yield thing, step, part, is_new
+        held = (
+            (thing, step, ObjectPart(path + step, inner))
+            for path, thing in level
+            for step, inner in direct_parts(thing)
+        )
+        for thing, step, part in held:
+            inner = part.thing
+            is_new = type(inner) not in PLAIN and id(inner) not in seen
+            if is_new:
+                seen[id(inner)] = inner
+                below.append(part)
+            yield thing, step, part, is_new
         level = below
 
 
-def parts_of(thing: Any) -> Iterator[Named]:
+def direct_parts(thing: Any) -> Iterator[Named]:
     """Yield what `thing` directly holds: `(".transform", ...)`, `("[3]", ...)`.
 
     What a function uses from around it appears as `.<closure>.x`, `.<globals>.x` and
-    `.<defaults>.x`. Numbers and text are left out. Arrays, tensors, classes and modules
-    have no parts, but what code uses of the user's classes and modules is a part of it:
-    `.<globals>.Config.size`.
+    `.<defaults>.x`. Arrays, tensors, classes and modules have no parts, but what code
+    uses of the user's classes and modules is a part of it: `.<globals>.Config.size`.
     """
-    return (named for named in direct_parts(thing) if type(named[1]) not in PLAIN)
-
-
-def direct_parts(thing: Any) -> Iterator[Named]:
-    """Yield what a thing directly holds, numbers and text as well."""
     for form, names, read, most in views_of(thing):
         with suppress(RuntimeError):  # another thread changed it meanwhile
             named = zip(islice(names(), most), read(), strict=False)

@@ -19,8 +19,8 @@ from penstock.engine.core.byte_budget import ByteBudget, Reservations
 from penstock.engine.core.connector import Connector, EngineLock
 from penstock.engine.core.core import Core, SegmentState
 from penstock.engine.core.metrics import Gauge
-from penstock.engine.far import cluster
-from penstock.engine.far.actors import ActorPool
+from penstock.engine.far import actors
+from penstock.engine.far.actors import ActorPool, RayCluster
 from penstock.engine.program.program import Map, Program
 from penstock.engine.recipe import SegmentRecipe
 from penstock.errors import SpecError
@@ -146,9 +146,9 @@ def test_a_connection_that_is_interrupted_is_ended(
         shutdown=lambda: ended.append("all"),
     )
     monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(cluster, "_joined", None)
+    monkeypatch.setattr(actors, "_joined", None)
     with pytest.raises(KeyboardInterrupt):
-        cluster.join([(object(), 0)], {})
+        actors.join([(object(), 0)], {})
     assert ended == ["all"]
 
 
@@ -181,19 +181,19 @@ class Connected:
 def connected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connected]:
     ray = Connected(None)
     monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(cluster, "_joined", None)
-    monkeypatch.setattr(cluster.RayCluster, "_reach", lambda _: True)
+    monkeypatch.setattr(actors, "_joined", None)
+    monkeypatch.setattr(RayCluster, "_reach", lambda _: True)
     yield ray
-    if cluster._joined is not None:  # noqa: SLF001
-        cluster._joined.forget()  # noqa: SLF001
+    if actors._joined is not None:  # noqa: SLF001
+        actors._joined.forget()  # noqa: SLF001
 
 
 def test_an_engine_that_begins_keeps_what_another_one_would_end(
     connected: Connected,
 ) -> None:
     first, second = (object(), 0), (object(), 0)
-    ours = cluster.join([first], {})
-    assert cluster.join([second], {}) is ours
+    ours = actors.join([first], {})
+    assert actors.join([second], {}) is ours
     ours.leave(first)
     assert ours.connected
     assert not connected.shut_down.is_set()
@@ -207,7 +207,7 @@ def test_an_engine_without_pools_of_actors_does_not_keep_a_connection(
 ) -> None:
     engine = object()
     stages = [(engine, 0), (engine, 2)]
-    ours = cluster.join(stages, {})
+    ours = actors.join(stages, {})
     for stage in stages:  # worker processes take over: Ray has lost its head
         assert not connected.shut_down.is_set()
         ours.leave(stage)
@@ -219,7 +219,7 @@ def test_what_the_program_has_connected_to_since_is_not_shut_down(
     connected: Connected,
 ) -> None:
     stage = object(), 0
-    ours = cluster.join([stage], {})
+    ours = actors.join([stage], {})
     connected.shutdown()
     connected.shut_down.clear()
     connected.head = "10.0.0.1:6379"  # by a `ray.init()` of the program
@@ -234,14 +234,14 @@ def test_each_stage_of_another_engine_takes_its_room_before_and_after_it_has_beg
 ) -> None:
     options, engine = {"num_cpus": 1}, object()
     first, second = [(engine, 0), (engine, 1)], [(object(), 0), (object(), 1)]
-    ours = cluster.join(first, options)
+    ours = actors.join(first, options)
     for stage in first[:begun]:
         ours.share(stage, 1, options)
     with pytest.raises(SpecError, match="room for 3 actors"):
-        cluster.join(second, options)
+        actors.join(second, options)
     assert connected.is_initialized()
     ours.leave(first[0])
-    cluster.join(second, options)
+    actors.join(second, options)
     assert connected.is_initialized()
 
 
@@ -250,6 +250,6 @@ def test_a_connection_to_a_cluster_that_is_too_small_is_ended(
 ) -> None:
     threads = threading.active_count()
     with pytest.raises(SpecError, match="room for 3 actors"):
-        cluster.join([(object(), at) for at in range(4)], {"num_cpus": 1})
+        actors.join([(object(), at) for at in range(4)], {"num_cpus": 1})
     assert connected.shut_down.is_set()
     assert threading.active_count() == threads

@@ -58,6 +58,13 @@ class Rebuilt(Careful):
         return Rebuilt, (self.transform,)
 
 
+class Making(Rows):
+    """Sends a lock that it makes for this."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"lock": threading.Lock()}
+
+
 class Grumpy:
     """Refuses to be sent."""
 
@@ -107,7 +114,11 @@ STUCK: dict[str, tuple[Any, str]] = {
     ),
     "what it is rebuilt from": (
         Rebuilt(Locked()),
-        "`thing.__reduce__()[1][0].lock` (a _thread.lock)",
+        "`thing.transform.lock` (a _thread.lock)",
+    ),
+    "what is made when it is sent": (
+        in_a_program(Rows(None), Making(None)),
+        "`Making` (a ",
     ),
     "what refuses": (Rows(Grumpy()), "Grumpy) cannot be sent"),
     "beside a cycle": (endless(), "`thing[1]` (a _thread.lock)"),

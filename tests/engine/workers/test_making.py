@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.engine.far import actors, cluster
+from penstock.engine.far import actors
 from penstock.engine.far.pools import ACTOR, FarPools, start_method
 
 
@@ -37,7 +37,7 @@ class Played:
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     played = Played()
-    monkeypatch.setattr(cluster, "join", played.join)
+    monkeypatch.setattr(actors, "join", played.join)
     monkeypatch.setattr(actors, "ActorPool", played.pool)
     return played
 
