@@ -213,7 +213,7 @@ class ActorPool(FarPool[RemoteActor]):
         starting = sum(
             not actor.ready and now_s - actor.asked_s < PLACED_S for actor in actors
         )
-        fresh = sum(bool(actor.errands) and not actor.settled for actor in actors)
+        fresh = sum(actor.meter.begins for actor in actors)
         most = self._cluster.room(self._claim, self._options)
         return PoolStatistics(alive, starting + fresh, most)
 

@@ -112,8 +112,6 @@ class FarChild:
         self.errands: dict[int, Errand] = {}
         """What it was sent and has not returned, by number; it works on the first."""
         self.numbers = count()
-        self.settled = False
-        """Whether it has returned something."""
 
     @property
     def ready(self) -> bool:
@@ -350,7 +348,6 @@ class FarPool(ServedPool, Generic[AChild]):
     def _settle(self, child: AChild, result: Result) -> None:
         """Settle an errand with its result, in which what was made is as it is."""
         errand = child.errands.pop(result.number)
-        child.settled = True
         lease, chunk = errand.lease, errand.chunk
         in_flight, outcome = lease.in_flight, result.outcome
         made: Any = result.sent

@@ -123,7 +123,7 @@ class WorkerChild(Child, FarChild):
     @property
     def begins(self) -> bool:
         """Whether it is starting, or working on its first leases."""
-        return not self.pid or bool(self.errands and not self.settled)
+        return not self.pid or self.meter.begins
 
     @property
     def ready(self) -> bool:
@@ -286,14 +286,11 @@ class ProcessPool(FarPool[WorkerChild]):
     def rest(self, until_ns: int) -> None:
         """Let all children rest before their next sample; 0: no more."""
         for child in list(self._children):
-            with contextlib.suppress(ValueError):  # its page was closed: it has ended
-                child.status_page.rest(until_ns)
+            child.status_page.rest(until_ns)
 
     def at_work(self) -> bool:
         """Whether a child is at a sample."""
-        with contextlib.suppress(ValueError):
-            return any(child.status_page.at_work for child in list(self._children))
-        return True
+        return any(child.status_page.at_work for child in list(self._children))
 
     def threads(self) -> list[str]:
         """Return the /proc folders of the children's threads."""
