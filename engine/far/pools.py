@@ -7,7 +7,7 @@ first one starts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -43,7 +43,7 @@ class FarPools(PoolMaker):
         self, recipe: Recipe, begun_at: int, watch: Watches = no_watch
     ) -> None:
         super().__init__(recipe, begun_at, watch)
-        self._cores = max(1, round(recipe.cpu_cores))
+        self._actor_options = {**ACTOR, **(recipe.options.ray_options or {})}
         self._fork_server: ForkServer | None = None
         self._cluster: RayCluster | None = None
         self._claims: list[Claim] = []
@@ -79,7 +79,7 @@ class FarPools(PoolMaker):
             from .pool import ProcessPool
 
             assert self._fork_server is not None
-            cores = recipe.children or self._cores
+            cores = recipe.children or max(1, round(self._recipe.cpu_cores))
             return ProcessPool(connector, self._recipe, self._fork_server, cores)
         if kind == "ray":
             from .actors import ActorPool
@@ -92,10 +92,6 @@ class FarPools(PoolMaker):
             self._actor_pools.append(pool)
             return pool
         return super().make(connector, recipe, kind)
-
-    @property
-    def _actor_options(self) -> dict[str, Any]:
-        return {**ACTOR, **(self._recipe.options.ray_options or {})}
 
     @property
     def forked(self) -> bool:

@@ -78,17 +78,12 @@ class Memory:
         nbytes = stop - start
         if self._left <= 0 or not nbytes:
             return 0
-        view = memoryview((ctypes.c_char * nbytes).from_address(start)).cast("B")
-        digest = xxhash.xxh3_64()
-        if nbytes <= PAGES * PAGE:
-            digest.update(view)
-            self._left -= nbytes
-        else:
-            for at in range(PAGES):
-                begin = (nbytes - PAGE) * at // (PAGES - 1)
-                digest.update(view[begin : begin + PAGE])
-            self._left -= PAGES * PAGE
-        return digest.intdigest()
+        pieces = [memoryview((ctypes.c_char * nbytes).from_address(start)).cast("B")]
+        if nbytes > PAGES * PAGE:
+            begins = [(nbytes - PAGE) * at // (PAGES - 1) for at in range(PAGES)]
+            pieces = [pieces[0][begin : begin + PAGE] for begin in begins]
+        self._left -= sum(map(len, pieces))
+        return xxhash.xxh3_64_intdigest(b"".join(pieces))
 
     def members(self, thing: Any) -> int:
         """Return a digest of which objects a container holds, or the first of them."""
