@@ -338,10 +338,11 @@ class StatusPage:
         return os.pread(self.descriptor, max(size, 0), TEXT_AT).decode(errors="replace")
 
     def close(self) -> None:
-        """Let go of the text; the words can be read as long as the page is there."""
+        """Release the page. Idempotent."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+            self._words.release()
 
 
 def post_status(descriptor: int, status: int) -> None:

@@ -36,7 +36,6 @@ from .child import (
     ALL_ROWS,
     STACK_SIGNAL,
     Child,
-    Held,
     StatusPage,
     cause_of,
     is_stopped,
@@ -137,10 +136,6 @@ class WorkerChild(Child, FarChild):
         returned = self.unpacker.returned()
         return plain_dumps((returned if any(returned) else None, packed))
 
-    def held(self, number: int) -> list[Held]:
-        """Return the samples of a task that it is working on."""
-        return [held for held in self.status_page.held() if held.task == number]
-
     def receive(self, result: Result) -> Result:
         """Return a result with what was made, as it is.
 
@@ -184,7 +179,7 @@ class WorkerChild(Child, FarChild):
         """Return the earliest deadline: when, and of which task and row."""
         if not self.errands or not self.pid:  # it is starting
             return None
-        held = [at for number in self.errands for at in self.held(number)]
+        held = (at for at in self.status_page.held() if at.task in self.errands)
         due = [(at.since_ns + limit_ns, at.task, at.row) for at in held]
         if not due:  # nobody works there, yet tasks are waiting
             moved_ns = self.status_page.moved_ns()
@@ -204,7 +199,7 @@ class WorkerChild(Child, FarChild):
             if task != number:
                 return ()
             return rows if row == ALL_ROWS else (row,)
-        held = [each.row for each in self.held(number)]
+        held = [at.row for at in self.status_page.held() if at.task == number]
         if not held:  # it was packing the oldest, or coroutines work there
             return super().suspects(number)
         return tuple(held) if all(row in rows for row in held) else rows
@@ -286,11 +281,14 @@ class ProcessPool(FarPool[WorkerChild]):
     def rest(self, until_ns: int) -> None:
         """Let all children rest before their next sample; 0: no more."""
         for child in list(self._children):
-            child.status_page.rest(until_ns)
+            with contextlib.suppress(ValueError):  # its page was closed: it has ended
+                child.status_page.rest(until_ns)
 
     def at_work(self) -> bool:
         """Whether a child is at a sample."""
-        return any(child.status_page.at_work for child in list(self._children))
+        with contextlib.suppress(ValueError):
+            return any(child.status_page.at_work for child in list(self._children))
+        return True
 
     def threads(self) -> list[str]:
         """Return the /proc folders of the children's threads."""

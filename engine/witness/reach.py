@@ -118,23 +118,31 @@ def direct_parts(thing: Any) -> Iterator[Named]:
     `.<defaults>.x`. Arrays, tensors, classes and modules have no parts, but what code
     uses of the user's classes and modules is a part of it: `.<globals>.Config.size`.
     """
-    for form, names, read, most in views_of(thing):
+    for step, names, read, most, around in views_of(thing):
         with suppress(RuntimeError):  # another thread changed it meanwhile
-            named = zip(islice(names(), most), read(), strict=False)
-            yield from [(form.format(name), value) for name, value in named]
+            # At once: Python code in between would let other threads run.
+            named = list(zip(islice(names(), most), read(), strict=False))
+            yield from (
+                (step(name), value)
+                for name, value in named
+                if around is None or not _is_foreign(value, around)
+            )
 
 
 class View(NamedTuple):
     """One way in which an object holds others, to be looked at now or later."""
 
-    form: str
-    """How a name is written in a path."""
+    step: Callable[[Any], str]
+    """Writes a name as a path has it."""
     names: Callable[[], Iterable[Any]]
     """Returns the present names, or positions."""
     read: Callable[[], Iterable[Any]]
     """Returns, as quickly as possible, what the object holds under these names."""
     most: int = ATTRIBUTES
     """How many count."""
+    around: dict[str, Any] | None = None
+    """The globals of a module: functions of others are no parts of what uses them, as
+    their modules are none."""
 
 
 def views_of(thing: Any) -> Iterator[View]:
@@ -143,31 +151,31 @@ def views_of(thing: Any) -> Iterator[View]:
     if not WHOLE.isdisjoint(kind.__mro__):
         return
     if is_a(thing, dict):
-        keys, values = partial(dict.keys, thing), partial(dict.values, thing)
-        yield View("[{}]", lambda: map(_key, keys()), values, MEMBERS)
+        values = partial(dict.values, thing)
+        yield View(_in_brackets, partial(dict.keys, thing), values, MEMBERS)
     elif is_a(thing, ITERABLE):  # bypassing any `__iter__` of a subclass
         base = next(each for each in kind.__mro__ if each in ITERABLE)
-        form = "<member>" if base in (set, frozenset) else "[{}]"
-        yield View(form, itertools.count, partial(base.__iter__, thing), MEMBERS)
+        step = ("<member>" if base in (set, frozenset) else "[{}]").format
+        yield View(step, itertools.count, partial(base.__iter__, thing), MEMBERS)
     if kind in BARE:
         return
     for fixed, names in FIXED.items():
         if is_a(thing, fixed):
             held = [vars(fixed)[name].__get__(thing) for name in names]
-            yield View(".{}", partial(iter, names), partial(iter, held))
+            yield View(".{}".format, partial(iter, names), partial(iter, held))
     code = is_a(thing, types.FunctionType)
     if code:
         yield from _around(thing)
     own = _dict_of(thing)
-    yield View(".{}", partial(dict.keys, own), partial(dict.values, own))
+    yield View(".{}".format, partial(dict.keys, own), partial(dict.values, own))
     slotted = (owner for owner in kind.__mro__ if "__slots__" in vars(owner))
     for slots in filter(None, map(_slots, slotted)):
-        yield View(".{}", partial(iter, slots), partial(_in_slots, thing, slots))
+        yield View(".{}".format, partial(iter, slots), partial(_in_slots, thing, slots))
     if not code:
         methods, used = _methods(kind)
         places = methods + [at for at in _data_of(kind, used) if at[1] not in own]
         called = [name for _, name in places]
-        yield View(".{}", partial(iter, called), partial(_looked_up, places))
+        yield View(".{}".format, partial(iter, called), partial(_looked_up, places))
 
 
 def is_a(thing: Any, kinds: type | tuple[type, ...]) -> bool:
@@ -184,9 +192,9 @@ FIXED: Mapping[type, tuple[str, ...]] = {
 """Attributes that objects of some built-in types keep for as long as they live."""
 
 
-def _key(key: Any) -> str:
+def _in_brackets(key: Any) -> str:
     """Print a key; of the user's types only the name, as `__repr__` is user code."""
-    return f"{key!r:.60}" if type(key) in PLAIN else f"<{type(key).__name__}>"
+    return f"[{key!r:.60}]" if type(key) in PLAIN else f"[<{type(key).__name__}>]"
 
 
 def _dict_of(thing: Any) -> dict[Any, Any]:
@@ -258,15 +266,14 @@ def _around(function: types.FunctionType) -> Iterator[View]:
     code, around = function.__code__, function.__globals__
     closure, names = code.co_freevars, globals_in(code)
     contents = partial(map, _content, function.__closure__ or ())
-    yield View(".<closure>.{}", partial(iter, closure), contents)
+    yield View(".<closure>.{}".format, partial(iter, closure), contents)
     if defaults := function.__defaults__:
-        yield View(".<defaults>[{}]", itertools.count, partial(iter, defaults))
+        yield View(".<defaults>[{}]".format, itertools.count, partial(iter, defaults))
     if named := function.__kwdefaults__:
-        values = partial(dict.values, named)
-        yield View(".<defaults>.{}", partial(iter, named), values, MEMBERS)
-    # A function of another module is left out, as that module itself is.
-    ours = tuple(name for name in names if not _is_foreign(around.get(name), around))
-    yield View(".<globals>.{}", partial(iter, ours), partial(map, around.get, ours))
+        given = partial(dict.values, named)
+        yield View(".<defaults>.{}".format, partial(iter, named), given, MEMBERS)
+    values = partial(map, around.get, names)
+    yield View(".<globals>.{}".format, partial(iter, names), values, ATTRIBUTES, around)
     # What code uses of the user's classes and modules:
     used = [(f".<globals>.{name}", around.get(name)) for name in names]
     cells = zip(closure, contents(), strict=True)
@@ -274,7 +281,7 @@ def _around(function: types.FunctionType) -> Iterator[View]:
     known = tuple(names_in(code))
     data = [(step, at) for step, value in used for at in _data_of(value, known)]
     steps = tuple(f"{step}.{at[1]}" for step, at in data)
-    yield View("{}", partial(iter, steps), partial(_looked_up, [at for _, at in data]))
+    yield View(str, partial(iter, steps), partial(_looked_up, [at for _, at in data]))
 
 
 def _content(cell: types.CellType) -> Any:
