@@ -151,16 +151,14 @@ class Pipe:
             EOFError: the other end is gone, or this one is closed.
             OSError: a descriptor was lost, as this process has too many open.
         """
-        gone = False
         try:
             while self._read_now() == READ_BYTES:
                 pass
         except EOFError:
-            gone = True
-        messages = list(self._whole())
-        if gone and not messages:
-            raise EOFError
-        return messages
+            if messages := list(self._whole()):
+                return messages
+            raise
+        return list(self._whole())
 
     def receive_all(self, timeout_s: float | None = None) -> list[Any]:
         """Return all objects that have arrived, waiting for at least one.
@@ -186,6 +184,7 @@ class Pipe:
         """Close this end; the other one sees the end of file. Idempotent."""
         with _changing:
             self._socket.close()
+            self._leaving.clear()
             while self.descriptors:
                 os.close(self.descriptors.popleft())
 
