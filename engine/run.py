@@ -33,8 +33,7 @@ from .observe.trainer_meter import TrainerMeter
 from .plan import BatchPlan, Cursor
 from .recipe import Recipe, SegmentRecipe
 from .segment import Segment
-from .witness.watch import ChangeWatch
-from .witness.witness import Witness
+from .witness.witness import ChangeWatch, Witness
 from .workers.pool import Kind
 
 if TYPE_CHECKING:
