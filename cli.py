@@ -417,7 +417,7 @@ def findings() -> Iterator[Diagnosis]:
     """Look at everything that loading depends on."""
     import torch
 
-    from .pipeline.image.crop_decoder import crop_extension
+    from .pipeline.image.codec import crop_extension
 
     budget = config.budget()
     yield Diagnosis("penstock", __version__)

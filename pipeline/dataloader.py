@@ -13,7 +13,6 @@ that torch's samplers draw. The batches are then the same for any number of work
 from __future__ import annotations
 
 import contextlib
-import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -29,21 +28,20 @@ from torch.utils.data import IterableDataset, IterDataPipe, default_collate
 
 from .. import config
 from ..engine.batch.tensors import is_default_unchanged
-from ..engine.plan import BatchPlan, Drawing
+from ..engine.plan import Drawing
 from ..engine.plan.drawn import AHEAD, LateOrder
 from ..engine.recipe import Executor, Options, Recipe, check_name
 from ..errors import StateError, check
 from ..system.forking import FORKS
-from ..system.printing import Printed, loader_call
+from ..system.printing import loader_call
 from ..system.weak_methods import weakly
-from .naming import found_name
+from .face import Face, found_name
 from .session import Loop, Slot, looping_threads, rank_of_process
-from .sources.datasets import has_length, warn_of
+from .sources.source import has_length, warn_of
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
     from ..engine.feed import Delivery
-    from ..engine.observe.observation import Observation
     from ..engine.observe.trainer_meter import TrainerMeter
     from ..engine.run import Run
     from .torch_workers import ShareWatch
@@ -96,7 +94,7 @@ UNORDERED = (
 T_co = TypeVar("T_co", covariant=True)
 
 
-class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
+class DataLoader(torch.utils.data.DataLoader[T_co], Face):
     """A torch DataLoader; with autotune on, penstock loads the data and tunes itself.
 
     It takes all arguments of torch's DataLoader. With autotune on, penstock chooses the
@@ -159,9 +157,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
     def _set_up(self) -> None:
         """Set all attributes that belong to a run to their empty values."""
-        self._slot = Slot(self.name)
-        # The recipe of the run in the slot.
-        self._recipe: Recipe | None = None
         # Values that the recipe depends on and that frameworks assign late.
         self._made_from: tuple[Any, ...] = ()
         # The epoch of the newest batch, or the next epoch.
@@ -172,11 +167,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         self._running: dict[int, Drawing] = {}
         # The base seed of torch's workers, if they outlive an epoch.
         self._base: int | None = None
-        self._plan: BatchPlan | None = None
         self._told = ""
         # The meter of the loop that torch's own workers load, if there is one.
         self._torchs_meter: TrainerMeter | None = None
-        weakref.finalize(self, self._slot.finalise)
+        self._begin_without_run(self.name)
 
     def __iter__(self) -> Any:
         """Run a new epoch, or the rest of the epoch that a loaded state left off in."""
@@ -202,11 +196,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         return loop
 
     # Position and state
-
-    @property
-    def plan(self) -> BatchPlan | None:
-        """The stamp of the last batch handed over; None if torch's workers load."""
-        return self._plan
 
     def state_dict(self) -> dict[str, object]:
         """Return the position of the next batch: plain JSON of 14 kB at most.
@@ -308,34 +297,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
         return told
 
-    def stats(self) -> Observation | None:
-        """Return all counters since the engine started; None if there is no engine."""
-        return self._slot.stats()
-
-    def load_autotune(
-        self, path: str | os.PathLike[str], name: str | None = None
-    ) -> None:
-        """Start the next loop with an earlier tuned run's settings, autotune on or off.
-
-        Args:
-            path: `<prefix>_<rank>.json`, as written with `set_enable_autotune(True,
-                prefix)`.
-            name: the name of the loader in the file (default: the name of this loader,
-                or else the only loader in the file with such a dataset).
-
-        Raises:
-            SpecError: `path` is not such a file or has no such loader; or torch loads.
-        """
+    def _tunable(self) -> Recipe:
         why = self._why_torchs()
         check(
             why is None,
             f"torch's own workers load ({why}); leave load_autotune() out",
         )
-        self._slot.load(path, name, self._compiled())
-
-    def close(self) -> None:
-        """Stop penstock's workers. The loader may be iterated again."""
-        self._slot.close()
+        return self._compiled()
 
     # Frameworks
 

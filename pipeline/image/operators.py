@@ -21,8 +21,15 @@ import numpy as np
 
 from ...engine.plan import Context
 from ...errors import SpecError, check
-from .codec import is_bomb, like, on_pixels, pixels_of, size_of
-from .crop_decoder import CropDecoder, shaped
+from .codec import (
+    CropDecoder,
+    is_bomb,
+    like,
+    on_pixels,
+    pixels_of,
+    shaped,
+    size_of,
+)
 from .geometry import (
     Box,
     Fill,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ... import config
 from ...errors import SpecError, check
-from .paths import Paths, files_here, first_of
+from .folder import Paths, files_here, first_of
 from .per_process import PerProcess
 from .source import Source, digest, prints_of_rows
 

@@ -35,8 +35,7 @@ from ...engine.recipe import Executor
 from ...errors import SpecError, check
 from ...system.printing import Bare
 from .folder import SUFFIXES, is_image
-from .hedging import Bandwidth, HedgedReads
-from .patience import PATIENCE, Patience, ShortBodyError
+from .patience import PATIENCE, Bandwidth, HedgedReads, Patience, ShortBodyError
 from .source import Source, digest
 
 Url = str | os.PathLike[str]
@@ -414,7 +413,7 @@ def find_files(
     return kind(store, paths, labels, (shown, *said))
 
 
-def find_folder(
+def find_remote_folder(
     root: str, options: Mapping[str, Any] | None, executor: Executor
 ) -> Files:
     """Return the images in class folders below a URL; labels number sorted folders.

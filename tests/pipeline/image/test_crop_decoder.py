@@ -24,14 +24,15 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.cache.fingerprint.key import fingerprint
 from penstock.pipeline.image import (
-    crop_decoder,
+    codec,
     decode_only_random_resized_crop,
     decode_random_resized_crop,
 )
-from penstock.pipeline.image.codec import decode_reduced, image_size
-from penstock.pipeline.image.crop_decoder import (
+from penstock.pipeline.image.codec import (
     CropDecoder,
     crop_extension,
+    decode_reduced,
+    image_size,
     made_by,
     resized,
 )
@@ -170,7 +171,7 @@ USUAL = {
 @contextmanager
 def no_extension() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crop_decoder, "crop_extension", lambda: (None, "for a test"))
+        patch.setattr(codec, "crop_extension", lambda: (None, "for a test"))
         yield
 
 
@@ -538,7 +539,7 @@ def test_an_extension_that_does_not_load_says_why(
     def missing(*_: object) -> None:
         raise ImportError("libjpeg.so.62: cannot open shared object file")
 
-    monkeypatch.setattr(crop_decoder.importlib, "import_module", missing)
+    monkeypatch.setattr(codec.importlib, "import_module", missing)
     extension, why_not = crop_extension()
     assert extension is None
     assert why_not.endswith("libjpeg.so.62: cannot open shared object file")
@@ -556,7 +557,7 @@ def test_a_cache_knows_which_decoder_filled_it(
 
     def keyed(version: str) -> bytes:
         extension = SimpleNamespace(VERSION=version)
-        monkeypatch.setattr(crop_decoder, "crop_extension", lambda: (extension, ""))
+        monkeypatch.setattr(codec, "crop_extension", lambda: (extension, ""))
         own = operator if inside == "a pipeline" else calls_it
         found = fingerprint([b""], [("map", own)])
         assert found.private_because is None
