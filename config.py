@@ -230,11 +230,6 @@ def watch_memory(watcher: Callable[[int], object]) -> None:
     _watchers.append(watcher)
 
 
-def cpu_cores() -> float:
-    """Return the cores of `budget`, which also looks how much memory is free."""
-    return _settings.cpu_cores
-
-
 def budget() -> Budget:
     """Return what this process may use: as set, or what affinity and cgroup allow."""
     return Budget.of_machine(

@@ -37,7 +37,7 @@ from ..system.printing import loader_call
 from ..system.weak_methods import weakly
 from .face import Face, found_name
 from .session import Loop, Slot, looping_threads, rank_of_process
-from .sources.source import has_length, warn_of
+from .sources.source import length_of, warn_of
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
@@ -283,19 +283,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
 
     def _told_of(self, meter: TrainerMeter) -> Callable[[], Explanation]:
         """Return the explanation of a loop that torch's own workers load."""
-        why, workers = self._why_torchs(), self.num_workers
-        kind = "process" if workers else "inline"
-        name = f"Dataset(ID:0) {type(self.dataset).__name__}"
+        from .torch_workers import explained
 
-        def told() -> Explanation:
-            from ..autotune.explain import of_torchs
-
-            tunable = why == UNTUNED
-            return of_torchs(
-                meter.read(), name, workers, kind, why or "", tunable=tunable
-            )
-
-        return told
+        why, name = self._why_torchs(), f"Dataset(ID:0) {type(self.dataset).__name__}"
+        return partial(
+            explained, meter, name, self.num_workers, why or "", tunable=why == UNTUNED
+        )
 
     def _tunable(self) -> Recipe:
         why = self._why_torchs()
@@ -367,7 +360,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
                 and self.num_workers
                 and keeps_stream(self.dataset, self.worker_init_fn)
             ),
-            "the dataset has no length": not has_length(self.dataset),
+            "the dataset has no length": length_of(self.dataset) is None,
             "a timeout is for workers": self.timeout and not self.num_workers,
             "in_order=False takes batches as they come": not self.in_order,
             "penstock's worker processes need Linux": (
@@ -518,7 +511,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
                 batches,
                 seed,
                 drawing.batch,
-                self._known_length(),
+                length_of(self),
                 self._may_draw(),
                 late=late,
             )
@@ -532,13 +525,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         if not (shared or may_watch(self._index_sampler)):
             return AHEAD
         return (self.prefetch_factor or 2) * self.num_workers
-
-    def _known_length(self) -> int | None:
-        """Return the batches of an epoch; None if the sampler has no length."""
-        try:
-            return len(self)
-        except Exception:  # noqa: BLE001 whatever the user's sampler raises
-            return None
 
     def _drawn_seed(self) -> int:
         """Draw the seed that torch draws for its workers, before the samplers draw."""

@@ -318,7 +318,7 @@ class Slot:
             f" {sorted(saved.operators)}, and this one has {names}; load the file of a"
             " run of this pipeline",
         )
-        cores = config.cpu_cores()
+        cores = config.settings().cpu_cores
         if saved.fits(cores):
             self.close()  # its tuner's values are older
             self._loaded, self._found = saved, None

@@ -20,10 +20,10 @@ from threading import get_ident
 from typing import Any, TypeAlias
 
 import numpy as np
-import simplejpeg
 import torch
 import torch.utils.data
 from numpy.typing import NDArray
+from simplejpeg import encode_jpeg
 
 from ..errors import SpecError
 
@@ -92,23 +92,13 @@ def draw_photos(
         path = root / f"class_{kind}" / f"img_{number // classes + 1:04d}.jpg"
         if not path.exists():
             rng = np.random.default_rng((seed, number))
-            write_whole(path, encoded(kind, size, quality, rng))
+            pixels = photo(size[1], size[0], kind, rng)
+            chroma = "420" if rng.random() < 1 / 3 else "444"
+            data = encode_jpeg(pixels, quality=quality, colorsubsampling=chroma)
+            write_whole(path, data)
         if progress is not None:
             progress(number + 1, n)
     return root
-
-
-def encoded(
-    kind: int, size: tuple[int, int], quality: int, rng: np.random.Generator
-) -> bytes:
-    """Return a photo of class `kind` as a JPEG file."""
-    width, height = size
-    pixels = photo(height, width, kind, rng)
-    chroma = "420" if rng.random() < 1 / 3 else "444"
-    data: bytes = simplejpeg.encode_jpeg(
-        pixels, quality=quality, colorsubsampling=chroma
-    )
-    return data
 
 
 def within(name: str, value: int, low: int, high: int | None, cure: str) -> None:

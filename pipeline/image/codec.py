@@ -76,19 +76,6 @@ def decode(sample: Any) -> Any:
     return on_image(sample, lambda data: decode_reduced(require_encoded(data), 1))
 
 
-def image_size(data: Encoded) -> tuple[int, int]:
-    """Return (height, width) in pixels from the file's header, without decoding it.
-
-    Raises:
-        ValueError: as for `decode`, if the header shows it.
-    """
-    size = simplejpeg_size(data)
-    if size is not None:
-        return size
-    with opened(data) as picture:
-        return picture.height, picture.width
-
-
 def decode_reduced(data: Encoded, factor: int) -> Image:
     """Decode at 1/`factor` scale: `uint8 [ceil(H / factor), ceil(W / factor), 3]`.
 
@@ -110,7 +97,9 @@ def decode_reduced(data: Encoded, factor: int) -> Image:
             data, min_height=height, min_width=width, strict=True
         )
     except ValueError as error:
-        if is_damage(str(error)):
+        # Stray bytes between two segments cost no pixels. Pillow skips them.
+        said, stray = str(error), "extraneous bytes" in str(error)
+        if said.startswith(("Corrupt JPEG data", "Premature end")) and not stray:
             raise ValueError(damage(data, error)) from error
         return decode_with_pillow(data, factor)
     return pixels
@@ -142,16 +131,6 @@ def is_bomb(height: int, width: int) -> bool:
     """Whether an image has so many pixels that it may be made to use up memory."""
     limit = PIL.Image.MAX_IMAGE_PIXELS
     return limit is not None and height * width > 2 * limit
-
-
-def is_damage(complaint: str) -> bool:
-    """Whether libjpeg's `complaint` means that pixels are missing or invented.
-
-    Stray bytes between two segments cost no pixels. Pillow skips them, and so do we.
-    """
-    if complaint.startswith("Corrupt JPEG data"):
-        return "extraneous bytes" not in complaint
-    return complaint.startswith("Premature end")
 
 
 def decode_with_pillow(data: Encoded, factor: int) -> Image:
@@ -247,7 +226,10 @@ def size_of(image: Any) -> tuple[int, int]:
         ValueError: it is the bytes of a file whose header cannot be read.
     """
     if isinstance(image, bytes | bytearray | memoryview):
-        return image_size(image)
+        if (size := simplejpeg_size(image)) is not None:
+            return size
+        with opened(image) as picture:
+            return picture.height, picture.width
     if isinstance(image, PIL.Image.Image):
         return image.height, image.width
     if isinstance(image, torch.Tensor) and image.ndim == 3:
@@ -345,31 +327,20 @@ class CropDecoder:
 
 
 def shaped(part: Image, placement: Placement) -> Image:
-    """Return a part of an image, resized and mirrored as the placement says."""
-    size = placement.height, placement.width
-    if part.shape[:2] != size:
-        how = {"antialias": placement.antialias, "mirrored": placement.mirrored}
-        return resized(part, size, **how)
-    return mirror(part) if placement.mirrored else part
+    """Return a part of an image, resized and mirrored as the placement says.
 
-
-def resized(
-    image: Image, size: tuple[int, int], *, antialias: bool, mirrored: bool = False
-) -> Image:
-    """Return an image resized bilinearly, as `resize` does it: `uint8 [*size, 3]`.
-
-    Args:
-        image: `uint8 [H, W, 3]`.
-        size: height and width of the result in pixels.
-        antialias: filter when shrinking.
-        mirrored: exchange left and right.
+    It is resized bilinearly, as `resize` does it.
     """
+    size, antialias = (placement.height, placement.width), placement.antialias
     extension, _ = crop_extension()
-    if extension is None or not antialias or max(image.shape + size) > MAX_SIDE:
-        made = resize(image, *size, antialias=antialias)
-        return mirror(made) if mirrored else made
+    resizes = part.shape[:2] != size
+    if not resizes or not antialias or max(part.shape + size) > MAX_SIDE:
+        extension = None
+    if extension is None:
+        made = resize(part, *size, antialias=antialias) if resizes else part
+        return mirror(made) if placement.mirrored else made
     pixels: Image = np.empty((*size, 3), np.uint8)
-    extension.resize(np.ascontiguousarray(image), pixels, mirrored, False)  # noqa: FBT003
+    extension.resize(np.ascontiguousarray(part), pixels, placement.mirrored, False)  # noqa: FBT003
     return pixels
 
 

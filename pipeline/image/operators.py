@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -229,7 +229,7 @@ class random_resized_crop(Placing):
             ValueError: it has the bytes of a file that cannot be decoded.
         """
         choose = partial(self._choose, ctx, rng)
-        return placed(sample, choose, per_box=self.per_box)
+        return placed(sample, choose, per_box=self.per_box, to_end=self.TO_END)
 
     def _choose(
         self, ctx: Context | None, rng: np.random.Generator, height: int, width: int
@@ -563,22 +563,16 @@ class decode_random_resized_crop(random_resized_crop):
             ValueError: the file cannot be decoded.
         """
         require_encoded(SampleParts.of(sample).image)
-        choose = partial(self._choose, ctx, rng)
-        return placed(sample, choose, per_box=self.per_box, to_end=self.TO_END)
+        return random_resized_crop.__call__(self, sample, rng, ctx)
 
     def _choose(
         self, ctx: Context | None, rng: np.random.Generator, height: int, width: int
     ) -> Placement:
-        size, of = wanted_size(self.size, ctx), (height, width)
-        box = random_box(height, width, self.scale, self.ratio, rng)
-        return Placement(
-            box,
-            size,
-            size,
-            of,
+        placement = random_resized_crop._choose(self, ctx, rng, height, width)  # noqa: SLF001
+        return replace(
+            placement,
             mirrored=bool(rng.random() < self.flip),
-            antialias=self.antialias,
-            factor=reduction(box, size * self.reducing_gap),
+            factor=reduction(placement.box, placement.width * self.reducing_gap),
         )
 
 

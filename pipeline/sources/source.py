@@ -162,12 +162,12 @@ def cure_of(data: Any) -> str:
     return ""
 
 
-def has_length(dataset: Any) -> bool:
-    """Whether a dataset says how long it is; with a sampler, it need not."""
+def length_of(sized: Any) -> int | None:
+    """Return how long a dataset or a loader says it is; None: it does not say."""
     try:
-        return len(dataset) >= 0
-    except Exception:  # noqa: BLE001 whatever the user's dataset raises
-        return False
+        return len(sized)
+    except Exception:  # noqa: BLE001 whatever the user's dataset or sampler raises
+        return None
 
 
 def warn_of(data: Any) -> None:

@@ -32,9 +32,9 @@ from penstock.pipeline.image.codec import (
     CropDecoder,
     crop_extension,
     decode_reduced,
-    image_size,
     made_by,
-    resized,
+    shaped,
+    size_of,
 )
 from penstock.pipeline.image.geometry import Box, Image, Placement, mirror, resize
 
@@ -239,7 +239,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
 def said_size(data: bytes) -> tuple[int, int]:
     """Return the size in the header, from whichever decoder can read it."""
     try:
-        return image_size(data)
+        return size_of(data)
     except ValueError:
         return 67, 70
 
@@ -261,7 +261,7 @@ def test_damage_never_makes_pixels_that_a_full_decode_does_not_make(
         if image is None:
             continue
         decoded += 1
-        assert size == image_size(data)
+        assert size == size_of(data)
         try:
             expected = box.cut(decode_reduced(data, 1))
         except ValueError:
@@ -398,7 +398,16 @@ def test_any_array_of_an_image_is_resized_as_torch_does_it(
     for each in (image, image[5:50, 7:61], image[::-2, ::-1], fixed, wide):
         expected = resize(each, 20, 33, antialias=antialias)
         expected = mirror(expected) if mirrored else expected
-        made = resized(each, (20, 33), antialias=antialias, mirrored=mirrored)
+        made = shaped(
+            each,
+            Placement.whole(
+                each.shape[:2],
+                height=20,
+                width=33,
+                antialias=antialias,
+                mirrored=mirrored,
+            ),
+        )
         assert np.array_equal(made, expected)
 
 
