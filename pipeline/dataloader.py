@@ -67,22 +67,6 @@ def known_bypass() -> Iterator[None]:
         KNOWN_BYPASS.reset(token)
 
 
-RUNNING = frozenset(
-    (
-        "_base",
-        "_drawing",
-        "_iterator",
-        "_made_from",
-        "_plan",
-        "_recipe",
-        "_resumed",
-        "_running",
-        "_slot",
-        "_told",
-        "_torchs_meter",
-    )
-)
-"""The attributes that a copy of a loader does not get."""
 UNTUNED = "autotune is off"
 BEFORE_WORKERS = 4
 """Torch's arguments between `dataset` and `num_workers`."""
@@ -122,6 +106,21 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         ValueError: one of torch's arguments is wrong.
     """
 
+    RUNNING = frozenset(
+        (
+            "_base",
+            "_drawing",
+            "_iterator",
+            "_made_from",
+            "_plan",
+            "_recipe",
+            "_resumed",
+            "_running",
+            "_slot",
+            "_told",
+            "_torchs_meter",
+        )
+    )
     in_order = True
     """Torch before 2.6 knows no other value."""
 
@@ -156,7 +155,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         self._set_up()
 
     def _set_up(self) -> None:
-        """Set all attributes that belong to a run to their empty values."""
+        self._iterator = None
         # Values that the recipe depends on and that frameworks assign late.
         self._made_from: tuple[Any, ...] = ()
         # The epoch of the newest batch, or the next epoch.
@@ -324,17 +323,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         return False
 
     __repr__ = loader_call
-
-    # Copies: frameworks rebuild, copy and pickle loaders
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes to copy, without any run or position."""
-        return {name: v for name, v in vars(self).items() if name not in RUNNING}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Restore the attributes and start at the first epoch."""
-        vars(self).update(state, _iterator=None)
-        self._set_up()
 
     # Torch's own workers
 

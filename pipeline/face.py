@@ -18,8 +18,9 @@ import os
 import re
 import sys
 import weakref
+from collections.abc import Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ..system.printing import Printed
 from .session import Slot
@@ -33,10 +34,16 @@ if TYPE_CHECKING:
 class Face(Printed):
     """The verbs of every face: each has at most one run, in a slot."""
 
+    RUNNING: ClassVar[frozenset[str]]
+    """The attributes that a copy does not get."""
     _slot: Slot
     _plan: BatchPlan | None
     _recipe: Recipe | None
     """The recipe of the next run; None if it has to be compiled again."""
+
+    def _set_up(self) -> None:
+        """Set all attributes that belong to a run to their empty values."""
+        raise NotImplementedError
 
     def _begin_without_run(self, name: str) -> None:
         """Begin without a run; a later one is closed when the face is dropped."""
@@ -46,6 +53,14 @@ class Face(Printed):
     def _tunable(self) -> Recipe:
         """Return the recipe that saved settings are for."""
         raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes to copy, without any run."""
+        return {name: v for name, v in vars(self).items() if name not in self.RUNNING}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        self._set_up()
 
     @property
     def plan(self) -> BatchPlan | None:

@@ -56,9 +56,6 @@ if TYPE_CHECKING:
     from .sources.files import Urls
     from .sources.folder import Paths
 
-DESCRIBED = frozenset(("_stages", "_shard", "_options", "_schedule", "_epoch", "_next"))
-"""The attributes that a copy of a pipeline keeps."""
-
 
 class Pipeline(Face):
     """Describe what to load, stage by stage; iterate to run one epoch of batches.
@@ -67,6 +64,8 @@ class Pipeline(Face):
     a loop begins. `torch.utils.data.default_collate` turns samples into a batch, unless
     `batch` is given a `collate_fn`.
     """
+
+    RUNNING = frozenset(("_listeners", "_plan", "_recipe", "_run", "_slot"))
 
     def __init__(
         self,
@@ -85,19 +84,10 @@ class Pipeline(Face):
         self._set_up()
 
     def _set_up(self) -> None:
-        """Set all attributes that belong to a run to their empty values."""
         # The run of the current loop, or of the last loop if the user left it early.
         self._run: Run | None = None
         self._listeners: list[Callable[[BatchPlan], object]] = []
         self._begin_without_run(self._options.name or found_name())
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the description and the number of the next epoch, without any run."""
-        return {name: v for name, v in vars(self).items() if name in DESCRIBED}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state)
-        self._set_up()
 
     # Where it begins: a source
 

@@ -16,7 +16,6 @@ import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from threading import get_ident
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,6 +24,7 @@ import torch.utils.data
 from numpy.typing import NDArray
 from simplejpeg import encode_jpeg
 
+from ..autotune.saved import PARTIAL, write_whole
 from ..errors import SpecError
 
 __all__ = [
@@ -36,8 +36,6 @@ Plane: TypeAlias = NDArray[np.float32]
 Progress: TypeAlias = Callable[[int, int], None]
 
 MANIFEST = "photos.json"
-PART = ".part"
-"""Suffix of a file that is still being written."""
 TILE = 512
 """Side of a texture tile in pixels."""
 TILES = 4
@@ -95,6 +93,7 @@ def draw_photos(
             pixels = photo(size[1], size[0], kind, rng)
             chroma = "420" if rng.random() < 1 / 3 else "444"
             data = encode_jpeg(pixels, quality=quality, colorsubsampling=chroma)
+            path.parent.mkdir(exist_ok=True)
             write_whole(path, data)
         if progress is not None:
             progress(number + 1, n)
@@ -112,9 +111,9 @@ def claim(root: Path, recipe: str) -> None:
     """Mark `root` as drawn by a recipe, unless it holds something else: `SpecError`."""
     root.mkdir(parents=True, exist_ok=True)
     manifest = root / MANIFEST
-    names = {path.name for path in root.iterdir() if path.suffix != PART}
+    names = {path.name for path in root.iterdir() if path.suffix != PARTIAL}
     if not names:
-        write_whole(manifest, recipe.encode())
+        write_whole(manifest, recipe)
     elif MANIFEST not in names:
         raise SpecError(
             f"`folder` must be empty or drawn by this function, got {root} with other "
@@ -125,17 +124,6 @@ def claim(root: Path, recipe: str) -> None:
             "`folder` must be empty or drawn with the same arguments, got "
             f"{root} with {there}; give another folder, or remove this one"
         )
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file completely or not at all, even if the program ends meanwhile."""
-    path.parent.mkdir(exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}{PART}")
-    try:
-        part.write_bytes(data)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def photo(

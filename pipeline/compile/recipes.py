@@ -84,12 +84,16 @@ def compile_recipe(
     source = stages[0]
     assert isinstance(source, SourceStage)
     number, batch = _batch(stages)
-    work, behind = _work(stages, number)
+    made = (PerSample, CacheStage)
+    work = [(n, s) for n, s in enumerate(stages) if isinstance(s, made)]
+    before = sum(n < number for n, _ in work)
+    work, behind = work[:before], work[before:]  # on samples, and on batches
     repack = _repacks(source, work, shard)
     buffers = _buffers(number, batch, _device(stages), repack=repack)
     plan = _plan(order_of(stages), batch, shard, scheduled, repack=repack)
     caches = caches_of(stages)
-    seed = _seed(stages, settings)
+    seeds = [each.seed for each in stages if isinstance(each, ShuffleStage)]
+    seed = [settings.seed, *seeds][-1]  # of random functions
     batch_work = on_batches(behind, settings, caches, shard.rank, name)
     segments = fused(work, buffers.stage, settings, caches, name)
     return Recipe(
@@ -195,22 +199,6 @@ def reads_batches(dataset: Any) -> bool:
     return bool(getattr(dataset, "__getitems__", None))
 
 
-def _work(stages: Sequence[Stage], batch: int) -> tuple[list[Numbered], list[Numbered]]:
-    """Return the numbered stages that work on samples, and those on batches.
-
-    Args:
-        stages: stages of the pipeline.
-        batch: number of the stage that makes batches.
-    """
-    work: list[Numbered] = [
-        (number, stage)
-        for number, stage in enumerate(stages)
-        if isinstance(stage, (PerSample, CacheStage))
-    ]
-    before = sum(number < batch for number, _ in work)
-    return work[:before], work[before:]
-
-
 def _batch(stages: Sequence[Stage]) -> tuple[int, BatchStage]:
     """Return the stage that makes batches, and its number in the pipeline."""
     for number, stage in enumerate(stages):
@@ -247,12 +235,6 @@ def _repacks(source: SourceStage, work: Sequence[Numbered], shard: Shard) -> boo
         "which could end at different steps; use select() with the indices to keep",
     )
     return repack
-
-
-def _seed(stages: Sequence[Stage], settings: Settings) -> int:
-    """Return the seed of random functions: the shuffle's seed, if there is one."""
-    seeds = [stage.seed for stage in stages if isinstance(stage, ShuffleStage)]
-    return seeds[-1] if seeds else settings.seed
 
 
 def _plan(

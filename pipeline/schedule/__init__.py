@@ -41,7 +41,8 @@ __all__ = [
 
 Coupling = Literal["none", "linear", "sqrt"] | float
 EXPONENTS: Mapping[str, float] = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
-OPTIONAL = ("image_size", "momentum", "lr_mult", "strength", "base_batch", "end_epoch")
+CURVES = ("image_size", "momentum", "lr_mult", "strength")
+OPTIONAL = (*CURVES, "base_batch", "end_epoch")
 """Settings that may be left out."""
 
 
@@ -64,6 +65,8 @@ class Scheduled(Printed):
     """The batch size that the learning rate was chosen for; None: the first."""
     end_epoch: float | None = None
     """The end of the last stage, if given: `preview` goes up to it."""
+    ranks: int = 1
+    """The ranks of a global batch, if sizes count one of them: see `resolve`."""
 
     def __post_init__(self) -> None:
         check(
@@ -84,9 +87,44 @@ class Scheduled(Printed):
             return EXPONENTS.get(self.coupling, -1.0)
         return float(self.coupling)
 
-    def resolve(self, world: int) -> ResolvedSchedule:
+    def resolve(self, world: int) -> Scheduled:
         """Return the schedule of global batches on `world` data-parallel ranks."""
-        return ResolvedSchedule(self, world if self.per_rank else 1)
+        return replace(self, ranks=world if self.per_rank else 1)
+
+    def at(self, place: Place) -> Setting:
+        size = self._size(place)
+        own = 1.0 if self.lr_mult is None else self.lr_mult.at(place)
+        image = None if self.image_size is None else self.image_size.at(place)
+        return Setting(
+            global_size=size,
+            image_size=None if image is None else whole("image_size", image),
+            lr_mult=own * (size / self._base(place)) ** self.exponent,
+            momentum=None if self.momentum is None else self.momentum.at(place),
+            strength=None if self.strength is None else self.strength.at(place),
+        )
+
+    def next_change(self, place: Place) -> Change | None:
+        return self.batch_size.next_change(place)
+
+    def describe(self) -> Mapping[str, object]:
+        curves = {name: getattr(self, name) for name in CURVES}
+        described = {n: c.describe() for n, c in curves.items() if c is not None}
+        described["batch_size"] = multiplied(self.batch_size, self.ranks)
+        base = self.base_batch and self.base_batch * self.ranks
+        coupled = {"exponent": self.exponent, "base_batch": base}
+        return {
+            "kind": "scheduled",
+            **described,
+            **(coupled if self.exponent else {}),
+        }
+
+    def _base(self, place: Place) -> int:
+        if self.base_batch is not None:
+            return self.base_batch * self.ranks
+        return self._size(Place(0, 0, 0, place.epoch_length))
+
+    def _size(self, place: Place) -> int:
+        return whole("batch_size", self.batch_size.at(place)) * self.ranks
 
     def preview(
         self, samples: int, *, world: int = 1, epochs: int | None = None
@@ -134,58 +172,6 @@ class Scheduled(Printed):
         if len(given) == 1:
             return f"schedule.of({given[0]})"
         return "\n".join(["schedule.of(", *(f"    {each}," for each in given), ")"])
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedSchedule:
-    """A `Schedule` of global sizes, from which a plan is made."""
-
-    scheduled: Scheduled
-    factor: int
-    """The number of ranks, if sizes count one rank."""
-
-    def at(self, place: Place) -> Setting:
-        said = self.scheduled
-        size = self._size(place)
-        own = 1.0 if said.lr_mult is None else said.lr_mult.at(place)
-        image = None if said.image_size is None else said.image_size.at(place)
-        return Setting(
-            global_size=size,
-            image_size=None if image is None else whole("image_size", image),
-            lr_mult=own * (size / self._base(place)) ** said.exponent,
-            momentum=None if said.momentum is None else said.momentum.at(place),
-            strength=None if said.strength is None else said.strength.at(place),
-        )
-
-    def next_change(self, place: Place) -> Change | None:
-        return self.scheduled.batch_size.next_change(place)
-
-    def describe(self) -> Mapping[str, object]:
-        said = self.scheduled
-        curves = {
-            "image_size": said.image_size,
-            "momentum": said.momentum,
-            "lr_mult": said.lr_mult,
-            "strength": said.strength,
-        }
-        described = {n: c.describe() for n, c in curves.items() if c is not None}
-        described["batch_size"] = multiplied(said.batch_size, self.factor)
-        base = said.base_batch and said.base_batch * self.factor
-        coupled = {"exponent": said.exponent, "base_batch": base}
-        return {
-            "kind": "scheduled",
-            **described,
-            **(coupled if said.exponent else {}),
-        }
-
-    def _base(self, place: Place) -> int:
-        given = self.scheduled.base_batch
-        if given is not None:
-            return given * self.factor
-        return self._size(Place(0, 0, 0, place.epoch_length))
-
-    def _size(self, place: Place) -> int:
-        return whole("batch_size", self.scheduled.batch_size.at(place)) * self.factor
 
 
 def multiplied(curve: Curve, factor: int) -> Mapping[str, object]:

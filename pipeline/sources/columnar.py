@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from ... import config
 from ...errors import SpecError, check
 from .folder import Paths, files_here, first_of
-from .per_process import PerProcess
-from .source import Source, digest, prints_of_rows
+from .source import PerProcess, Source, digest, prints_of_rows
 
 OPEN_FILES = 256
 GROUPS = 32

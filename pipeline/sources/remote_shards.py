@@ -44,9 +44,8 @@ class RemoteShards(Shards):
 
     def __getitem__(self, index: Any) -> Any:
         place = self._place(index)
-        data = b""
-        if place.begin < place.end:
-            data = self.store.read(place.path, (place.begin, place.end))
+        part = place.begin, place.end
+        data = self.store.read(place.path, part) if place.begin < place.end else b""
         return self._sample(place, data, place.begin)
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
@@ -67,9 +66,8 @@ class AsyncShards(RemoteShards):
 
     async def __getitem__(self, index: Any) -> Any:
         place = self._place(index)
-        data = b""
-        if place.begin < place.end:
-            data = await self.store.wait_for(place.path, (place.begin, place.end))
+        part, is_empty = (place.begin, place.end), place.begin == place.end
+        data = b"" if is_empty else await self.store.wait_for(place.path, part)
         return self._sample(place, data, place.begin)
 
     def in_threads(self) -> RemoteShards:

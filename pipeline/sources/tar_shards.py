@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from ...engine.recipe import Executor
 from ...errors import SpecError, check
 from .folder import URL, Paths, files_here, first_of, listed
-from .per_process import PerProcess
-from .source import Source, digest, prints_of_rows
+from .source import PerProcess, Source, digest, prints_of_rows
 
 NAME = re.compile(r"((?:.*/|)[^./]+)[.]([^/]*)")
 """A key, and the name of a field."""
