@@ -12,7 +12,6 @@ that torch's samplers draw. The batches are then the same for any number of work
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -55,17 +54,6 @@ BYPASSED = (
 
 KNOWN_BYPASS = ContextVar("known_bypass", default=False)
 """Whether Accelerate works on loaders that are put back afterwards."""
-
-
-@contextlib.contextmanager
-def known_bypass() -> Iterator[None]:
-    """Suppress the warning about Accelerate's plain loaders inside this context."""
-    token = KNOWN_BYPASS.set(True)
-    try:
-        yield
-    finally:
-        KNOWN_BYPASS.reset(token)
-
 
 UNTUNED = "autotune is off"
 BEFORE_WORKERS = 4

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, get_args
 
 from ..cache.codec import NAMES, Name
 from ..engine.batch.device import DeviceStage
@@ -30,14 +30,7 @@ if TYPE_CHECKING:
 
 # The workers of a stage: their number, their kind, and the time limit of a sample.
 
-EXECUTORS: tuple[Executor, ...] = (
-    "auto",
-    "inline",
-    "thread",
-    "process",
-    "async",
-    "ray",
-)
+EXECUTORS: tuple[Executor, ...] = get_args(Executor)
 Workers = int | tuple[int, int] | None
 """n: n at first; (lo, hi): between lo and hi, lo at first; None: as configured."""
 STOPPABLE: tuple[Executor, ...] = ("auto", "process", "async")
@@ -45,24 +38,23 @@ STOPPABLE: tuple[Executor, ...] = ("auto", "process", "async")
 """
 
 
-class WorkOptions(TypedDict, total=False):
+class _Options(TypedDict, total=False):
+    num_parallel_workers: Workers
+    executor: Executor
+    name: str | None
+    timeout: float | None
+
+
+class WorkOptions(_Options, total=False):
     """What `map` and `filter` may say of their workers: see `Pipeline.map`."""
 
-    num_parallel_workers: Workers
-    executor: Executor
-    name: str | None
     tune: bool
-    timeout: float | None
 
 
-class ReadOptions(TypedDict, total=False):
+class ReadOptions(_Options, total=False):
     """What each source takes besides its data: see `Pipeline.from_dataset`."""
 
-    num_parallel_workers: Workers
-    executor: Executor
     thread_safe: bool | None
-    name: str | None
-    timeout: float | None
     shard: Shard | None
     schedule: Scheduled | None
 

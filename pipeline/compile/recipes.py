@@ -84,10 +84,7 @@ def compile_recipe(
     source = stages[0]
     assert isinstance(source, SourceStage)
     number, batch = _batch(stages)
-    made = (PerSample, CacheStage)
-    work = [(n, s) for n, s in enumerate(stages) if isinstance(s, made)]
-    before = sum(n < number for n, _ in work)
-    work, behind = work[:before], work[before:]  # on samples, and on batches
+    work, behind = _work(stages, number)
     repack = _repacks(source, work, shard)
     buffers = _buffers(number, batch, _device(stages), repack=repack)
     plan = _plan(order_of(stages), batch, shard, scheduled, repack=repack)
@@ -197,6 +194,22 @@ def reads_batches(dataset: Any) -> bool:
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return bool(getattr(dataset, "__getitems__", None))
+
+
+def _work(stages: Sequence[Stage], batch: int) -> tuple[list[Numbered], list[Numbered]]:
+    """Return the numbered stages that work on samples, and those on batches.
+
+    Args:
+        stages: stages of the pipeline.
+        batch: number of the stage that makes batches.
+    """
+    work: list[Numbered] = [
+        (number, stage)
+        for number, stage in enumerate(stages)
+        if isinstance(stage, (PerSample, CacheStage))
+    ]
+    before = sum(number < batch for number, _ in work)
+    return work[:before], work[before:]
 
 
 def _batch(stages: Sequence[Stage]) -> tuple[int, BatchStage]:
