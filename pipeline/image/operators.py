@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...engine.plan import Context
-from ...errors import SpecError, check
+from ...errors import SpecError, check, whole_number
 from .codec import (
     CropDecoder,
     is_bomb,
@@ -50,6 +50,7 @@ from .sample import (
 )
 
 DECODER = CropDecoder()
+USUAL_SIZE = "224 pixels are usual"
 REDUCTIONS = (8, 4, 2)
 """The n of the scales 1/n at which libjpeg decodes faster than at full size."""
 
@@ -203,7 +204,7 @@ class random_resized_crop(Placing):
 
     def __post_init__(self) -> None:
         if self.size is not None:
-            check_size(self.size)
+            whole_number("size", self.size, 1, USUAL_SIZE)
         check(
             0 < self.scale[0] <= self.scale[1] <= 1,
             "`scale` must be (min, max) with 0 < min <= max <= 1, got"
@@ -296,7 +297,7 @@ class resize(Placing):
     def __post_init__(self) -> None:
         if self.size is not None:
             for side in sides(self.size):
-                check_size(side)
+                whole_number("size", side, 1, USUAL_SIZE)
 
     def __call__(self, sample: Any, ctx: Context | None = None) -> Any:
         """Return the sample with its image `[*size]`.
@@ -338,7 +339,7 @@ class resize_short_side(Placing):
     antialias: bool = True
 
     def __post_init__(self) -> None:
-        check_size(self.size)
+        whole_number("size", self.size, 1, USUAL_SIZE)
         check(
             self.max_size is None or self.max_size >= self.size,
             f"`max_size` must be at least `size`, {self.size}, got {self.max_size};"
@@ -378,7 +379,7 @@ class center_crop(Placing):
     per_box: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_size(self.size)
+        whole_number("size", self.size, 1, USUAL_SIZE)
 
     def __call__(self, sample: Any) -> Any:
         """Return the sample with its image `[size, size]`.
@@ -426,8 +427,8 @@ class random_crop:
 
     def __post_init__(self) -> None:
         for side in sides(self.size):
-            check_size(side)
-        check_padding(self.padding)
+            whole_number("size", side, 1, USUAL_SIZE)
+        whole_number("padding", self.padding, 0, "4 pixels are usual")
 
     def __call__(self, sample: Any, rng: np.random.Generator) -> Any:
         """Return the sample with its image `[*size]`.
@@ -479,7 +480,7 @@ class pad:
     def __post_init__(self) -> None:
         given = self.padding
         for number in given if isinstance(given, tuple) else (given,):
-            check_padding(number)
+            whole_number("padding", number, 0, "4 pixels are usual")
         check(
             self.to is None or self.padding == 0,
             f"`pad` takes `padding` or `to`, not both, got padding={self.padding}"
@@ -628,30 +629,6 @@ def with_pairs(sample: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
         order[one], order[other] = other, one
     changed = as_given(points[:, order], given)
     return parts.made(parts.image, {**parts.target, "keypoints": changed})
-
-
-def check_size(size: object) -> None:
-    """Check that `size` is the length of a side in pixels.
-
-    Raises:
-        SpecError: it is not.
-    """
-    check(
-        isinstance(size, int) and size >= 1,
-        f"`size` must be an int >= 1, in pixels, got {size!r}; 224 is usual",
-    )
-
-
-def check_padding(padding: object) -> None:
-    """Check that `padding` is a number of pixels.
-
-    Raises:
-        SpecError: it is not.
-    """
-    check(
-        isinstance(padding, int) and padding >= 0,
-        f"`padding` must be an int >= 0, in pixels, got {padding!r}; 4 is usual",
-    )
 
 
 def check_probability(name: str, value: float) -> None:

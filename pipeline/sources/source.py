@@ -88,15 +88,22 @@ def digest(names: Sequence[str]) -> str:
 
 
 def prints_of_rows(
-    files: NDArray[np.uint64], sizes: NDArray[np.int64], salt: str
+    paths: Sequence[str],
+    sizes: NDArray[np.int64],
+    salt: str,
+    store: list[Any] | None = None,
 ) -> NDArray[np.uint64]:
     """Return the fingerprints of the rows of some files, `uint64 [n, 2]`.
 
     Args:
-        files: fingerprint of each file, `[f, 2]`.
+        paths: the f files.
         sizes: number of rows of each file, `[f]`; n in total.
         salt: 32 hex digits that identify what is read of all rows.
+        store: what identifies the store of the files; None: they are on this machine.
     """
+    from ...cache.fingerprint.key import file_fingerprints
+
+    files = file_fingerprints(paths, store=store)
     salts = np.frombuffer(bytes.fromhex(salt), np.uint64).reshape(1, 2)
     starts = np.cumsum(sizes) - sizes
     rows = np.arange(int(sizes.sum())) - np.repeat(starts, sizes)

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import SampleError, SpecError, check
-from .sample import FROM_ZERO, IDS, MASK, Ids, ids_in, row, whole_number
+from ...errors import SampleError, SpecError, check, whole_number
+from .sample import FROM_ZERO, IDS, MASK, Ids, ids_in, row
 
 MEASURED = 1024
 """Documents read at a time to measure their lengths."""

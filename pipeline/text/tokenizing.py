@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...errors import SampleError, SpecError, check
+from ...errors import SampleError, SpecError, check, whole_number
 from ...system.printing import Bare, call
 from .padding import pad
-from .sample import IDS, MASK, described, whole_number
+from .sample import IDS, MASK, described
 
 Columns: TypeAlias = Mapping[str, list[list[int]]]
 """One list per text, under the tokenizer's names: `input_ids`, `attention_mask`, ..."""
