@@ -98,7 +98,8 @@ class Face(Printed):
         None before the first loop and after `close`, and where torch's own workers
         load.
         """
-        return self._slot.stats()
+        run = self._slot.run
+        return None if run is None else run.read().bounded
 
     def close(self) -> None:
         """Stop all workers and free all memory. It may be iterated again.

@@ -445,10 +445,6 @@ class Slot:
             self._lock, self._closing = threading.RLock(), False
             self._loops_lock = threading.RLock()  # who held it is not there
 
-    def stats(self) -> Observation | None:
-        """Return what has happened since the run began; None if there is no run."""
-        return None if self.run is None else self.run.read().bounded
-
     def seen(
         self, recipe: Callable[[], Recipe] | None = None
     ) -> tuple[Observation, Explanation]:

@@ -57,11 +57,9 @@ class Folder(Source, Sequence[tuple[bytes, int]]):
         found = [(c.name, list_images(c)) for c in sorted(top.iterdir()) if c.is_dir()]
         classes = [(name, files) for name, files in found if files]
         check(classes, empty(top, [name for name, _ in found]))
-        names, paths, labels = [], [], []
-        for label, (name, files) in enumerate(classes):
-            names.append(name)
-            paths += files
-            labels += [label] * len(files)
+        names = [name for name, _ in classes]
+        paths = [path for _, files in classes for path in files]
+        labels = [label for label, (_, files) in enumerate(classes) for _ in files]
         return cls(str(root), tuple(names), tuple(paths), tuple(labels))
 
     @property
