@@ -89,8 +89,7 @@ def compile_recipe(
     buffers = _buffers(number, batch, _device(stages), repack=repack)
     plan = _plan(order_of(stages), batch, shard, scheduled, repack=repack)
     caches = caches_of(stages)
-    seeds = [each.seed for each in stages if isinstance(each, ShuffleStage)]
-    seed = [settings.seed, *seeds][-1]  # of random functions
+    seed = _seed(stages, settings)
     batch_work = on_batches(behind, settings, caches, shard.rank, name)
     segments = fused(work, buffers.stage, settings, caches, name)
     return Recipe(
@@ -248,6 +247,12 @@ def _repacks(source: SourceStage, work: Sequence[Numbered], shard: Shard) -> boo
         "which could end at different steps; use select() with the indices to keep",
     )
     return repack
+
+
+def _seed(stages: Sequence[Stage], settings: Settings) -> int:
+    """Return the seed of random functions: the shuffle's seed, if there is one."""
+    seeds = [stage.seed for stage in stages if isinstance(stage, ShuffleStage)]
+    return seeds[-1] if seeds else settings.seed
 
 
 def _plan(
