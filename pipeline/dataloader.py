@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.utils.data
+from torch.autograd import profiler
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate
 
 from .. import config
@@ -35,7 +36,7 @@ from ..system.forking import FORKS
 from ..system.printing import loader_call
 from ..system.weak_methods import weakly
 from .face import Face, found_name
-from .session import Loop, Slot, looping_threads, rank_of_process
+from .session import Epoch, Slot, looping_threads, rank_of_process
 from .sources.source import length_of, warn_of
 
 if TYPE_CHECKING:
@@ -64,6 +65,56 @@ UNORDERED = (
     " and lose others. Take the state between two epochs, or use in_order=True"
 )
 T_co = TypeVar("T_co", covariant=True)
+
+
+class Loop(Epoch):
+    """One epoch of penstock's engine with the interface of torch's iterators.
+
+    Args:
+        loader: what is looped over.
+        slot: as for `Epoch`.
+        begin: starts the run. It is called at once, and again at the first `next` if
+            `set_epoch` was called in between, as Lightning does after a resume.
+        drawing: the epoch.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        slot: Slot,
+        begin: Callable[[], Run],
+        drawing: Drawing,
+    ) -> None:
+        take = partial(loader._take, drawing)
+        super().__init__(slot, begin(), take, keeps=loader._keeps_workers)
+        self._loader = loader
+        self._begin: Callable[[], Run] | None = begin
+        # After it: some samplers go on by themselves.
+        self._drawn_from = loader._sampler_epochs()
+        self._pinned = loader.pin_memory and torch.cuda.is_available()
+
+    def _deliver(self) -> Any:
+        if not profiler._is_profiler_enabled:  # as torch.compile asks
+            return self._loaded()
+        # Torch's profilers recognise loading by the beginning and the end of this name.
+        with profiler.record_function("enumerate(DataLoader)#_PenstockIter.__next__"):
+            return self._loaded()
+
+    def _loaded(self) -> Any:
+        begin, self._begin = self._begin, None
+        if begin is not None and self._loader._sampler_epochs() != self._drawn_from:
+            self._abandon.detach()
+            self._slot.release(self._run)
+            self._join(begin())
+        data = super()._deliver()
+        if self._pinned:
+            from torch.utils.data._utils.pin_memory import pin_memory
+
+            data = pin_memory(data)  # type: ignore[no-untyped-call]
+        return data
+
+    def __len__(self) -> int:
+        return len(self._loader)
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co], Face):
@@ -450,15 +501,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
                 f"order by torch's samplers, {self.num_workers} workers to begin with,"
                 f" {'each sample' if self._seeds else 'no sample'} seeded for itself."
             )
-        loop = Loop(
-            slot,
-            partial(self._begin, slot, recipe, drawing),
-            partial(self._take, drawing),
-            self._sampler_epochs,
-            self.__len__,
-            keeps=self._keeps_workers,
-            pinned=self.pin_memory and torch.cuda.is_available(),
-        )
+        loop = Loop(self, slot, partial(self._begin, slot, recipe, drawing), drawing)
         if slot is not self._slot:
             weakref.finalize(loop, slot.finalise)
         return loop

@@ -1,7 +1,6 @@
 """The running part of a face: its loops, the run that they share, and its tuner.
 
     Epoch        one loop, from `iter()` to its end or to where the user leaves it
-    Loop         an epoch with the interface of torch's iterators
     Slot         the holder of at most one run, closed when the face is dropped; while
                  autotune is on, with the thread that tunes the run
 
@@ -28,7 +27,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
-from torch.autograd import profiler
 
 from .. import config
 from ..engine.plan import Cursor
@@ -194,62 +192,6 @@ FORKED = (
     "this loop was started in the parent process, before a fork, and its workers are"
     " not in this process; start another loop here"
 )
-
-
-class Loop(Epoch):
-    """One epoch of penstock's engine with the interface of torch's iterators.
-
-    Args:
-        slot: as for `Epoch`.
-        begin: starts the run. It is called at once, and again at the first `next` if
-            `set_epoch` was called in between, as Lightning does after a resume.
-        hand_over: as for `Epoch`.
-        order: returns what the samplers draw their order from.
-        length: number of batches in the epoch.
-        keeps: as for `Epoch`.
-        pinned: whether to copy batches to pinned memory.
-    """
-
-    def __init__(
-        self,
-        slot: Slot,
-        begin: Callable[[], Run],
-        hand_over: Callable[[Delivery | None], None],
-        order: Callable[[], list[Any]],
-        length: Callable[[], int],
-        *,
-        keeps: bool,
-        pinned: bool,
-    ) -> None:
-        super().__init__(slot, begin(), hand_over, keeps=keeps)
-        self._begin: Callable[[], Run] | None = begin
-        self._order = order
-        self._drawn_from = order()  # after it: some samplers go on by themselves
-        self._length = length
-        self._pinned = pinned
-
-    def _deliver(self) -> Any:
-        if not profiler._is_profiler_enabled:  # noqa: SLF001 as torch.compile asks
-            return self._loaded()
-        # Torch's profilers recognise loading by the beginning and the end of this name.
-        with profiler.record_function("enumerate(DataLoader)#_PenstockIter.__next__"):
-            return self._loaded()
-
-    def _loaded(self) -> Any:
-        begin, self._begin = self._begin, None
-        if begin is not None and self._order() != self._drawn_from:
-            self._abandon.detach()
-            self._slot.release(self._run)
-            self._join(begin())
-        data = super()._deliver()
-        if self._pinned:
-            from torch.utils.data._utils.pin_memory import pin_memory
-
-            data = pin_memory(data)  # type: ignore[no-untyped-call]
-        return data
-
-    def __len__(self) -> int:
-        return self._length()
 
 
 CLOSE_S = 3.0
