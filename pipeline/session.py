@@ -218,7 +218,8 @@ class Slot:
         self.run: Run | None = None
         self.loops = 0
         """Number of loops begun so far; the newest loop owns the run."""
-        self._busy = False
+        self.busy = False
+        """Whether an iterator is in the middle of an epoch, and so of the run."""
         self._rank = 0
         # The settings that the run's tuner follows; None before its first batch.
         self._settings: config.Settings | None = None
@@ -300,7 +301,7 @@ class Slot:
         from ..engine.run import Run
 
         self.loops += 1
-        if self.run is None or self._busy:
+        if self.run is None or self.busy:
             self.close()
             begun = self.begun(recipe, cursor)
             self._found = self._found or self._loaded
@@ -309,9 +310,9 @@ class Slot:
             self._last = self._settings = None
             at_exit()
         else:
-            self._busy = True  # if Ctrl-C comes now, the next loop needs another run
+            self.busy = True  # if Ctrl-C comes now, the next loop needs another run
             self.run.begin(cursor)
-        self._busy = True
+        self.busy = True
         return self.run
 
     def next(self, run: Run) -> Delivery | None:
@@ -321,15 +322,10 @@ class Slot:
             self._follow(run, settings)
         return run.next()
 
-    @property
-    def busy(self) -> bool:
-        """Whether an iterator is in the middle of an epoch."""
-        return self.run is not None and self._busy
-
     def release(self, run: Run) -> None:
         """Mark the run of an iterator as idle, because its epoch is over."""
         if self.run is run:
-            self._busy = False
+            self.busy = False
 
     def close(self) -> None:
         """Stop and forget the run, if there is one; a forked child only forgets it."""
@@ -341,7 +337,7 @@ class Slot:
                     self._last = self._observed(self.run)
                     self.stop_tuning()
                     self.run.close()
-                self.run, self._busy = None, False
+                self.run, self.busy = None, False
             finally:
                 self._closing = False
 
@@ -382,7 +378,7 @@ class Slot:
     def _forget_inherited(self) -> None:
         """Forget the run in a forked child; its threads are in the parent only."""
         if os.getpid() != self._owner:
-            self._owner, self.run, self._busy = os.getpid(), None, False
+            self._owner, self.run, self.busy = os.getpid(), None, False
             self._tuner = self._tuning = None
             self._lock, self._closing = threading.RLock(), False
             self._loops_lock = threading.RLock()  # who held it is not there
