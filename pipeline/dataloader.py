@@ -145,7 +145,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         ValueError: one of torch's arguments is wrong.
     """
 
-    RUNNING = frozenset(
+    _RUNNING = frozenset(
         (
             "_base",
             "_drawing",

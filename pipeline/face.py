@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Face(Printed):
     """The verbs of every face: each has at most one run, in a slot."""
 
-    RUNNING: ClassVar[frozenset[str]]
+    _RUNNING: ClassVar[frozenset[str]]
     """The attributes that a copy does not get."""
     _slot: Slot
     _plan: BatchPlan | None
@@ -56,7 +56,7 @@ class Face(Printed):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes to copy, without any run."""
-        return {name: v for name, v in vars(self).items() if name not in self.RUNNING}
+        return {name: v for name, v in vars(self).items() if name not in self._RUNNING}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
@@ -102,7 +102,7 @@ class Face(Printed):
         return None if run is None else run.read().bounded
 
     def close(self) -> None:
-        """Stop all workers and free all memory. It may be iterated again.
+        """Stop penstock's workers and free their memory. It may be iterated again.
 
         A cache keeps its samples on disk and drops those in RAM.
         """

@@ -65,7 +65,7 @@ class Pipeline(Face):
     `batch` is given a `collate_fn`.
     """
 
-    RUNNING = frozenset(("_listeners", "_plan", "_recipe", "_run", "_slot"))
+    _RUNNING = frozenset(("_listeners", "_plan", "_recipe", "_run", "_slot"))
 
     def __init__(
         self,
