@@ -28,7 +28,7 @@ from torch.utils.data import IterableDataset, IterDataPipe, default_collate
 
 from .. import config
 from ..engine.batch.tensors import is_default_unchanged
-from ..engine.plan import Drawing
+from ..engine.plan import BatchPlan, Drawing
 from ..engine.plan.drawn import AHEAD, LateOrder
 from ..engine.recipe import Executor, Options, Recipe, check_name
 from ..errors import StateError, check
@@ -41,7 +41,6 @@ from .sources.source import length_of, warn_of
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
-    from ..engine.feed import Delivery
     from ..engine.observe.trainer_meter import TrainerMeter
     from ..engine.run import Run
     from .torch_workers import ShareWatch
@@ -274,14 +273,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
 
     # A loop's methods keep its loader alive.
 
-    def _take(self, drawing: Drawing, delivery: Delivery | None) -> None:
+    def _take(self, drawing: Drawing, plan: BatchPlan | None) -> None:
         """Record a batch that a loop delivered; None means that its epoch is over."""
-        if delivery is None:
+        if plan is None:
             drawing.end()
         else:
-            drawing.batch = delivery.plan.batch + 1  # failed batches count
-            drawing.whole = delivery.plan.last
-            vars(self)["_plan"] = delivery.plan  # torch's setter takes 2 us
+            drawing.batch = plan.batch + 1  # failed batches count
+            drawing.whole = plan.last
+            vars(self)["_plan"] = plan  # torch's setter takes 2 us
         self._given(drawing)
 
     def _given(self, drawing: Drawing, watch: ShareWatch | None = None) -> None:

@@ -50,7 +50,6 @@ from .stages import (
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
-    from ..engine.feed import Delivery
     from ..engine.run import Run
     from .schedule import Scheduled
     from .sources.files import Urls
@@ -728,12 +727,12 @@ class Pipeline(Face):
             return self._run.cursor
         return self._next or recipe.planned.start(self._epoch)
 
-    def _hand_over(self, loop: int, delivery: Delivery | None) -> None:
+    def _hand_over(self, loop: int, plan: BatchPlan | None) -> None:
         """Record what a loop received; None means that the loop is over."""
-        if delivery is None:
+        if plan is None:
             if loop == self._slot.loops:
                 self._run = None
         else:
-            self._plan = delivery.plan
+            self._plan = plan
             for listener in self._listeners:
-                listener(delivery.plan)
+                listener(plan)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 
 from .. import config
-from ..engine.plan import Cursor
+from ..engine.plan import BatchPlan, Cursor
 from ..errors import PenstockError, check, set_on, users_frames
 from ..system.runtime_folder import runtime_folder
 
@@ -110,8 +110,8 @@ class Epoch(Iterator[Any]):
     Args:
         slot: the holder of the run; this epoch is the newest of its loops.
         run: the run to loop over.
-        hand_over: called with each delivery, and with None at the end. It is a method
-            of the face, and so keeps the face alive as long as the loop.
+        hand_over: called with the stamp of each batch, and with None at the end. It is
+            a method of the face, and so keeps the face alive as long as the loop.
         keeps: whether the workers outlive an epoch that is left early.
     """
 
@@ -119,7 +119,7 @@ class Epoch(Iterator[Any]):
         self,
         slot: Slot,
         run: Run,
-        hand_over: Callable[[Delivery | None], None],
+        hand_over: Callable[[BatchPlan | None], None],
         *,
         keeps: bool = False,
     ) -> None:
@@ -163,10 +163,11 @@ class Epoch(Iterator[Any]):
         if self._over:
             raise StopIteration
         delivery = self._next()
-        self._hand_over(delivery)
-        if delivery is None:
+        plan = None if delivery is None else delivery.plan
+        self._hand_over(plan)
+        if plan is None:
             self._over = True
-        over = delivery is None or delivery.plan.last  # frameworks may stop here
+        over = plan is None or plan.last  # frameworks may stop here
         if over and not self._given:  # once: the run may be another loop's by then
             self._given = True
             self._slot.release(self._run)
