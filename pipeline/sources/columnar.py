@@ -159,8 +159,11 @@ class Columnar(Source):
 
         It depends on the file's path, size and time, the row's number, and the columns.
         """
+        from ...cache.fingerprint.key import file_fingerprints
+
         sizes = np.array([sum(groups) for groups in self.sizes], np.int64)
-        return prints_of_rows(self.paths, sizes, digest([repr(self.columns)]))
+        read = digest([repr(self.columns)])
+        return prints_of_rows(file_fingerprints(self.paths), sizes, read)
 
     def identity(self) -> str | None:
         """Return the hash of the columns and of the number of rows in each group."""

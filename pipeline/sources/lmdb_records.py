@@ -131,9 +131,12 @@ class Lmdb(Source):
 
         All change when the file does: its path, size and time stand for its content.
         """
+        from ...cache.fingerprint.key import file_fingerprints
+
         inside = os.path.isdir(self.path)
         files = [os.path.join(self.path, "data.mdb") if inside else self.path]
-        return prints_of_rows(files, np.array([len(self)]), self.identity())
+        sizes = np.array([len(self)])
+        return prints_of_rows(file_fingerprints(files), sizes, self.identity())
 
     def identity(self) -> str:
         """Return the hash of the keys."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...cache.fingerprint.key import file_fingerprints
 from ...engine.recipe import Executor
 from ...errors import SpecError, check
 from .files import AsyncFiles, Store, find_files
@@ -54,7 +55,7 @@ class RemoteShards(Shards):
         """
         places = hashlib.blake2b(self.index.fields.tobytes(), digest_size=16)
         store = [*self.store.place(), self.identity(), places.hexdigest()]
-        return self._prints(store)
+        return self._prints_of(file_fingerprints(self.paths, store=store))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.store, self.paths, self.fields, self.index)

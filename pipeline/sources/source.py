@@ -88,22 +88,15 @@ def digest(names: Sequence[str]) -> str:
 
 
 def prints_of_rows(
-    paths: Sequence[str],
-    sizes: NDArray[np.int64],
-    salt: str,
-    store: list[Any] | None = None,
+    files: NDArray[np.uint64], sizes: NDArray[np.int64], salt: str
 ) -> NDArray[np.uint64]:
     """Return the fingerprints of the rows of some files, `uint64 [n, 2]`.
 
     Args:
-        paths: the f files.
+        files: fingerprint of each file, `[f, 2]`.
         sizes: number of rows of each file, `[f]`; n in total.
         salt: 32 hex digits that identify what is read of all rows.
-        store: what identifies the store of the files; None: they are on this machine.
     """
-    from ...cache.fingerprint.key import file_fingerprints
-
-    files = file_fingerprints(paths, store=store)
     salts = np.frombuffer(bytes.fromhex(salt), np.uint64).reshape(1, 2)
     starts = np.cumsum(sizes) - sizes
     rows = np.arange(int(sizes.sum())) - np.repeat(starts, sizes)

@@ -304,10 +304,9 @@ class Shards(Source):
             )
             raise KeyError(text) from None
 
-    def _prints(self, store: list[Any] | None = None) -> NDArray[np.uint64]:
-        """Return the fingerprints of samples, `uint64 [n, 2]`."""
-        read = digest([repr(self.fields)])
-        return prints_of_rows(self.paths, self._counts(), read, store)
+    def _prints_of(self, files: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Return the fingerprints of samples, given those of shards, `[f, 2]`."""
+        return prints_of_rows(files, self._counts(), digest([repr(self.fields)]))
 
     def identity(self) -> str:
         """Return the hash of all keys and fields, shard by shard."""
@@ -421,7 +420,9 @@ class WebDataset(Shards):
 
         It depends on the shard's path, size and time, and the sample's place in it.
         """
-        return self._prints()
+        from ...cache.fingerprint.key import file_fingerprints
+
+        return self._prints_of(file_fingerprints(self.paths))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.paths, self.fields, self.index)
