@@ -99,43 +99,6 @@ def placed(
     return parts.made(image, target)
 
 
-def placed_together(
-    samples: Sequence[Any],
-    rngs: Iterator[np.random.Generator],
-    choose: Callable[[np.random.Generator, int, int], Placement],
-    *,
-    to_end: bool = True,
-) -> list[Any]:
-    """Return samples with their images placed, made in one call without the GIL.
-
-    Args:
-        samples: as for `placed`.
-        rngs: the generator of each.
-        choose: returns the placement for an image of this height and width.
-        to_end: see `CropDecoder.crops`.
-
-    Returns:
-        None for a sample that must be made by itself: its image is no file, or one that
-        the extension refuses, or it has annotations.
-    """
-    made: list[Any] = [None] * len(samples)
-    parts = [SampleParts.of(sample) for sample in samples]
-    files = [part.file for part in parts]
-    chosen = {
-        at: choose(rng, height, width)
-        for at, ((height, width), rng) in enumerate(
-            zip(DECODER.sizes(files), rngs, strict=True)
-        )
-        if height and not is_bomb(height, width)
-    }
-    taken = [files[at] for at in chosen]
-    images = DECODER.crops(taken, [*chosen.values()], to_end=to_end)
-    for (at, placement), image in zip(chosen.items(), images, strict=True):
-        if image is not None:
-            made[at] = parts[at].made(on_canvas(image, placement))
-    return made
-
-
 def drawn(image: Image, placement: Placement) -> Image:
     """Return the new image, `uint8 [H, W, 3]`, in new memory."""
     part = placement.box.cut(image) if placement.cuts else image
@@ -166,9 +129,26 @@ class Placing(ABC):
     def __penstock_rows__(
         self, samples: Sequence[Any], rngs: Iterator[np.random.Generator], ctx: Context
     ) -> list[Any]:
-        """Return samples that are placed, and None for those that are placed alone."""
-        choose = partial(self._choose, ctx)
-        return placed_together(samples, rngs, choose, to_end=self.TO_END)
+        """Return samples with their images placed, made in one call without the GIL.
+
+        None stands for a sample that must be made by itself: its image is no file, or
+        one that the extension refuses, or it has annotations.
+        """
+        made: list[Any] = [None] * len(samples)
+        parts = [SampleParts.of(sample) for sample in samples]
+        files = [part.file for part in parts]
+        sizes = zip(DECODER.sizes(files), rngs, strict=True)
+        chosen = {
+            at: self._choose(ctx, rng, height, width)
+            for at, ((height, width), rng) in enumerate(sizes)
+            if height and not is_bomb(height, width)
+        }
+        taken = [files[at] for at in chosen]
+        images = DECODER.crops(taken, [*chosen.values()], to_end=self.TO_END)
+        for (at, placement), image in zip(chosen.items(), images, strict=True):
+            if image is not None:
+                made[at] = parts[at].made(on_canvas(image, placement))
+        return made
 
     @abstractmethod
     def _choose(
