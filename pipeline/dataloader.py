@@ -256,7 +256,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         if drawing.torchs is None:  # between epochs: where the next begins
             drawing = Drawing(drawing.epoch, base=self._base, now="")
             drawing.note(self.generator)
-            drawing.dataset = self._own_state()
+            from .torch_workers import is_keeper
+
+            dataset: Any = self.dataset
+            here = isinstance(dataset, IterableDataset) and self.num_workers == 0
+            if here and is_keeper(dataset):
+                drawing.dataset = dataset.state_dict()
         return drawing.to_state()
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
@@ -427,14 +432,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
                 loop, TorchsRow(self.name, self._told_of(meter)).stop_tuning
             )
         return loop
-
-    def _own_state(self) -> Any:
-        """Return the state of an iterable dataset that keeps one and is read here."""
-        from .torch_workers import is_keeper
-
-        dataset: Any = self.dataset
-        here = isinstance(dataset, IterableDataset) and self.num_workers == 0
-        return dataset.state_dict() if here and is_keeper(dataset) else None
 
     def _begun_by_torch(
         self, drawing: Drawing, watch: ShareWatch | None, *, new: bool

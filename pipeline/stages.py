@@ -639,20 +639,14 @@ def order_of(stages: Sequence[Stage]) -> Order:
 def _shuffled(order: Order, stage: ShuffleStage, source: SourceStage) -> Order:
     within = None
     if stage.window is not None:
-        sizes = _group_sizes(source)
+        sizes = getattr(source.dataset, "group_sizes", None)
+        if sizes is None:
+            raise SpecError(
+                f"Pipeline.shuffle(window=...) mixes a few shards at a time, and"
+                f" {type(source.dataset).__name__} has no `group_sizes`, the samples of"
+                " each of its shards; leave `window` out to mix all samples"
+            )
         within = group_shuffle(order, sizes, stage.seed, stage.window)
     if stage.parts is not None:
         return shuffled_by_part(order, stage.seed, stage.parts, within)
     return order.then(within) if within else order.shuffle(stage.seed)
-
-
-def _group_sizes(source: SourceStage) -> Sequence[int]:
-    """Return the number of samples in each shard of a source."""
-    sizes: Sequence[int] | None = getattr(source.dataset, "group_sizes", None)
-    if sizes is None:
-        raise SpecError(
-            f"Pipeline.shuffle(window=...) mixes a few shards at a time, and"
-            f" {type(source.dataset).__name__} has no `group_sizes`, the samples of"
-            " each of its shards; leave `window` out to mix all samples"
-        )
-    return sizes

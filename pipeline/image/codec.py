@@ -387,13 +387,10 @@ def made_by(
 ) -> list[Image | None]:
     """Return what the extension makes, all of one size; None for what it refuses."""
     pixels: Image = np.empty((len(files), *size, 3), np.uint8)
-    numbers = np.array([numbers_of(each) for each in placements], np.int32)
+    numbers = np.empty((len(files), 8), np.int32)
+    for row, each in zip(numbers, placements, strict=True):
+        box = each.reduced
+        sides = box.top, box.left, box.height, box.width
+        row[:] = *each.of, each.factor, *sides, each.mirrored
     made = extension.crops(files, numbers, pixels, to_end)
     return [image if done else None for image, done in zip(pixels, made, strict=True)]
-
-
-def numbers_of(placement: Placement) -> tuple[int, ...]:
-    """Return a placement as the extension takes it."""
-    box = placement.reduced
-    sides = box.top, box.left, box.height, box.width
-    return *placement.of, placement.factor, *sides, int(placement.mirrored)
