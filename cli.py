@@ -408,7 +408,7 @@ def findings() -> Iterator[Diagnosis]:
     """Look at everything that loading depends on."""
     import torch
 
-    from .pipeline.image.crop_decoder import crop_extension
+    from .pipeline.image.codec import crop_extension
 
     yield Diagnosis("penstock", __version__)
     yield Diagnosis("Python", f"{platform.python_version()}, {platform.system()}")
