@@ -26,7 +26,7 @@ from .listeners import tell_verdict
 from .policies.per_regime import Values
 from .saved import VERSION, Saved, write_whole
 from .situation import Decision, DecisionOutcome, Row, Situation
-from .window import lost_share
+from .thresholds import lost_share
 
 LOGGER = logging.getLogger("penstock.autotune")
 

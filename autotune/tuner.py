@@ -14,7 +14,7 @@ from ..engine.observe.knob import Knob
 from ..engine.observe.observation import Observation, TrainerObservation
 from ..system.resources import Budget
 from . import phrases
-from .causes import Window, busiest
+from .causes import busiest
 from .explain import bottleneck_phrase, evidence, explain, verdict_of
 from .host_peers import HostPeers
 from .log import AutotuneLog, Released, Spoken
@@ -22,6 +22,7 @@ from .policies.per_regime import PerRegime, Values
 from .policies.policy import Policy
 from .saved import Saved
 from .situation import Decision, DecisionOutcome, KnobKey, KnobView, Situation
+from .thresholds import starving, wait_share
 from .trial import MAX_NOISE_WINDOWS, Noise, Trial, Verdict
 from .window import (
     arrived,
@@ -29,10 +30,9 @@ from .window import (
     enough,
     joined,
     latest,
+    needed_workers,
     report_s,
     staff,
-    starving,
-    wait_share,
     whole,
 )
 
@@ -332,7 +332,7 @@ class Tuner(Generic[M]):
         self, decisions: tuple[Decision, ...], window: Observation
     ) -> None:
         worst = busiest(window).name
-        phrase = bottleneck_phrase(window, self._share)
+        phrase = bottleneck_phrase(window)
         if phrase and any(decision.operator == worst for decision in decisions):
             self._log.say(phrase)
 
@@ -372,7 +372,7 @@ class Tuner(Generic[M]):
         """Log what keeps the bottleneck from getting more workers, once."""
         worst = busiest(window)
         workers = worst.num_parallel_workers
-        needed = Window(window, worst, self._share, tuned=True).needed
+        needed = needed_workers(window, worst)
         line = phrases.held(worst.name, workers, worst.held)
         told = not worst.held or line in self._held
         if not told and needed > workers and starving(window):

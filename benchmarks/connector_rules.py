@@ -31,16 +31,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.autotune import phrases
+from penstock.autotune.explain import CPU_HIGH, CPU_LOW, DIFFERENCE
 from penstock.autotune.policies.backoff import NO_BACKOFFS, Backoffs
-from penstock.autotune.policies.case import (
-    CPU_HIGH,
-    CPU_LOW,
-    DIFFERENCE,
-    WAIT_TOLERATED,
-    Case,
-)
+from penstock.autotune.policies.policy import Case
 from penstock.autotune.situation import Decision, KnobKey, Situation
-from penstock.autotune.window import outbox, starving, wait_share
+from penstock.autotune.thresholds import WORTH, outbox, starving, wait_share
 from penstock.engine.observe.observation import SegmentObservation
 
 INPUT_LOW = 0.5
@@ -100,10 +95,7 @@ class ConnectorRules:
 def is_hungry(case: Case) -> bool:
     """Whether the trainer waits for batches that are not ready."""
     seen = case.situation.observation
-    return (
-        wait_share(seen) >= WAIT_TOLERATED
-        and outbox(seen).utilization < FINAL_UTILIZATION
-    )
+    return wait_share(seen) >= WORTH and outbox(seen).utilization < FINAL_UTILIZATION
 
 
 class _Rules(Case):

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from ...engine.observe.observation import Observation, ratio
 from ..situation import DecisionOutcome, KnobKey
-from ..window import cost_s, demand_rows_per_s, wait_share
+from ..thresholds import wait_share
+from ..window import cost_s, demand_rows_per_s
 from .curve import faster
 
 BACKOFF_S = 60.0

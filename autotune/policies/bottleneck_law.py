@@ -29,21 +29,30 @@ from ...engine.observe.knob import KnobName
 from ...engine.observe.observation import Observation, SegmentObservation, ratio
 from .. import phrases
 from ..situation import Decision, DecisionOutcome, KnobKey, KnobView, Situation
-from ..trial import RELIEF
-from ..window import (
-    batch_rows,
-    cost_s,
-    demand_rows_per_s,
-    lost_share,
-    outbox,
-    staff,
+from ..thresholds import (
+    BUSY,
+    CPU_USED,
+    HELD_BACK,
+    MOSTLY,
+    QUEUED,
+    WORTH,
+    always_ready,
+    busy,
+    busy_cores,
+    cores_used,
+    held_back,
+    queued,
+    slowed_share,
     starving,
+    take_turns,
     wait_share,
 )
+from ..trial import RELIEF
+from ..window import batch_rows, cost_s, demand_rows_per_s, staff
 from .backoff import NO_BACKOFFS, Backoffs
-from .case import CPU_USED, Case, cores_of, cpu_bound, spent
-from .curve import WORTH, Curve, efficiency, is_steady, probe, remembered
-from .kinds import ALONE_LAST, ALONE_NOW, NO_KINDS, Kinds
+from .curve import Curve, efficiency, is_steady, probe, remembered
+from .kinds import ALONE_NOW, NO_KINDS, Kinds
+from .policy import Case
 
 WORKERS: KnobName = "num_parallel_workers"
 JUMP = 4.0
@@ -51,18 +60,13 @@ JUMP = 4.0
 Processes may be one for each core: they share no lock as threads may."""
 MORE_PROCESSES = 16
 """Most processes that are added at once beyond one for each core: they cost memory."""
-BUSY_SHARE = 0.85
-"""Share of the time that workers should be busy: the rest is for uneven work."""
-WORTH_MUCH = 1.06
-"""The same if little CPU is left, which may not be available."""
-SATURATED = 0.8
-"""Share of their time that a segment's workers are busy if it holds others up."""
+WORTH_MUCH = 0.06
+"""Gain that a jump must promise if little CPU is left, which may not be available."""
 EFFICIENT = 0.3
 """Share of the expected rate below which growth has met a limit."""
 CPU_SPENT = 0.95
-"""CPU share above which no number of workers could get more out of it."""
-CPU_HEAVY = 0.75
-"""CPU share above which they might, if workers did not hinder each other."""
+"""Share of the cores in use above which no number of workers could get more out of
+them: at `CPU_USED`, workers that hinder one another may still be the reason."""
 CROWD = 2.0
 """Workers per core above which they may hinder each other."""
 EASE_WINDOWS = 2
@@ -71,20 +75,11 @@ PATIENCE_WINDOWS = 3
 CHEAPER = 1.5
 """How much less CPU a row may take, at most, if fewer workers crowd caches and cores
 less. A number that needs more cores even then is not tried."""
-HELD_BACK = 0.1
-"""Share of a segment's workers' time above which they count as held back."""
 MAX_PREFETCH = 16
 ROWS_EACH = 4
 """Rows ahead for each worker if rows mostly wait."""
-WAIT_TOLERATED = 0.02
-"""Below this share of the step, nothing is worth adding for."""
-MIN_RELIEF = 0.05
-"""Share of a step that loading must cost the trainer's own part for fewer workers to
-be tried."""
 RELIEF_KEEPS = 0.75
-"""Part of its workers that a segment keeps then."""
-EMPTY = 0.02
-"""Share of the time with no batch ready above which the trainer may starve."""
+"""Part of its workers that a segment keeps if they slow the trainer down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +158,7 @@ def _fed(case: _Law, known: LawMemory) -> tuple[tuple[Decision, ...], LawMemory]
         tuple(known.kinds.alone(situation, ALONE_NOW))
         or tuple(known.kinds.other_executor(situation))
         or case.improved()
-        or tuple(known.kinds.alone(situation, ALONE_LAST))
+        or tuple(known.kinds.alone(situation, 1.0 + WORTH))
         or tuple(known.kinds.other_host(situation))
         or tuple(case.relieved())
     )
@@ -179,7 +174,7 @@ class _Law(Case):
     def starved(self) -> bool:
         """Whether the trainer waits for loading, not for the hand-over of batches."""
         seen = self.situation.observation
-        return wait_share(seen) >= WAIT_TOLERATED and outbox(seen).empty >= EMPTY
+        return wait_share(seen) >= WORTH and not always_ready(seen)
 
     def improved(self) -> tuple[Decision, ...]:
         """Return changes that may shorten the trainer's wait, or release something."""
@@ -201,27 +196,28 @@ class _Law(Case):
     def possible(self) -> float:
         """Rows per second that CPU, GIL, trainer and bounded segments allow.
 
-        If workers take turns waiting for a core, or at the GIL, more of them bring
-        nothing, whoever uses the rest.
+        If workers wait for a core, more of them bring nothing, whoever uses the rest.
+        Threads that take turns at the GIL may use the rest of it.
         """
         seen, rate = self.situation.observation, self.rate
         demand = demand_rows_per_s(seen) or inf
         cores = self.situation.budget.cpu_cores
-        cpu_s_per_row = ratio(seen.cpu_cores, rate)
+        cpu_s_per_row = ratio(busy_cores(seen), rate)
         cpu = cores / cpu_s_per_row if cpu_s_per_row > 0 else inf
         bounds = [
             self._most(segment) / segment.run_s_per_row
             for segment in seen.segments
             if segment.run_s_per_row > 0
         ]
-        none_left = rate if spent(self.situation.observation) else inf
-        return min(demand, cpu, none_left, *bounds)
+        waits = queued(seen.segments) >= QUEUED
+        gil = rate / (seen.gil_held or 1.0) if self.turns() else inf
+        return min(demand, cpu, rate if waits else inf, gil, *bounds)
 
     def _one_a_core(self) -> float:
         """Rows per second if the slowest segment has a worker for each core."""
         segments = self.situation.observation.segments
         slowest_s = max(segment.run_s_per_row for segment in segments)
-        return ratio(BUSY_SHARE * self.situation.budget.cpu_cores, slowest_s)
+        return ratio(BUSY * self.situation.budget.cpu_cores, slowest_s)
 
     def _most(self, segment: SegmentObservation) -> int:
         """Largest number of workers that a segment may have."""
@@ -230,6 +226,25 @@ class _Law(Case):
             return segment.num_parallel_workers
         return max(knob.value, self.backoffs.most((segment.name, WORKERS), knob.upper))
 
+    def cpu_bound(self, share: float = CPU_USED) -> bool:
+        """Whether no core is free, or loading uses this share of what it may."""
+        seen, budget = self.situation.observation, self.situation.budget
+        return self.spent() or cores_used(seen, budget, share)
+
+    def spent(self) -> bool:
+        """Whether workers with work to do wait for a core, or take turns at the GIL."""
+        return self.turns() or queued(self.situation.observation.segments) >= QUEUED
+
+    def turns(self) -> bool:
+        """Whether threads take turns at the GIL."""
+        seen = self.situation.observation
+        return any(take_turns(seen, segment) for segment in seen.segments)
+
+    def cores_of(self, segment: SegmentObservation) -> float:
+        """Return the cores that a segment's workers can use at once."""
+        alone = take_turns(self.situation.observation, segment)
+        return 1.0 if alone else self.situation.budget.cpu_cores
+
     # What to add
 
     def thinned(self) -> tuple[Decision, ...]:
@@ -237,8 +252,8 @@ class _Law(Case):
         segment = self._bottleneck()
         if segment is None or len(self.curves.get(segment.name, ())) > 1:
             return ()
-        crowd = segment.num_parallel_workers > CROWD * cores_of(self.situation, segment)
-        return tuple(self._crowded(CPU_HEAVY)) if crowd else ()
+        crowd = segment.num_parallel_workers > CROWD * self.cores_of(segment)
+        return tuple(self._crowded()) if crowd else ()
 
     def jump(self, *, moves: bool = False) -> tuple[Decision, ...]:
         """Give every segment the workers that the possible rate keeps busy.
@@ -252,8 +267,8 @@ class _Law(Case):
         apart = moves or all(segment.executor == "process" for segment in segments)
         most = max(JUMP * self.rate, self._one_a_core() if apart else 0.0)
         target = min(self.possible(), most)
-        worth = WORTH_MUCH if cpu_bound(self.situation, CPU_HEAVY) else WORTH
-        if target < worth * self.rate or self._inefficient():
+        worth = WORTH_MUCH if self.cpu_bound() else WORTH
+        if target < (1.0 + worth) * self.rate or self._inefficient():
             return ()
         return tuple(self._grown(target, moves=moves))
 
@@ -264,8 +279,8 @@ class _Law(Case):
             knob = self.knob(*key)
             if knob is None:
                 continue
-            busy = target * segment.run_s_per_row
-            needed = ceil(busy / BUSY_SHARE - 0.01)
+            working = target * segment.run_s_per_row
+            needed = ceil(working / BUSY - 0.01)
             needed = min(needed, self._most(segment))
             if moves:
                 needed = min(needed, max(cores, knob.value))
@@ -280,7 +295,7 @@ class _Law(Case):
                 new=needed,
                 rule="law",
                 reason=phrases.law(
-                    segment.name, segment.run_s_per_row, busy, target, knob.value
+                    segment.name, segment.run_s_per_row, working, target, knob.value
                 ),
                 expected=min(target / self.rate, needed / knob.value),
                 evidence=self._evidence(segment, target),
@@ -333,24 +348,20 @@ class _Law(Case):
         curve, workers = self.curves.get(segment.name, ()), segment.num_parallel_workers
         here = dict(curve).get(workers, self.rate)
         return efficiency(curve, workers) < EFFICIENT or any(
-            more > workers and rate < WORTH * here for more, rate in curve
+            more > workers and rate < (1.0 + WORTH) * here for more, rate in curve
         )
 
     def _bottleneck(self) -> SegmentObservation | None:
         """The segment whose workers are always busy, or would be on another machine."""
         segments = self.situation.observation.segments
-        busiest = max(segments, key=_busy)
-        return (
-            busiest
-            if _busy(busiest) >= SATURATED or spent(self.situation.observation)
-            else None
-        )
+        busiest = max(segments, key=busy)
+        return busiest if busy(busiest) >= BUSY or self.spent() else None
 
     def search(self) -> Iterator[Decision]:
         """Try the number of workers that reveals most about where the peak is."""
         segment = self._bottleneck()
         knob = self.knob(segment.name, WORKERS) if segment else None
-        if segment is None or knob is None or cpu_bound(self.situation, CPU_SPENT):
+        if segment is None or knob is None or self.cpu_bound(CPU_SPENT):
             return
         curve = self.curves.get(segment.name, ())
         key: KnobKey = (segment.name, WORKERS)
@@ -377,18 +388,19 @@ class _Law(Case):
 
     def wider_queues(self) -> Iterator[Decision]:
         """Double the batches ahead if workers are held back and none is busy."""
+        seen = self.situation.observation
         if self._bottleneck() is not None:
             return
-        for segment in self.situation.observation.segments:
+        for segment in seen.segments:
             key: KnobKey = (segment.queue_name, "prefetch_size")
             knob = self.knob(*key)
-            held_back = ratio(segment.wait_credit_s, segment.worker_s)
-            if knob is None or held_back < HELD_BACK:
+            share = held_back(seen, segment)
+            if knob is None or share < HELD_BACK:
                 continue
             new, nbytes = self._wider(segment, knob, 2 * knob.value)
             if new > knob.value:
-                reason = phrases.held_back(segment.queue_name, held_back)
-                evidence = {"held_back": held_back, "predicted_bytes": nbytes}
+                reason = phrases.held_back(segment.queue_name, share)
+                evidence = {"held_back": share, "predicted_bytes": nbytes}
                 expected = self.expected(new / knob.value)
                 yield Decision(
                     *key, knob.value, new, "held_back", reason, expected, evidence
@@ -404,8 +416,7 @@ class _Law(Case):
     def relieved(self) -> Iterator[Decision]:
         """Reduce workers that cost the trainer more of its own part than they spare."""
         seen = self.situation.observation
-        slowed = lost_share(seen) - wait_share(seen)
-        if slowed < max(MIN_RELIEF, wait_share(seen)):
+        if slowed_share(seen) <= wait_share(seen):
             return
         for segment in sorted(seen.segments, key=lambda s: s.run_s, reverse=True):
             key: KnobKey = (segment.name, WORKERS)
@@ -419,17 +430,17 @@ class _Law(Case):
                 yield Decision(*key, knob.value, fewer, RELIEF, reason, 1.0, evidence)
                 return
 
-    def _crowded(self, share: float = CPU_USED) -> Iterator[Decision]:
+    def _crowded(self) -> Iterator[Decision]:
         """Reduce workers that crowd the CPU and mostly wait for a core."""
         segment = self._bottleneck()
-        if segment is None or not cpu_bound(self.situation, share):
+        if segment is None or not self.cpu_bound():
             return
-        cores = cores_of(self.situation, segment)
+        cores = self.cores_of(segment)
         key: KnobKey = (segment.name, WORKERS)
         knob = self.knob(*key)
         if knob is None:
             return
-        many = spent(self.situation.observation) and knob.value >= CROWD**3 * cores
+        many = self.spent() and knob.value >= CROWD**3 * cores
         fewer = max(knob.lower, ceil(cores), knob.value // (4 if many else 2))
         while fewer < knob.value and not self.allowed(key, fewer):
             fewer = ceil((fewer + knob.value + 1) / 2)
@@ -461,9 +472,4 @@ def of_numbers(outcomes: tuple[DecisionOutcome, ...]) -> tuple[DecisionOutcome, 
 
 def mostly_waits(segment: SegmentObservation) -> bool:
     """Whether a row keeps its worker waiting for longer than computing."""
-    return segment.cpu_s_per_row < segment.run_s_per_row / 2
-
-
-def _busy(segment: SegmentObservation) -> float:
-    """Share of its workers' time spent working."""
-    return ratio(segment.run_s, segment.worker_s)
+    return segment.cpu_s < MOSTLY * segment.run_s

@@ -18,28 +18,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ...engine.auto_executor import WORTH_WORKERS_NS
 from ...engine.observe.observation import Observation, SegmentObservation, ratio
 from ...system.printing import figures
 from .. import phrases
 from ..situation import Decision, DecisionOutcome, KnobKey, Situation
-from ..window import lost_share, wait_share
+from ..thresholds import (
+    MOSTLY,
+    WORTH,
+    collate_s,
+    computes,
+    no_core_free,
+    slowed_share,
+    take_turns,
+    wait_share,
+)
 
-MIN_WAIT = 0.05
-"""Share of its time that the trainer must wait for faster loading to be felt."""
 MIN_CPU_SHARE = 0.2
 """Share of all segments' CPU above which a segment may be what holds the GIL."""
-BUSY_SHARE = 0.85
-"""Share of the allowed cores in use above which none is to spare."""
-HELD_SHARE = 0.45
-"""Share of moments with the GIL held above which threads hinder each other."""
-MOSTLY = 0.5
 JOSTLED = (0.12, 0.6)
 """Range of the share of blocked time that may come from short calls, each of which
 releases the GIL and must get it back. The probe, which seldom finds it held, does not
 see that. Above the range they wait for something else."""
-MIN_GAIN = 0.05
-"""Share of a step that loading must cost the trainer's own part for other processes to
-be tried: they cost memory."""
 HERE = ("inline", "thread", "async")
 """Kinds of workers in the trainer's process."""
 MAX_GAIN = 2.0
@@ -47,14 +47,10 @@ MAX_GAIN = 2.0
 MANY_CORES = 4
 """From so many cores on, processes are tried rather than threads: there is room for
 them, and threads take the GIL from the trainer."""
-WORTH_WORKERS_S = 0.002
-"""Work in a batch above which handing it to workers may pay."""
 WORTH_COLLATING_S = 0.0005
-"""The same for collating, if there are workers."""
+"""Collating in a step above which handing it to workers may pay."""
 ALONE_NOW = 1.3
 """How many times faster the trainer must have been alone to take over at once."""
-ALONE_LAST = 1.03
-"""The same if nothing else is left to try."""
 RETRY_S = 120.0
 """A trial is repeated after this long; each time after twice as long."""
 OTHER_WORK = 2.0
@@ -172,7 +168,7 @@ class Kinds:
         No connector shows this: samples are there all the time.
         """
         seen = situation.observation
-        if any(collating(seen, segment) for segment in seen.segments):
+        if any(collate_s(seen, segment) for segment in seen.segments):
             yield from self.other_executor(situation)
 
     def alone(self, situation: Situation, gain: float) -> Iterator[Decision]:
@@ -213,7 +209,7 @@ class Kinds:
         seen = situation.observation
         return seen.gil_held is None and any(
             segment.executor == "thread"
-            and segment.cpu_s > 0.5 * segment.run_s
+            and segment.cpu_s > MOSTLY * segment.run_s
             and (segment.name, "executor") in situation.knobs
             for segment in seen.segments
         )
@@ -224,9 +220,9 @@ class Kinds:
         key = self._host(situation)
         if key is None or found is None:
             return
-        lost = lost_share(seen) - wait_share(seen)
+        lost = slowed_share(seen)
         here = any(segment.executor in HERE for segment in seen.segments)
-        if lost < MIN_GAIN or not here:
+        if not lost or not here:
             return
         yield Decision(
             *key,
@@ -275,7 +271,7 @@ class Kinds:
         seen = situation.observation
         all_cpu_s = sum(each.cpu_s for each in seen.segments)
         little = ratio(segment.cpu_s, all_cpu_s) < MIN_CPU_SHARE
-        if wait_share(seen) < MIN_WAIT or (little and not collating(seen, segment)):
+        if wait_share(seen) < WORTH or (little and not collate_s(seen, segment)):
             return None
         threads = dict(self.pasts).get(((segment.name, "executor"), "thread"))
         if segment.executor == "inline":
@@ -292,18 +288,18 @@ NO_KINDS = Kinds()
 
 def _of_threads(situation: Situation, segment: SegmentObservation) -> str | None:
     seen, allowed = situation.observation, situation.budget.cpu_cores
-    if seen.used_cores >= BUSY_SHARE * allowed:
+    if no_core_free(seen, situation.budget):
         return None
     cores = f"{seen.used_cores:.2f} of {figures(allowed)} cores are used"
-    collate_s = collating(seen, segment)
-    if collate_s >= WORTH_COLLATING_S:
+    step_s = collate_s(seen, segment)
+    if step_s >= WORTH_COLLATING_S:
         return (
-            f"putting samples together takes the trainer {figures(1e3 * collate_s)} ms"
+            f"putting samples together takes the trainer {figures(1e3 * step_s)} ms"
             f" a step while {cores}: processes collate in its place"
         )
     if seen.gil_held is None:
         return None
-    if seen.gil_held >= HELD_SHARE:
+    if take_turns(seen, segment):
         return (
             f"the GIL is held {seen.gil_held:.0%} of the time while {cores}: processes"
             " may use the rest"
@@ -331,22 +327,9 @@ def other_kind(
     kinds = tried.get(segment.executor, ("thread",))
     if "process" in lost or (lost and segment.executor == "process"):
         return None
-    if collating(seen, segment):
+    if collate_s(seen, segment):
         kinds = kinds[::-1]
     return next((each for each in kinds if each in choices and each not in lost), None)
-
-
-def collating(seen: Observation, segment: SegmentObservation) -> float:
-    """Return the seconds of a step that the trainer collates, if most of its wait.
-
-    Only worker processes can do that for it.
-    """
-    trainer = seen.trainer
-    collate_s = trainer.collate_s
-    if segment.executor == "inline" and len(segment.parts) > 1:
-        collate_s = segment.parts[-1].run_s_per_row * trainer.rows
-    most = collate_s >= MOSTLY * trainer.wait_s > 0.0
-    return ratio(collate_s, trainer.steps) if most else 0.0
 
 
 def _of_trainer(
@@ -359,13 +342,13 @@ def _of_trainer(
     """
     seen = situation.observation
     batch_s = segment.run_s_per_row * ratio(seen.trainer.rows, seen.trainer.steps)
-    if batch_s < WORTH_WORKERS_S:
+    if batch_s < WORTH_WORKERS_NS / 1e9:
         return None
     why = f"the trainer makes batches itself, and one takes {figures(batch_s * 1e3)} ms"
     if threads is None:
         return why
-    computes = ratio(segment.cpu_s, segment.run_s) >= MOSTLY
-    if not computes or seen.used_cores >= BUSY_SHARE * situation.budget.cpu_cores:
+    computing = computes(segment.cpu_s, segment.run_s)
+    if not computing or no_core_free(seen, situation.budget):
         return None
     fewer = max(0.0, -threads.change)
     return f"{why}; threads were {f'{fewer:.0%} slower' if fewer else 'no faster'}"
