@@ -159,9 +159,6 @@ class Explanation(Printed):
         return asdict(self)
 
     def __repr__(self) -> str:
-        return str(self)
-
-    def __str__(self) -> str:
         width = max([len("stage"), *(len(stage.name) for stage in self.stages)])
         head = (
             f"  {'stage':<{width}}  workers  prefetch  executor  items/s"
@@ -316,46 +313,33 @@ def of_torchs(
     )
 
 
-def bottleneck_phrase(observation: Observation) -> str | None:
-    """Return the log's sentence on the bottleneck, if it has too few workers.
-
-    None also if the trainer does so little itself that no number would be enough.
-    """
-    worst = busiest(observation)
-    needed = needed_workers(observation, worst)
-    if not worst.num_parallel_workers < needed < COUNTLESS:
-        return None
-    if computes(worst.cpu_s, worst.run_s):
-        return phrases.bottleneck(
-            worst.name, worst.cpu_s_per_row, needed, worst.num_parallel_workers
-        )
-    return phrases.blocked_bottleneck(
-        worst.name,
-        worst.run_s_per_row - worst.cpu_s_per_row,
-        worst.run_s_per_row,
-        needed,
-        worst.num_parallel_workers,
-    )
-
-
 def evidence(observation: Observation, decision: Decision) -> Iterator[str]:
-    """Yield what MindSpore's rules say about a decision's operator, if it is true.
+    """Yield what speaks for a decision, besides its reason.
 
-    For more workers: its input is full and its output empty, or its workers are nearly
-    always on a CPU. For a longer queue: its workers are seldom on one.
+    Its operator may be the bottleneck, whose workers are too few; nobody needs to know
+    how many, if the trainer does so little itself that no number would be enough.
+    MindSpore's rules may be true of it. For more workers: its input is full and its
+    output empty, or its workers are nearly always on a CPU. For a longer queue: its
+    workers are seldom on one.
     """
+    name, worst = decision.operator, busiest(observation)
+    needed = needed_workers(observation, worst)
+    few = worst.num_parallel_workers < needed < COUNTLESS
+    if few and name == worst.name and decision.expected > 1.0:
+        cpu = computes(worst.cpu_s, worst.run_s)
+        yield phrases.bottleneck(worst, needed, computes=cpu)
     if decision.added <= 0:
         return
     for segment in observation.segments:
         feeding, output = segment.input_utilization, segment.output.utilization
-        cpu, name = segment.cpu_utilization, decision.operator
+        share = segment.cpu_utilization
         if decision.key == (segment.name, "num_parallel_workers"):
             if feeding - output > DIFFERENCE:
                 yield phrases.slow(name, feeding, output, DIFFERENCE)
-            if cpu > CPU_HIGH:
-                yield phrases.cpu(name, cpu, CPU_HIGH)
-        elif decision.key == (segment.queue_name, "prefetch_size") and cpu < CPU_LOW:
-            yield phrases.cpu(name, cpu, CPU_LOW)
+            if share > CPU_HIGH:
+                yield phrases.cpu(name, share, CPU_HIGH)
+        elif decision.key == (segment.queue_name, "prefetch_size") and share < CPU_LOW:
+            yield phrases.cpu(name, share, CPU_LOW)
 
 
 def _stages(observation: Observation, share: float) -> tuple[StageReport, ...]:

@@ -15,7 +15,7 @@ from ..engine.observe.observation import Observation, TrainerObservation
 from ..system.resources import Budget
 from . import phrases
 from .causes import busiest
-from .explain import bottleneck_phrase, evidence, explain, verdict_of
+from .explain import evidence, explain, verdict_of
 from .host_peers import HostPeers
 from .log import AutotuneLog, Released, Spoken
 from .policies.per_regime import PerRegime, Values
@@ -43,9 +43,6 @@ CONTROL_S = 0.5
 CALM_CONTROL_S = 2.0
 """Between two looks, after `CALM_WINDOWS` windows without a decision."""
 CALM_WINDOWS = 20
-REST_CONTROL_S = 6.0
-"""The same after `REST_WINDOWS`: a day's log of two stages stays below 50 MB."""
-REST_WINDOWS = 300
 SPOKEN = 10, 5.0
 """Steps and seconds that a verdict covers, if that many passed since the last change:
 short epochs begin with a wait, and end without one."""
@@ -169,8 +166,6 @@ class Tuner(Generic[M]):
                 self._on_window(window)
                 # While a change settles, nothing is compared that could be disturbed.
                 self._plant.calm = self._trial is None or self._settling
-        if self._quiet > REST_WINDOWS:
-            return REST_CONTROL_S
         return CALM_CONTROL_S if self._quiet > CALM_WINDOWS else CONTROL_S
 
     def finish(self, recent: Callable[[], Observation] | None = None) -> None:
@@ -316,10 +311,8 @@ class Tuner(Generic[M]):
     def _apply(self, decisions: tuple[Decision, ...], window: Observation) -> None:
         knobs = self._knobs()
         self._log.spent(self._plant.trained, window.time_s, decides=True)
-        if any(decision.expected > 1.0 for decision in decisions):
-            self._name_bottleneck(decisions, window)
         for decision in decisions:
-            for line in evidence(window, decision):  # MindSpore's rules, where true
+            for line in evidence(window, decision):
                 if line != decision.reason:
                     self._log.say(line)
             self._log.decision(decision, window.time_s)
@@ -327,14 +320,6 @@ class Tuner(Generic[M]):
         known = max(BASE_WINDOWS, self._noise.windows)
         self._trial = Trial(decisions, self._base[-known:], in_step=self._shared)
         self._settle(window)
-
-    def _name_bottleneck(
-        self, decisions: tuple[Decision, ...], window: Observation
-    ) -> None:
-        worst = busiest(window).name
-        phrase = bottleneck_phrase(window)
-        if phrase and any(decision.operator == worst for decision in decisions):
-            self._log.say(phrase)
 
     def _settle(self, window: Observation) -> None:
         """Wait for the next window, and until rows in progress have gone through."""

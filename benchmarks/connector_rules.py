@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from penstock.autotune import phrases
 from penstock.autotune.explain import CPU_HIGH, CPU_LOW, DIFFERENCE
 from penstock.autotune.policies.backoff import NO_BACKOFFS, Backoffs
-from penstock.autotune.policies.policy import Case
+from penstock.autotune.policies.policy import CPU_EXCEEDED, Case
 from penstock.autotune.situation import Decision, KnobKey, Situation
 from penstock.autotune.thresholds import WORTH, outbox, starving, wait_share
 from penstock.engine.observe.observation import SegmentObservation
@@ -144,8 +144,8 @@ class _Rules(Case):
             new = knob.value + step
             # More rows per second cost every segment more CPU, not only this one.
             cores = seen.cpu_cores * self.expected(new / knob.value)
-            fits = self.fits(cores) or (spare and step == 1)
-            if fits and new <= knob.upper and self.allowed(key, new):
+            fits = cores <= CPU_EXCEEDED * budget.cpu_cores or (spare and step == 1)
+            if fits and new <= knob.upper and self.backoffs.allows(key, new):
                 return knob.value, new
         return None
 
@@ -161,7 +161,7 @@ class _Rules(Case):
         nbytes = (new - knob.value) * self.batch_bytes(segment)
         held = self.situation.observation.held_bytes
         fits = held + nbytes <= self.situation.budget.memory_bytes
-        if new <= knob.value or not fits or not self.allowed(key, new):
+        if new <= knob.value or not fits or not self.backoffs.allows(key, new):
             return None
         reason = phrases.cpu(segment.queue_name, cpu, CPU_LOW)
         evidence = {

@@ -132,14 +132,13 @@ class BottleneckLaw:
         if mended := tuple(case.within_budget()):
             return mended, replace(known, hungry=0, at_ease=0)
         if moved := tuple(kinds.off_threads(situation)):
-            more = case.jump(moves=True) if case.starved() else ()
-            return (*moved, *more), replace(known, hungry=0, at_ease=0)
+            return case.staffed(moved), replace(known, hungry=0, at_ease=0)
         if case.starved():
             return _fed(case, replace(known, hungry=memory.hungry + 1, at_ease=0))
         known = replace(known, hungry=0, waited=0)
         moved = tuple(kinds.collated_elsewhere(situation))
         if moved or (moved := tuple(kinds.other_host(situation))):
-            return moved, known
+            return case.staffed(moved), known
         at_ease = memory.at_ease + 1 if case.at_ease() else 0
         spared = tuple(case.relieved())
         if at_ease >= EASE_WINDOWS:
@@ -156,10 +155,10 @@ def _fed(case: _Law, known: LawMemory) -> tuple[tuple[Decision, ...], LawMemory]
         return (), replace(known, waited=known.waited + 1)
     decisions = (
         tuple(known.kinds.alone(situation, ALONE_NOW))
-        or tuple(known.kinds.other_executor(situation))
+        or case.staffed(tuple(known.kinds.other_executor(situation)))
         or case.improved()
         or tuple(known.kinds.alone(situation, 1.0 + WORTH))
-        or tuple(known.kinds.other_host(situation))
+        or case.staffed(tuple(known.kinds.other_host(situation)))
         or tuple(case.relieved())
     )
     return decisions, replace(known, waited=0)
@@ -175,6 +174,12 @@ class _Law(Case):
         """Whether the trainer waits for loading, not for the hand-over of batches."""
         seen = self.situation.observation
         return wait_share(seen) >= WORTH and not always_ready(seen)
+
+    def staffed(self, moved: tuple[Decision, ...]) -> tuple[Decision, ...]:
+        """Return a move, with as many processes as the law says if they are short."""
+        processes = any(decision.new == "process" for decision in moved)
+        more = self.jump(moves=True) if processes and self.starved() else ()
+        return (*moved, *more)
 
     def improved(self) -> tuple[Decision, ...]:
         """Return changes that may shorten the trainer's wait, or release something."""
@@ -193,11 +198,12 @@ class _Law(Case):
         """Present rows per second."""
         return ratio(1.0, cost_s(self.situation.observation))
 
-    def possible(self) -> float:
+    def possible(self, *, moves: bool = False) -> float:
         """Rows per second that CPU, GIL, trainer and bounded segments allow.
 
         If workers wait for a core, more of them bring nothing, whoever uses the rest.
-        Threads that take turns at the GIL may use the rest of it.
+        Threads that take turns at the GIL may use the rest of it; processes (if
+        everything `moves` there) have their own.
         """
         seen, rate = self.situation.observation, self.rate
         demand = demand_rows_per_s(seen) or inf
@@ -210,7 +216,7 @@ class _Law(Case):
             if segment.run_s_per_row > 0
         ]
         waits = queued(seen.segments) >= QUEUED
-        gil = rate / (seen.gil_held or 1.0) if self.turns() else inf
+        gil = rate / (seen.gil_held or 1.0) if self._turns() and not moves else inf
         return min(demand, cpu, rate if waits else inf, gil, *bounds)
 
     def _one_a_core(self) -> float:
@@ -226,21 +232,21 @@ class _Law(Case):
             return segment.num_parallel_workers
         return max(knob.value, self.backoffs.most((segment.name, WORKERS), knob.upper))
 
-    def cpu_bound(self, share: float = CPU_USED) -> bool:
+    def _cpu_bound(self, share: float = CPU_USED) -> bool:
         """Whether no core is free, or loading uses this share of what it may."""
         seen, budget = self.situation.observation, self.situation.budget
-        return self.spent() or cores_used(seen, budget, share)
+        return self._spent() or cores_used(seen, budget, share)
 
-    def spent(self) -> bool:
+    def _spent(self) -> bool:
         """Whether workers with work to do wait for a core, or take turns at the GIL."""
-        return self.turns() or queued(self.situation.observation.segments) >= QUEUED
+        return self._turns() or queued(self.situation.observation.segments) >= QUEUED
 
-    def turns(self) -> bool:
+    def _turns(self) -> bool:
         """Whether threads take turns at the GIL."""
         seen = self.situation.observation
         return any(take_turns(seen, segment) for segment in seen.segments)
 
-    def cores_of(self, segment: SegmentObservation) -> float:
+    def _cores_of(self, segment: SegmentObservation) -> float:
         """Return the cores that a segment's workers can use at once."""
         alone = take_turns(self.situation.observation, segment)
         return 1.0 if alone else self.situation.budget.cpu_cores
@@ -252,7 +258,7 @@ class _Law(Case):
         segment = self._bottleneck()
         if segment is None or len(self.curves.get(segment.name, ())) > 1:
             return ()
-        crowd = segment.num_parallel_workers > CROWD * self.cores_of(segment)
+        crowd = segment.num_parallel_workers > CROWD * self._cores_of(segment)
         return tuple(self._crowded()) if crowd else ()
 
     def jump(self, *, moves: bool = False) -> tuple[Decision, ...]:
@@ -266,9 +272,9 @@ class _Law(Case):
         segments = self.situation.observation.segments
         apart = moves or all(segment.executor == "process" for segment in segments)
         most = max(JUMP * self.rate, self._one_a_core() if apart else 0.0)
-        target = min(self.possible(), most)
-        worth = WORTH_MUCH if self.cpu_bound() else WORTH
-        if target < (1.0 + worth) * self.rate or self._inefficient():
+        target = min(self.possible(moves=moves), most)
+        worth = WORTH_MUCH if self._cpu_bound() else WORTH
+        if target < (1.0 + worth) * self.rate or (self._inefficient() and not moves):
             return ()
         return tuple(self._grown(target, moves=moves))
 
@@ -328,7 +334,11 @@ class _Law(Case):
         held_bytes = self.situation.observation.held_bytes
         fits = held_bytes + nbytes <= self.situation.budget.memory_bytes
         key: KnobKey = (segment.queue_name, "prefetch_size")
-        return (new, nbytes) if fits and self.allowed(key, new) else (knob.value, 0.0)
+        return (
+            (new, nbytes)
+            if fits and self.backoffs.allows(key, new)
+            else (knob.value, 0.0)
+        )
 
     def _evidence(self, segment: SegmentObservation, target: float) -> dict[str, float]:
         return {
@@ -355,13 +365,13 @@ class _Law(Case):
         """The segment whose workers are always busy, or would be on another machine."""
         segments = self.situation.observation.segments
         busiest = max(segments, key=busy)
-        return busiest if busy(busiest) >= BUSY or self.spent() else None
+        return busiest if busy(busiest) >= BUSY or self._spent() else None
 
     def search(self) -> Iterator[Decision]:
         """Try the number of workers that reveals most about where the peak is."""
         segment = self._bottleneck()
         knob = self.knob(segment.name, WORKERS) if segment else None
-        if segment is None or knob is None or self.cpu_bound(CPU_SPENT):
+        if segment is None or knob is None or self._cpu_bound(CPU_SPENT):
             return
         curve = self.curves.get(segment.name, ())
         key: KnobKey = (segment.name, WORKERS)
@@ -424,7 +434,7 @@ class _Law(Case):
             if knob is None or not segment.is_here:
                 continue
             fewer = max(knob.lower, int(RELIEF_KEEPS * knob.value))
-            if fewer < knob.value and self.allowed(key, fewer):
+            if fewer < knob.value and self.backoffs.allows(key, fewer):
                 reason = phrases.relief(segment.name, seen.slowdown, knob.value)
                 evidence = {"slowdown": seen.slowdown}
                 yield Decision(*key, knob.value, fewer, RELIEF, reason, 1.0, evidence)
@@ -433,16 +443,16 @@ class _Law(Case):
     def _crowded(self) -> Iterator[Decision]:
         """Reduce workers that crowd the CPU and mostly wait for a core."""
         segment = self._bottleneck()
-        if segment is None or not self.cpu_bound():
+        if segment is None or not self._cpu_bound():
             return
-        cores = self.cores_of(segment)
+        cores = self._cores_of(segment)
         key: KnobKey = (segment.name, WORKERS)
         knob = self.knob(*key)
         if knob is None:
             return
-        many = self.spent() and knob.value >= CROWD**3 * cores
+        many = self._spent() and knob.value >= CROWD**3 * cores
         fewer = max(knob.lower, ceil(cores), knob.value // (4 if many else 2))
-        while fewer < knob.value and not self.allowed(key, fewer):
+        while fewer < knob.value and not self.backoffs.allows(key, fewer):
             fewer = ceil((fewer + knob.value + 1) / 2)
         if fewer < knob.value:
             reason = phrases.crowded(segment.name, knob.value, cores)

@@ -33,6 +33,7 @@ from ..thresholds import (
     take_turns,
     wait_share,
 )
+from .backoff import drifted
 
 MIN_CPU_SHARE = 0.2
 """Share of all segments' CPU above which a segment may be what holds the GIL."""
@@ -53,8 +54,6 @@ ALONE_NOW = 1.3
 """How many times faster the trainer must have been alone to take over at once."""
 RETRY_S = 120.0
 """A trial is repeated after this long; each time after twice as long."""
-OTHER_WORK = 2.0
-"""Factor in the CPU-seconds of a sample that means different work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +69,10 @@ class Past:
     cpu_s: float = 0.0
     """CPU-seconds of a sample at the time."""
 
-    @property
-    def due_s(self) -> float:
-        """When it may be tried again."""
-        return self.time_s + RETRY_S * 2.0 ** (self.trials - 1)
-
     def speaks(self, now_s: float, cpu_s: float) -> bool:
         """Whether it still counts: it is recent, and the work is the same."""
-        same = not self.cpu_s or 1 / OTHER_WORK < cpu_s / self.cpu_s < OTHER_WORK
-        return same and now_s < self.due_s
+        due_s = self.time_s + RETRY_S * 2.0 ** (self.trials - 1)
+        return now_s < due_s and not drifted(self.cpu_s, cpu_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +130,6 @@ class Kinds:
                 expected=min(MAX_GAIN, max(1.0, idle)) if new == "process" else 1.0,
                 evidence=_evidence(seen, segment),
             )
-            if new == "process":
-                yield from _one_a_core(situation, segment)
             return
 
     def _together(
@@ -160,7 +152,6 @@ class Kinds:
             expected=min(MAX_GAIN, max(1.0, idle)),
             evidence=_evidence(seen, segment),
         )
-        yield from _one_a_core(situation, segment)
 
     def collated_elsewhere(self, situation: Situation) -> Iterator[Decision]:
         """Try worker processes if the trainer waits for its own collating.
@@ -361,26 +352,6 @@ def _of_processes(past: Past | None, now_s: float) -> str:
         f"threads are measured again: {past.change:+.0%} samples/s"
         f" {now_s - past.time_s:.0f} s ago"
     )
-
-
-def _one_a_core(
-    situation: Situation, segment: SegmentObservation
-) -> Iterator[Decision]:
-    """Yield a worker for each core: processes do not share one as threads do."""
-    knob = situation.knobs.get((segment.name, "num_parallel_workers"))
-    if knob is None or not knob.tunable:
-        return
-    wanted = min(max(knob.value, round(situation.budget.cpu_cores)), knob.upper)
-    if wanted > knob.value:
-        yield Decision(
-            segment.name,
-            "num_parallel_workers",
-            knob.value,
-            wanted,
-            rule="executor",
-            reason=phrases.one_a_core(segment.name, wanted),
-            expected=1.0,
-        )
 
 
 def _blocked(segment: SegmentObservation) -> float:

@@ -66,7 +66,8 @@ class Case:
     def within_budget(self) -> Iterator[Decision]:
         """Remove a worker from the segment that uses most of too many cores."""
         seen, limit = self.situation.observation, self.situation.budget.cpu_cores
-        if self.situation.budget.whole_machine or self.fits(seen.cpu_cores):
+        fits = seen.cpu_cores <= CPU_EXCEEDED * limit
+        if self.situation.budget.whole_machine or fits:
             return
         for segment in sorted(seen.segments, key=lambda s: s.cpu_s, reverse=True):
             knob = self.knob(segment.name, "num_parallel_workers")
@@ -101,11 +102,13 @@ class Case:
             busy = ratio(max(segment.run_s, taken_s), seen.window_s)
             enough = max(knob.lower, ceil(busy / BUSY), 1)
             fewer = knob.value - ceil(RELEASED_SHARE * (knob.value - enough))
-            if fewer < knob.value and self.allowed(key, fewer):
+            if fewer < knob.value and self.backoffs.allows(key, fewer):
                 waiting = wait_share(seen) >= WORTH
                 reason = phrases.idle(segment.name, busy, knob.value, waiting=waiting)
                 evidence = {"busy_workers": busy}
-                yield release(key, knob.value, fewer, reason, evidence)
+                yield Decision(
+                    *key, knob.value, fewer, "release", reason, 1.0, evidence
+                )
 
     def idle_queues(self) -> Iterator[Decision]:
         """Release a fifth of the batches that each segment prefetches."""
@@ -115,14 +118,13 @@ class Case:
             if knob is None:
                 continue
             fewer = max(knob.lower, MIN_PREFETCH, int(PREFETCH_KEPT * knob.value))
-            if fewer < knob.value and self.allowed(key, fewer):
+            if fewer < knob.value and self.backoffs.allows(key, fewer):
                 level = segment.output.utilization
                 reason = phrases.queue_idle(segment.queue_name, level)
-                yield release(key, knob.value, fewer, reason, {"utilization": level})
-
-    def fits(self, cores: float) -> bool:
-        """Whether the budget has this many cores, apart from measurement noise."""
-        return cores <= CPU_EXCEEDED * self.situation.budget.cpu_cores
+                evidence = {"utilization": level}
+                yield Decision(
+                    *key, knob.value, fewer, "release", reason, 1.0, evidence
+                )
 
     def expected(self, factor: float) -> float:
         """Return a gain of `factor`, limited to what free loading would bring."""
@@ -145,14 +147,3 @@ class Case:
         """Return a knob if it exists and may be tuned."""
         knob = self.situation.knobs.get(key)
         return knob if knob is not None and knob.tunable else None
-
-    def allowed(self, key: KnobKey, value: int) -> bool:
-        """Whether no backoff rules out this value."""
-        return self.backoffs.allows(key, value)
-
-
-def release(
-    key: KnobKey, old: int, new: int, reason: str, evidence: dict[str, float]
-) -> Decision:
-    """Return the decision to release what does nothing."""
-    return Decision(*key, old, new, "release", reason, 1.0, evidence)
