@@ -32,6 +32,7 @@ from .thresholds import (
     collate_s,
     computes,
     cores_used,
+    has_room,
     held_back,
     no_core_free,
     outbox,
@@ -349,9 +350,8 @@ def _of_unevenness(window: Window) -> Cause | None:
 
 def _of_prefetch(window: Window, wanted: int) -> tuple[str, ...]:
     """Advise more batches ahead, if the budget has room for them."""
-    seen, segment, budget = window.seen, window.segment, window.budget
-    more = (wanted - segment.prefetch_size) * seen.batch_bytes
-    if seen.held_bytes + more > budget.memory_bytes:
+    segment = window.segment
+    if not has_room(window.seen, window.budget, wanted - segment.prefetch_size):
         return ()
     if not window.torchs:
         return (TUNE, f"ps.set_prefetch_size({wanted})")

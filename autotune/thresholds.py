@@ -144,6 +144,11 @@ def no_core_free(seen: Observation, budget: Budget) -> bool:
     return seen.used_cores >= CPU_USED * budget.cpu_cores
 
 
+def has_room(seen: Observation, budget: Budget, batches: int) -> bool:
+    """Whether the memory budget has room for so many more batches."""
+    return seen.held_bytes + batches * seen.batch_bytes <= budget.memory_bytes
+
+
 def collate_s(seen: Observation, segment: SegmentObservation) -> float:
     """Return the seconds of a step that the trainer collates, if most of its wait.
 

@@ -40,6 +40,8 @@ MIN_FOR_WORSE = 2
 MIN_FOR_RELEASE = 3
 """Full connectors hide for a moment that something was released."""
 MAX_WINDOWS = 4
+"""Most windows that are compared, before a change or after it, unless noise requires
+more."""
 LONG_S = 3.0
 """Seconds of windows after which two are as good as four short ones."""
 MAX_FILLING = 12

@@ -23,7 +23,7 @@ from .policies.policy import Policy
 from .saved import Saved
 from .situation import Decision, DecisionOutcome, KnobKey, KnobView, Situation
 from .thresholds import starving, wait_share
-from .trial import MAX_NOISE_WINDOWS, Noise, Trial, Verdict
+from .trial import MAX_NOISE_WINDOWS, MAX_WINDOWS, Noise, Trial, Verdict
 from .window import (
     arrived,
     beginning,
@@ -46,8 +46,6 @@ CALM_WINDOWS = 20
 SPOKEN = 10, 5.0
 """Steps and seconds that a verdict covers, if that many passed since the last change:
 short epochs begin with a wait, and end without one."""
-BASE_WINDOWS = 4
-"""Most windows before a change to compare it with, unless noise requires more."""
 REPORTS = 2
 """Reports of a worker after which what it was doing before a change is over."""
 MAX_SETTLE_S = 10.0
@@ -188,8 +186,7 @@ class Tuner(Generic[M]):
         """Return the values for an equal pipeline to start with."""
         views = self._views().items()
         values = {key: view.value for key, view in views if not view.kind}
-        known = self._memory.known.items()
-        regimes = {regime: each.values for regime, each in known}
+        regimes = dict(self._memory.values)
         if self._regime:
             regimes[self._regime] = values
         return Saved(values, dict(self._staff), regimes, self._budget.cpu_cores)
@@ -199,10 +196,7 @@ class Tuner(Generic[M]):
         self._share = self._host_peers.share(
             self._budget, wait_share(window), window.cpu_cores
         )
-        if self._replaced(window):
-            return
-        if self._entered(window):
-            self._enter(window)
+        if self._replaced(window) or self._entered(window):
             return
         if self._settling:
             decided = () if self._trial is None else self._trial.decisions
@@ -219,7 +213,9 @@ class Tuner(Generic[M]):
             self._noise.cut()
             return
         self._base = (*self._base, window)[-MAX_NOISE_WINDOWS:]
-        self._speak(latest(self._base, *SPOKEN))
+        self._seen = latest(self._base, *SPOKEN)
+        if self._verdict.due(self._seen):
+            self._tell_verdict(self._seen)
         due = self._plant.trained.steps - self._decided_at >= self._interval_steps
         if due and len(self._base) >= self._noise.windows:
             self._decide(whole(self._base[-self._noise.windows :]))
@@ -254,12 +250,10 @@ class Tuner(Generic[M]):
         return moved or failed
 
     def _entered(self, window: Observation) -> bool:
-        """Whether the plan has entered another regime."""
+        """Whether the plan has entered another regime: its known values apply now."""
         before, self._regime = self._regime, window.regime
-        return before not in ("", window.regime)
-
-    def _enter(self, window: Observation) -> None:
-        """Enter another regime: apply its known values at once, if there are any."""
+        if before in ("", window.regime):
+            return False
         if self._trial is not None:
             self._restore(self._trial)
         self._trial = None
@@ -268,6 +262,7 @@ class Tuner(Generic[M]):
         self._decide(window)
         if self._trial is None:
             self._base = ()
+        return True
 
     def _verify(self, trial: Trial) -> bool:
         """Judge the trial; True if it is over and the new values stay."""
@@ -317,7 +312,7 @@ class Tuner(Generic[M]):
                     self._log.say(line)
             self._log.decision(decision, window.time_s)
             knobs[decision.key].set(decision.new)
-        known = max(BASE_WINDOWS, self._noise.windows)
+        known = max(MAX_WINDOWS, self._noise.windows)
         self._trial = Trial(decisions, self._base[-known:], in_step=self._shared)
         self._settle(window)
 
@@ -332,12 +327,6 @@ class Tuner(Generic[M]):
         self._begins_s = window.time_s + MAX_BEGIN_S
         self._base = ()
         self._noise.cut()
-
-    def _speak(self, window: Observation) -> None:
-        """Log the verdict, if it is new or the last one was long ago."""
-        self._seen = window
-        if self._verdict.due(window):
-            self._tell_verdict(window)
 
     def _tell_verdict(self, window: Observation) -> None:
         explanation = explain(window, self._share, tuned=True)

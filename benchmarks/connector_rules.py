@@ -35,7 +35,7 @@ from penstock.autotune.explain import CPU_HIGH, CPU_LOW, DIFFERENCE
 from penstock.autotune.policies.backoff import NO_BACKOFFS, Backoffs
 from penstock.autotune.policies.policy import CPU_EXCEEDED, Case
 from penstock.autotune.situation import Decision, KnobKey, Situation
-from penstock.autotune.thresholds import WORTH, outbox, starving, wait_share
+from penstock.autotune.thresholds import WORTH, has_room, outbox, starving, wait_share
 from penstock.engine.observe.observation import SegmentObservation
 
 INPUT_LOW = 0.5
@@ -158,9 +158,9 @@ class _Rules(Case):
         if knob is None or cpu >= CPU_LOW or not starved:
             return None
         new = min(knob.value + PREFETCH_STEP, knob.upper, MAX_PREFETCH)
-        nbytes = (new - knob.value) * self.batch_bytes(segment)
-        held = self.situation.observation.held_bytes
-        fits = held + nbytes <= self.situation.budget.memory_bytes
+        seen = self.situation.observation
+        nbytes = (new - knob.value) * seen.batch_bytes
+        fits = has_room(seen, self.situation.budget, new - knob.value)
         if new <= knob.value or not fits or not self.backoffs.allows(key, new):
             return None
         reason = phrases.cpu(segment.queue_name, cpu, CPU_LOW)

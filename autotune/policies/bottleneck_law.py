@@ -25,10 +25,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
-from ...engine.observe.knob import KnobName
 from ...engine.observe.observation import Observation, SegmentObservation, ratio
 from .. import phrases
-from ..situation import Decision, DecisionOutcome, KnobKey, KnobView, Situation
+from ..situation import Decision, DecisionOutcome, KnobKey, Situation
 from ..thresholds import (
     BUSY,
     CPU_USED,
@@ -40,6 +39,7 @@ from ..thresholds import (
     busy,
     busy_cores,
     cores_used,
+    has_room,
     held_back,
     queued,
     slowed_share,
@@ -50,11 +50,10 @@ from ..thresholds import (
 from ..trial import RELIEF
 from ..window import batch_rows, cost_s, demand_rows_per_s, staff
 from .backoff import NO_BACKOFFS, Backoffs
-from .curve import Curve, efficiency, is_steady, probe, remembered
+from .curve import WORKERS, Curve, efficiency, is_steady, probe, remembered
 from .kinds import ALONE_NOW, NO_KINDS, Kinds
 from .policy import Case
 
-WORKERS: KnobName = "num_parallel_workers"
 JUMP = 4.0
 """Most by which workers are multiplied at once while little is known of a segment.
 Processes may be one for each core: they share no lock as threads may."""
@@ -294,7 +293,7 @@ class _Law(Case):
                 needed = min(needed, max(cores, knob.value + MORE_PROCESSES))
             if needed <= knob.value:
                 continue
-            yield from self._further_ahead(segment, needed)
+            yield from self._rows_each(segment, needed)
             yield Decision(
                 *key,
                 old=knob.value,
@@ -307,38 +306,39 @@ class _Law(Case):
                 evidence=self._evidence(segment, target),
             )
 
-    def _further_ahead(
+    def _rows_each(
         self, segment: SegmentObservation, workers: int
     ) -> Iterator[Decision]:
         """Raise the rows ahead so that each worker has several, if rows mostly wait.
 
         Fewer hand-overs then carry as many rows (`lease_rows` in core.py).
         """
+        rows, queue = batch_rows(segment), segment.queue_name
+        if mostly_waits(segment) and rows > 0:
+            wanted = ceil(ROWS_EACH * workers / rows)
+            reason = phrases.few_ahead(queue, segment.prefetch_size, workers)
+            yield from self._further_ahead(segment, wanted, "ahead", reason)
+
+    def _further_ahead(
+        self,
+        segment: SegmentObservation,
+        wanted: int,
+        rule: str,
+        reason: str,
+        expected: float = 1.0,
+    ) -> Iterator[Decision]:
+        """Raise the batches ahead, as far as bounds and the memory budget allow."""
+        seen, budget = self.situation.observation, self.situation.budget
         key: KnobKey = (segment.queue_name, "prefetch_size")
         knob = self.knob(*key)
-        rows = batch_rows(segment)
-        if knob is None or not mostly_waits(segment) or rows <= 0:
+        if knob is None:
             return
-        new, nbytes = self._wider(segment, knob, ceil(ROWS_EACH * workers / rows))
-        if new > knob.value:
-            reason = phrases.few_ahead(segment.queue_name, knob.value, workers)
-            evidence = {"workers": workers, "predicted_bytes": nbytes}
-            yield Decision(*key, knob.value, new, "ahead", reason, 1.0, evidence)
-
-    def _wider(
-        self, segment: SegmentObservation, knob: KnobView, wanted: int
-    ) -> tuple[int, float]:
-        """Return how many of the wanted batches ahead are possible, and their bytes."""
         new = min(wanted, knob.upper, MAX_PREFETCH)
-        nbytes = (new - knob.value) * self.batch_bytes(segment)
-        held_bytes = self.situation.observation.held_bytes
-        fits = held_bytes + nbytes <= self.situation.budget.memory_bytes
-        key: KnobKey = (segment.queue_name, "prefetch_size")
-        return (
-            (new, nbytes)
-            if fits and self.backoffs.allows(key, new)
-            else (knob.value, 0.0)
-        )
+        more = new - knob.value
+        fits = has_room(seen, budget, more) and self.backoffs.allows(key, new)
+        if more > 0 and fits:
+            evidence = {"predicted_bytes": more * seen.batch_bytes}
+            yield Decision(*key, knob.value, new, rule, reason, expected, evidence)
 
     def _evidence(self, segment: SegmentObservation, target: float) -> dict[str, float]:
         return {
@@ -402,18 +402,12 @@ class _Law(Case):
         if self._bottleneck() is not None:
             return
         for segment in seen.segments:
-            key: KnobKey = (segment.queue_name, "prefetch_size")
-            knob = self.knob(*key)
-            share = held_back(seen, segment)
-            if knob is None or share < HELD_BACK:
-                continue
-            new, nbytes = self._wider(segment, knob, 2 * knob.value)
-            if new > knob.value:
+            share, size = held_back(seen, segment), segment.prefetch_size
+            if share >= HELD_BACK:
+                expected = self.expected(min(2 * size, MAX_PREFETCH) / size)
                 reason = phrases.held_back(segment.queue_name, share)
-                evidence = {"held_back": share, "predicted_bytes": nbytes}
-                expected = self.expected(new / knob.value)
-                yield Decision(
-                    *key, knob.value, new, "held_back", reason, expected, evidence
+                yield from self._further_ahead(
+                    segment, 2 * size, "held_back", reason, expected
                 )
 
     # What to release

@@ -41,8 +41,6 @@ JOSTLED = (0.12, 0.6)
 """Range of the share of blocked time that may come from short calls, each of which
 releases the GIL and must get it back. The probe, which seldom finds it held, does not
 see that. Above the range they wait for something else."""
-HERE = ("inline", "thread", "async")
-"""Kinds of workers in the trainer's process."""
 MAX_GAIN = 2.0
 """Largest gain that is expected from idle cores."""
 MANY_CORES = 4
@@ -212,7 +210,7 @@ class Kinds:
         if key is None or found is None:
             return
         lost = slowed_share(seen)
-        here = any(segment.executor in HERE for segment in seen.segments)
+        here = any(s.is_here and s.executor != "process" for s in seen.segments)
         if not lost or not here:
             return
         yield Decision(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Protocol, TypeVar
 
-from ...engine.observe.observation import SegmentObservation, ratio
+from ...engine.observe.observation import ratio
 from .. import phrases
 from ..situation import Decision, KnobKey, KnobView, Situation
 from ..thresholds import BUSY, WORTH, always_ready, outbox, wait_share
@@ -131,17 +131,6 @@ class Case:
         seen = self.situation.observation
         gap = 1.0 - wait_share(seen) if seen.trainer.steps else 0.0
         return min(factor, 1.0 / gap) if gap > 0 else factor
-
-    def batch_bytes(self, segment: SegmentObservation) -> float:
-        """Return the bytes of one more prefetched batch, judged by those that wait."""
-        seen = self.situation.observation
-        rows = ratio(segment.output.capacity, segment.prefetch_size)
-        if segment.output.occupancy >= 1.0:
-            return rows * segment.output.row_bytes
-        waiting = sum(
-            s.output.occupancy + s.num_parallel_workers for s in seen.segments
-        )
-        return rows * ratio(seen.held_bytes, waiting)
 
     def knob(self, *key: *KnobKey) -> KnobView | None:
         """Return a knob if it exists and may be tuned."""
