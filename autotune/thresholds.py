@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from ..engine.core.metrics import ConnectorObservation
 from ..engine.observe.observation import (
     MIN_GROWTH,
+    MIN_WAIT,
     Observation,
     SegmentObservation,
     ratio,
 )
 from ..system.resources import Budget
 
-WORTH = 0.03
+WORTH = MIN_WAIT
 """Share of a step. A shorter wait is not worth a change, and a change must gain as
 much: one window differs from the next by 2 % anyway (`PRIOR_SD` in trial.py)."""
 STARVED = 0.10
