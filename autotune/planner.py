@@ -288,34 +288,35 @@ def expected_slowest_s(steps_s: Sequence[float], nodes: int) -> float:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleProjection:
-    """The predicted speed of several numbers of nodes with a workload."""
+Epochs = tuple[ClusterSpeed, ClusterSpeed]
+"""A first epoch, and a later one."""
 
-    cores: float
-    """Cores of each node."""
-    epochs: tuple[tuple[ClusterSpeed, ClusterSpeed], ...]
-    """The first epoch and a later one, for each number of nodes."""
 
-    def __str__(self) -> str:
-        head = (
-            f"nodes in step, {figures(self.cores)} cores each: samples/s of all nodes,"
-            " and their share of the rate of trainers that never wait"
+def table_of(cores: float, speeds: Sequence[Epochs]) -> str:
+    """Return a table of the speed of several numbers of nodes, with a line for each.
+
+    Args:
+        cores: of each node.
+        speeds: for each number of nodes.
+    """
+    head = (
+        f"nodes in step, {figures(cores)} cores each: samples/s of all nodes, and their"
+        " share of the rate of trainers that never wait"
+    )
+    lines = [
+        head,
+        f"  {'nodes':>6}  {'first epoch':>20}  {'later epochs':>20}  what binds",
+    ]
+    for first, later in speeds:
+        binds = first.binds
+        if later.binds != binds:
+            binds = f"{binds}; later {later.binds}"
+        columns = "  ".join(
+            f"{each.rows_per_s:>13,.0f}  {each.efficiency:>5.2f}"
+            for each in (first, later)
         )
-        lines = [
-            head,
-            f"  {'nodes':>6}  {'first epoch':>20}  {'later epochs':>20}  what binds",
-        ]
-        for first, later in self.epochs:
-            binds = first.binds
-            if later.binds != binds:
-                binds = f"{binds}; later {later.binds}"
-            columns = "  ".join(
-                f"{each.rows_per_s:>13,.0f}  {each.efficiency:>5.2f}"
-                for each in (first, later)
-            )
-            lines.append(f"  {first.nodes:>6,}  {columns}  {binds}")
-        return "\n".join(lines)
+        lines.append(f"  {first.nodes:>6,}  {columns}  {binds}")
+    return "\n".join(lines)
 
 
 def plan_nodes(
@@ -328,7 +329,7 @@ def plan_nodes(
     ram_bytes: float = 0.0,
     disk_bytes: float = 0.0,
     spread: float = 0.02,
-) -> ScaleProjection:
+) -> list[Epochs]:
     """Predict the speed of several nodes in step, each like the measured one.
 
     Args:
@@ -365,5 +366,4 @@ def plan_nodes(
         data_bytes=data_bytes,
         tiers=(Tier(ram_bytes), Tier(disk_bytes, DISK_BYTES_PER_S)),
     )
-    epochs = tuple((one.speed(nodes), one.speed(nodes, warm=True)) for nodes in counts)
-    return ScaleProjection(cores, epochs)
+    return [(one.speed(nodes), one.speed(nodes, warm=True)) for nodes in counts]

@@ -228,6 +228,3 @@ class Noise:
     def _variance(self) -> float:
         """Relative variance of one window."""
         return sum(self._squares) / 2.0 / (PRIOR + len(self._squares))
-
-    def __repr__(self) -> str:
-        return f"<Noise: {self.windows} windows are evidence>"

@@ -395,10 +395,6 @@ class TunerThread(Generic[M]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        state = "running" if self._thread.is_alive() else "stopped"
-        return f"<TunerThread {state} {self._tuner!r}>"
-
     def close(self) -> None:
         """Stop tuning and wait for the thread. Idempotent."""
         self._closing.set()

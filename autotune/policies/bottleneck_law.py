@@ -116,8 +116,7 @@ class BottleneckLaw:
         workers = staff(situation.observation)
         new = {name for name, _ in set(workers) - set(memory.staff)}
         numbers = of_numbers(situation.outcomes)
-        backoffs = memory.backoffs.without(new)
-        backoffs = backoffs.learned(numbers, situation.observation)
+        backoffs = memory.backoffs.learned(numbers, situation.observation, new)
         curves = {name: curve for name, curve in memory.curves if name not in new}
         curves = current(remembered(curves, numbers), situation.observation)
         known = replace(
