@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from ..engine.core.metrics import ConnectorObservation
 from ..engine.observe.observation import (
-    MIN_GROWTH,
     MIN_WAIT,
     Observation,
     SegmentObservation,
@@ -77,10 +76,9 @@ def lost_share(seen: Observation) -> float:
 def slowed_share(seen: Observation) -> float:
     """Return the share of the step by which loading lengthens the trainer's own part.
 
-    It is 0 if that is too little to act on.
+    It is 0 if that is not certain, or less than `MIN_GROWTH` in observation.py.
     """
-    share = lost_share(seen) - wait_share(seen)
-    return share if share >= MIN_GROWTH else 0.0
+    return lost_share(seen) - wait_share(seen)
 
 
 def starving(seen: Observation) -> bool:

@@ -419,7 +419,7 @@ class _Law(Case):
     def relieved(self) -> Iterator[Decision]:
         """Reduce workers that cost the trainer more of its own part than they spare."""
         seen = self.situation.observation
-        if slowed_share(seen) <= wait_share(seen):
+        if slowed_share(seen) < max(WORTH, wait_share(seen)):
             return
         for segment in sorted(seen.segments, key=lambda s: s.run_s, reverse=True):
             key: KnobKey = (segment.name, WORKERS)

@@ -211,7 +211,7 @@ class Kinds:
             return
         lost = slowed_share(seen)
         here = any(s.is_here and s.executor != "process" for s in seen.segments)
-        if not lost or not here:
+        if lost < WORTH or not here:
             return
         yield Decision(
             *key,
