@@ -2,9 +2,9 @@
 
 Threads cost less: one copy of the data, with rows written in place. Processes have
 their own GIL. So a segment on threads is tried on processes if three things are
-measured together: the trainer waits for data, cores are idle, and threads take
-turns at the GIL, or computing workers are blocked part of the time. A segment on processes
-is tried on threads if nothing is known about them. A trainer that makes long batches
+measured together: the trainer waits for data, cores are idle, and threads take turns
+at the GIL, or computing workers are blocked part of the time. A segment on processes is
+tried on threads if nothing is known about them. A trainer that makes long batches
 itself tries threads; if they were no faster, and it computes while cores are idle,
 processes. The engine is tried in a process of its own if the trainer's own part of a
 step takes longer while it loads.
