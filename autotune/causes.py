@@ -201,8 +201,12 @@ def _of_device(window: Window) -> Cause | None:
 
 
 def _of_collate(window: Window) -> Cause | None:
-    """Collating in the trainer's thread; in workers it is a part like any other."""
+    """Collating in the trainer's thread; in workers it is a part like any other.
+
+    Workers may do it if they do the rest, too, which the trainer makes itself so far.
+    """
     trainer, last = window.seen.trainer, window.seen.segments[-1]
+    alone = window.segment is last and last.executor == "inline"
     spent_s = collate_s(window.seen, last)
     if not spent_s:
         return None
@@ -210,7 +214,8 @@ def _of_collate(window: Window) -> Cause | None:
     return Cause(
         f"collate: putting samples together takes the trainer {1000 * spent_s:.2f} of"
         f" the {wait_ms:.2f} ms that each step waits.",
-        stage=last.queue_name,
+        _of_workers(window) if alone else (),
+        last.queue_name,
     )
 
 
