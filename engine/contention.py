@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 from .observe.observation import ContentionObservation
-from .plan import BatchPlan
+from .plan import BatchPlan, Shard
 from .rest import Rest
 
 SHARE = 0.005
@@ -91,8 +91,7 @@ def compare(
 
 def ranks() -> int:
     """Return how many processes train in step."""
-    there = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_world_size() if there else 1
+    return Shard.found().size
 
 
 def waits_for_others() -> bool:
