@@ -162,7 +162,7 @@ def test_collating_in_the_trainer_is_reported_for_the_batch_stage() -> None:
 def test_collating_beside_all_other_work_of_the_trainer_may_go_to_workers() -> None:
     read = PartObservation(READ, 0.0002, 0.0, None)
     collate = PartObservation("Batch(ID:2)", 0.0016, 0.0, None, 0.0016)
-    changes = {"executor": "inline", "queue_name": "Batch(ID:2)"}
+    changes: Any = {"executor": "inline", "queue_name": "Batch(ID:2)"}
     seen = with_last(computing(), parts=(read, collate), **changes)
     found = explain(seen, ROOMY)
     assert (found.bottleneck, found.advice) == (

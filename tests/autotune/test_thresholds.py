@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def acts(case: Situation) -> list[str]:
 def several(seen: Observation) -> Observation:
     """Return the window of four threads that compute."""
     read, decode = seen.segments
-    four = {"num_parallel_workers": 4, "worker_s": 4.0, "run_s": 4.0, "cpu_s": 3.9}
+    four: Any = {"num_parallel_workers": 4, "worker_s": 4.0, "run_s": 4.0, "cpu_s": 3.9}
     return replace(seen, segments=(read, replace(decode, **four)))
 
 
@@ -67,7 +68,7 @@ def test_queues_grow_where_samples_are_uneven(share: float) -> None:
     seen = replace(starved(), trainer=TrainerObservation(10, 64, 0.5, 0.5))
     read, decode = seen.segments
     held_s = 4 * share * HELD_BACK
-    four = {"num_parallel_workers": 4, "worker_s": 4.0, "run_s": 1.2, "cpu_s": 0.0}
+    four: Any = {"num_parallel_workers": 4, "worker_s": 4.0, "run_s": 1.2, "cpu_s": 0.0}
     decode = replace(decode, **four, wait_input_s=0.0, wait_credit_s=held_s)
     read = replace(read, run_s=0.1, wait_credit_s=0.0)
     seen = replace(seen, segments=(read, decode))
