@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from ...engine.auto_executor import WORTH_WORKERS_NS
 from ...engine.observe.observation import Observation, SegmentObservation, ratio
+from ...engine.run import MANY_CORES
 from ...system.printing import figures
 from .. import phrases
 from ..situation import Decision, DecisionOutcome, KnobKey, Situation
@@ -43,9 +44,6 @@ releases the GIL and must get it back. The probe, which seldom finds it held, do
 see that. Above the range they wait for something else."""
 MAX_GAIN = 2.0
 """Largest gain that is expected from idle cores."""
-MANY_CORES = 4
-"""From so many cores on, processes are tried rather than threads: there is room for
-them, and threads take the GIL from the trainer."""
 WORTH_COLLATING_S = 0.0005
 """Collating in a step above which handing it to workers may pay."""
 ALONE_NOW = 1.3
