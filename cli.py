@@ -170,9 +170,8 @@ def plan(  # noqa: PLR0913, PLR0917 typer makes an option of each
     for count in cores or [effective_cpus()]:
         print(planner.Projection(workload, count))
         if nodes:
-            with busy(f"simulating {max(nodes):,} nodes"):
-                many = planner.plan_nodes(workload, count, nodes, **around)
-            print(many)
+            speeds = planner.plan_nodes(workload, count, nodes, **around)
+            print(planner.table_of(count, speeds))
 
 
 def _bytes_of(size: str, otherwise: float) -> float:

@@ -21,25 +21,28 @@ from ..system.printing import figures
 from ..system.resources import Budget
 from ..system.run_queue import APART_NS
 from . import phrases
-from .policies.case import CPU_USED, QUEUED
-from .window import demand_rows_per_s, outbox, wait_share
+from .thresholds import (
+    BUSY,
+    HELD_BACK,
+    MOSTLY,
+    QUEUED,
+    always_ready,
+    busy,
+    busy_cores,
+    collate_s,
+    computes,
+    cores_used,
+    has_room,
+    held_back,
+    no_core_free,
+    outbox,
+    queued,
+    take_turns,
+)
+from .window import needed_workers
 
-COMPUTES = 0.75
-"""CPU share of its run time above which an operation computes."""
-SHORT = 0.2
-"""Share of the time of a source's workers that they wait for bytes above which the
-memory budget binds; likewise for the time that workers wait at a bound."""
-BUSY = 0.8
-"""Share of its workers' time above which a segment has too few of them."""
 ENOUGH = 1.2
 """This many times the present workers may be needed, given the uncertainty."""
-MOSTLY = 0.5
-"""Share of a time above which something takes most of it."""
-READY = 0.95
-"""Share of the time with a batch ready above which loading is not the cause."""
-GIL_HELD = 0.6
-"""Share of moments with the GIL held above which it is named as the cause. The tuner
-acts on it later, when it is certain."""
 QUEUE_TOLD_S = 2 * APART_NS / 1e9
 """A window this long contains two measurements of the run queue, so waits are known."""
 SHORT_READ_S = 0.000_05
@@ -94,33 +97,13 @@ class Window:
 
     @property
     def needed(self) -> float:
-        """Workers that keep up with the trainer: demand times seconds per sample."""
-        return demand_rows_per_s(self.seen) * self.segment.run_s_per_row
+        """Workers that keep up with the trainer."""
+        return needed_workers(self.seen, self.segment)
 
     @property
     def computes(self) -> bool:
         """Whether the operation is mostly on a CPU."""
-        return ratio(self.part.cpu_s_per_row, self.part.run_s_per_row) >= COMPUTES
-
-    @property
-    def queued(self) -> float:
-        """Share of the run time that its workers wait for a core."""
-        return ratio(self.segment.queued_s, self.segment.run_s)
-
-    @property
-    def busy_cores(self) -> float:
-        """Cores that loading keeps busy, including hand-overs if nothing else runs.
-
-        What the engine's process does besides its workers may be the trainer's own
-        work, except while the trainer waits.
-        """
-        waits = wait_share(self.seen) >= MOSTLY
-        return max(self.seen.cpu_cores, self.seen.used_cores if waits else 0.0)
-
-    @property
-    def cores_used(self) -> bool:
-        """Whether loading keeps all cores busy."""
-        return self.busy_cores >= CPU_USED * self.budget.cpu_cores
+        return computes(self.part.cpu_s_per_row, self.part.run_s_per_row)
 
     @property
     def tried_processes(self) -> bool:
@@ -142,13 +125,8 @@ def seconds_of(
     An operation that gets the GIL back from computing threads waits for milliseconds,
     however little it does. In that case its time on a CPU is used.
     """
-    turns = segment.num_parallel_workers > 1 and _gil_is_held(observation, segment)
+    turns = segment.num_parallel_workers > 1 and take_turns(observation, segment)
     return attrgetter("cpu_s_per_row" if turns else "run_s_per_row")
-
-
-def _gil_is_held(observation: Observation, segment: SegmentObservation) -> bool:
-    held = observation.gil_held or 0.0
-    return segment.executor == "thread" and held >= GIL_HELD
 
 
 def busiest(observation: Observation) -> SegmentObservation:
@@ -157,14 +135,14 @@ def busiest(observation: Observation) -> SegmentObservation:
     The trainer waits for all of the work it does itself, however long it is away.
     """
 
-    def busy(segment: SegmentObservation) -> tuple[float, float]:
+    def burden(segment: SegmentObservation) -> tuple[float, float]:
         alive_s, edge = segment.worker_s, segment.output.utilization
         if segment.executor == "inline" and observation.trainer.wait_s > 0:
             alive_s = max(segment.run_s, observation.trainer.wait_s)
         share = round(ratio(segment.run_s, alive_s), 2)
         return share, segment.input_utilization - edge
 
-    return max(observation.segments, key=busy)
+    return max(observation.segments, key=burden)
 
 
 def of_trainer(share: float) -> Cause:
@@ -182,7 +160,7 @@ def of_slowdown(window: Window) -> Cause:
         f" {figures(1000 * found.alone_s)} ms while none are"
     )
     workers = sum(s.num_parallel_workers for s in seen.segments if s.is_here)
-    if seen.used_cores >= CPU_USED * cores:
+    if no_core_free(seen, window.budget):
         return Cause(
             f"{text}. They share the cores: {seen.used_cores:.1f} of {figures(cores)}"
             f" are busy, with {workers} workers beside {seen.torch_threads} threads of"
@@ -223,22 +201,27 @@ def _of_device(window: Window) -> Cause | None:
 
 
 def _of_collate(window: Window) -> Cause | None:
-    """Collating in the trainer's thread; in workers it is a part like any other."""
-    trainer, segments = window.seen.trainer, window.seen.segments
-    if ratio(trainer.collate_s, trainer.wait_s) < MOSTLY:
+    """Collating in the trainer's thread; in workers it is a part like any other.
+
+    Workers may do it if they do the rest, too, which the trainer makes itself so far.
+    """
+    trainer, last = window.seen.trainer, window.seen.segments[-1]
+    alone = window.segment is last and last.executor == "inline"
+    spent_s = collate_s(window.seen, last)
+    if not spent_s:
         return None
-    collate_ms = 1000 * ratio(trainer.collate_s, trainer.steps)
     wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
     return Cause(
-        f"collate: putting samples together takes the trainer {collate_ms:.2f} of the"
-        f" {wait_ms:.2f} ms that each step waits.",
-        stage=segments[-1].queue_name,
+        f"collate: putting samples together takes the trainer {1000 * spent_s:.2f} of"
+        f" the {wait_ms:.2f} ms that each step waits.",
+        _of_workers(window) if alone else (),
+        last.queue_name,
     )
 
 
 def _of_memory(window: Window) -> Cause | None:
     seen, budget, source = window.seen, window.budget, window.seen.segments[0]
-    short = ratio(source.wait_memory_s, source.worker_s) >= SHORT
+    short = ratio(source.wait_memory_s, source.worker_s) >= HELD_BACK
     if not short or outbox(seen).empty <= MOSTLY:
         return None
     limit = phrases.size(budget.memory_bytes)
@@ -269,24 +252,25 @@ def _of_more(present: int, free: int) -> tuple[str, ...]:
 def _of_contention(window: Window) -> Cause | None:
     seen, trainer = window.seen, window.seen.trainer
     inline = window.segment.executor == "inline"
-    if inline or outbox(seen).empty > 1.0 - READY or not trainer.steps:
+    if inline or not always_ready(seen) or not trainer.steps:
         return None
     wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
     what = "for the hand-over"
-    if _gil_is_held(window.seen, window.segment):
+    turns = take_turns(seen, window.segment)
+    if turns:
         what = "for the GIL, which the loading threads hold"
     elif seen.contention is not None and seen.contention.certain:
         what = "because loading takes the GIL and cores"
     return Cause(
         f"contention: a batch is ready {100 * (1.0 - outbox(seen).empty):.0f}% of the"
         f" time, and the trainer waits {figures(wait_ms)} ms all the same, {what}.",
-        _of_processes(window) if _gil_is_held(window.seen, window.segment) else (),
+        _of_processes(window) if turns else (),
     )
 
 
 def _of_gil(window: Window) -> Cause | None:
     segment = window.segment
-    if segment.num_parallel_workers == 1 or not _gil_is_held(window.seen, segment):
+    if segment.num_parallel_workers == 1 or not take_turns(window.seen, segment):
         return None
     held = 100 * (window.seen.gil_held or 0.0)
     # In the batch, threads only copy rows. They wait for the GIL there, but hold it
@@ -305,7 +289,8 @@ def _of_gil(window: Window) -> Cause | None:
 def _of_processes(window: Window) -> tuple[str, ...]:
     """Advise worker processes, if cores are free and the tuner found nothing worse."""
     segment = window.segment
-    if window.tried_processes or window.cores_used or window.queued >= QUEUED:
+    waits = queued([segment]) >= QUEUED
+    if window.tried_processes or waits or cores_used(window.seen, window.budget):
         return ()
     if window.torchs:
         return ("DataLoader(thread_safe=False)",)
@@ -313,11 +298,11 @@ def _of_processes(window: Window) -> tuple[str, ...]:
 
 
 def _of_cores(window: Window) -> Cause | None:
-    if not window.cores_used:
+    if not cores_used(window.seen, window.budget):
         return None
+    used, allowed = busy_cores(window.seen), figures(window.budget.cpu_cores)
     text = (
-        f"CPU: {window.busy_cores:.1f} of {figures(window.budget.cpu_cores)} cores are"
-        f" busy loading, most of it {window.name}"
+        f"CPU: {used:.1f} of {allowed} cores are busy loading, most of it {window.name}"
     )
     if not window.budget.whole_machine:
         text += "; other pipelines have the rest, or ps.set_cpu_budget leaves it out"
@@ -325,12 +310,11 @@ def _of_cores(window: Window) -> Cause | None:
 
 
 def _of_others(window: Window) -> Cause | None:
-    part, queued = window.part, window.queued
-    if queued < QUEUED:
+    run_s, share = window.part.run_s_per_row, queued([window.segment])
+    if share < QUEUED:
         return None
-    run_s = part.run_s_per_row
     return Cause(
-        f"CPU: {window.name} waits for a core for {phrases.ms(queued * run_s)} of"
+        f"CPU: {window.name} waits for a core for {phrases.ms(share * run_s)} of"
         f" {phrases.ms(run_s)} ms a sample, while others use them.",
         _of_fused(window),
     )
@@ -351,21 +335,14 @@ def _of_first_batches(window: Window) -> Cause | None:
 
 
 def _of_unevenness(window: Window) -> Cause | None:
-    """Return the cause if there are enough workers, but they wait for slow rows.
-
-    Time before the first batch of a loop does not count: other workers may not have
-    begun yet.
-    """
+    """Return the cause if there are enough workers, but they wait for slow rows."""
     segment, seen = window.segment, window.seen
-    begins_s = seen.trainer.first_s * segment.num_parallel_workers
-    held_s = segment.wait_credit_s - segment.wait_memory_s
-    held = ratio(held_s, segment.worker_s)
-    uneven = ratio(held_s - begins_s, segment.worker_s)
-    busy = ratio(segment.run_s, segment.worker_s)
+    held = held_back(seen, segment)
     few = segment.executor == "inline" or segment.num_parallel_workers == 1
     few = few or window.part.name.startswith(COLLATE)
     few = few or window.needed > ENOUGH * segment.num_parallel_workers
-    if few or busy >= BUSY or uneven < SHORT or outbox(seen).empty <= 1.0 - READY:
+    late = held >= HELD_BACK and not always_ready(seen)
+    if few or not late or busy(segment) >= BUSY:
         return None
     prefetch = segment.prefetch_size
     return Cause(
@@ -378,9 +355,8 @@ def _of_unevenness(window: Window) -> Cause | None:
 
 def _of_prefetch(window: Window, wanted: int) -> tuple[str, ...]:
     """Advise more batches ahead, if the budget has room for them."""
-    seen, segment, budget = window.seen, window.segment, window.budget
-    more = (wanted - segment.prefetch_size) * seen.batch_bytes
-    if seen.held_bytes + more > budget.memory_bytes:
+    segment = window.segment
+    if not has_room(window.seen, window.budget, wanted - segment.prefetch_size):
         return ()
     if not window.torchs:
         return (TUNE, f"ps.set_prefetch_size({wanted})")

@@ -116,12 +116,16 @@ class HostPeers:
         """Yield the live tuners that are not suspended; remove files of dead ones."""
         if self._file is None:
             return
-        for path in self._file.parent.glob("*.json"):
-            entry = None if path == self._file else _read(path)
-            if entry is not None and not entry.lives:
+        for path in {*self._file.parent.glob("*.json")} - {self._file}:
+            try:
+                row, written_s = json.loads(path.read_text()), path.stat().st_mtime
+                peer = Peer(**{**row, "cores": frozenset(row["cores"])})
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # it has just left, or nobody can understand it
+            if not peer.lives:
                 _remove(path)
-            elif entry is not None and _age_s(path) < SUSPENDED_S:
-                yield entry
+            elif time.time() - written_s < SUSPENDED_S:
+                yield peer
 
     def _write(self) -> None:
         if self._file is None:
@@ -134,22 +138,6 @@ class HostPeers:
             self.close()
 
 
-def _age_s(path: Path) -> float:
-    """Return the seconds since a file was written."""
-    with contextlib.suppress(OSError):
-        return time.time() - path.stat().st_mtime
-    return float("inf")
-
-
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
-
-
-def _read(path: Path) -> Peer | None:
-    """Return the content of a file, or None if it cannot be understood."""
-    try:
-        row = json.loads(path.read_text())
-        return Peer(**{**row, "cores": frozenset(row["cores"])})
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

@@ -25,7 +25,7 @@ from .explain import Explanation, verdict_of
 from .policies.per_regime import Values
 from .saved import VERSION, Saved, write_whole
 from .situation import Decision, DecisionOutcome, Row, Situation
-from .window import lost_share
+from .thresholds import lost_share
 
 LOGGER = logging.getLogger("penstock.autotune")
 

@@ -6,6 +6,7 @@ uses one only if its numbers support it.
 
 from __future__ import annotations
 
+from ..engine.observe.observation import SegmentObservation
 from ..system.printing import figures
 from .situation import Decision, DecisionOutcome
 
@@ -36,22 +37,19 @@ def cpu(operator: str, share: float, threshold: float) -> str:
     )
 
 
-def bottleneck(operator: str, cpu_s: float, needed: float, workers: int) -> str:
-    """It computes, and has too few workers for the trainer."""
-    return (
-        f"Op ({operator}) is the bottleneck: CPU {ms(cpu_s)} ms a sample, needs"
-        f" {count(needed)} workers for this trainer, has {workers}."
-    )
+def bottleneck(segment: SegmentObservation, needed: float, *, computes: bool) -> str:
+    """It has too few workers for the trainer.
 
-
-def blocked_bottleneck(
-    operator: str, blocked_s: float, run_s: float, needed: float, workers: int
-) -> str:
-    """It waits for a disk, a network or a lock, and has too few workers."""
+    If it does not compute, it waits for a disk, a network or a lock.
+    """
+    run_s, cpu_s = segment.run_s_per_row, segment.cpu_s_per_row
+    spent = f"CPU {ms(cpu_s)}"
+    if not computes:
+        spent = f"blocked {ms(run_s - cpu_s)} of {ms(run_s)}"
     return (
-        f"Op ({operator}) is the bottleneck: blocked {ms(blocked_s)} of"
-        f" {ms(run_s)} ms a sample, needs {count(needed)} workers for this"
-        f" trainer, has {workers}."
+        f"Op ({segment.name}) is the bottleneck: {spent} ms a sample, needs"
+        f" {count(needed)} workers for this trainer, has"
+        f" {segment.num_parallel_workers}."
     )
 
 
@@ -185,11 +183,6 @@ def alone(operator: str, step_s: float, alone_s: float) -> str:
         f" {figures(1000 * step_s)} ms, and took {figures(1000 * alone_s)} ms without"
         " workers."
     )
-
-
-def one_a_core(operator: str, workers: int) -> str:
-    """Processes do not share a core as threads do."""
-    return f"Op ({operator}) gets {workers} worker processes, one for each core."
 
 
 def contention(beside_s: float, alone_s: float) -> str:

@@ -1,8 +1,12 @@
-"""How a measured pipeline would run on another machine: `penstock plan`.
+"""How a measured pipeline would run on other machines: `penstock plan`.
 
 The last window of a run's log shows how long a sample takes in each stage, on a core
-and waiting. That bounds the speed on other cores, and says which workers reach it. Many
-such machines can form nodes in step that share a store: see `scale.py`.
+and waiting. That bounds the speed on other cores, and says which workers reach it.
+
+Many such machines may train one model in step, each from its own cache tiers and from a
+store whose bandwidth all share. A step ends for all nodes when the slowest one has done
+its part. It takes as long as the tightest of a few limits, each in closed form. Time to
+exchange gradients is left out.
 """
 
 from __future__ import annotations
@@ -11,19 +15,29 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf
+from statistics import NormalDist, fmean
 
 from ..engine.observe.observation import Observation, SegmentObservation
 from ..errors import check
 from ..system.printing import figures
 from .explain import verdict_of
 from .report.recording import read_recording
-from .scale import Cluster, ScalePoint, Tier, normal_steps, simulate
 from .situation import Situation
 
 MAX_WORKERS = 1024
 """Workers that a stage may have, unless it reads an iterable."""
 DISK_BYTES_PER_S = 1e9
 """Speed at which a node reads the cache on its own disk."""
+QUANTILES = 4096
+"""Number of quantiles that stand for a normal distribution: enough for its tail to
+include the slowest of a thousand nodes."""
+
+SLOWEST, LOADING, DISK, STORE = (
+    "the slowest trainer of a step",
+    "a node's own loading",
+    "a node's disk",
+    "the store's bandwidth",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,34 +167,156 @@ def measured_workload(
     )
 
 
+# Many nodes in step
+
+
 @dataclass(frozen=True, slots=True)
-class ScaleProjection:
-    """The predicted speed of several numbers of nodes with a workload."""
+class Tier:
+    """A cache of each node, read before the tiers after it and before the store."""
 
-    cores: float
-    """Cores of each node."""
-    epochs: tuple[tuple[ScalePoint, ScalePoint], ...]
-    """The first epoch and a later one, for each number of nodes."""
+    nbytes: float
+    """Capacity in bytes."""
+    bytes_per_s: float = inf
+    """Speed at which a node reads it; the time for RAM is not worth counting."""
 
-    def __str__(self) -> str:
-        head = (
-            f"nodes in step, {figures(self.cores)} cores each: samples/s of all nodes,"
-            " and their share of the rate of trainers that never wait"
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One node as it was measured, and the resources that all nodes share."""
+
+    steps_s: tuple[float, ...]
+    """Times of the trainer's own part of a step. Each step of a node draws one."""
+    batch_rows: int
+    """Samples that a node trains on per step."""
+    row_bytes: float
+    """Size of a sample in the store, and in the caches."""
+    node_rows_per_s: float = inf
+    """Samples per second that a node can load if no store limits it. Its CPUs are the
+    limit, by the bottleneck law."""
+    store_bytes_per_s: float = inf
+    """Bandwidth of the store, which all nodes share."""
+    data_bytes: float = inf
+    """Size of the whole dataset."""
+    tiers: tuple[Tier, ...] = ()
+    """RAM first, then disk. Empty: each epoch reads from the store."""
+    own_parts: bool = True
+    """Whether a node reads the same part of the data in each epoch, as with
+    `shuffle(parts=...)`. Otherwise a node may get any sample."""
+
+    def shares(self, nodes: int, *, warm: bool) -> tuple[float, ...]:
+        """Return the share of a batch read from each tier, and last, from the store.
+
+        Args:
+            nodes: number of nodes.
+            warm: whether an earlier epoch has filled the caches.
+        """
+        data = self.data_bytes / nodes if self.own_parts else self.data_bytes
+        left, found = 1.0, []
+        for tier in self.tiers:
+            kept = min(left, tier.nbytes / data) if warm else 0.0
+            left -= kept
+            found.append(kept)
+        return (*found, left)
+
+    def step_bounds(self, nodes: int, *, warm: bool = False) -> dict[str, float]:
+        """Return the shortest possible step in seconds under each limit, by its name.
+
+        The longest of these is the step if enough is prefetched to even out what varies
+        (operational analysis: P. Denning and J. Buzen, 1978).
+        """
+        batch = self.batch_rows * self.row_bytes
+        *kept, missed = self.shares(nodes, warm=warm)
+        tiers = zip(kept, self.tiers, strict=True)
+        return {
+            SLOWEST: expected_slowest_s(self.steps_s, nodes),
+            LOADING: self.batch_rows / self.node_rows_per_s,
+            DISK: sum(share * batch / tier.bytes_per_s for share, tier in tiers),
+            STORE: nodes * missed * batch / self.store_bytes_per_s,
+        }
+
+    def speed(self, nodes: int, *, warm: bool = False) -> ClusterSpeed:
+        """Return the speed of a number of nodes.
+
+        Args:
+            nodes: number of nodes.
+            warm: whether an earlier epoch has filled the caches.
+        """
+        bounds = self.step_bounds(nodes, warm=warm)
+        binds = max(bounds, key=bounds.__getitem__)
+        step_s = bounds[binds]
+        efficiency = min(1.0, fmean(self.steps_s) / step_s)
+        return ClusterSpeed(nodes, nodes * self.batch_rows / step_s, efficiency, binds)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpeed:
+    """The predicted speed of a number of nodes."""
+
+    nodes: int
+    rows_per_s: float
+    """Samples per second of all nodes together."""
+    efficiency: float
+    """Their speed as a share, 0 to 1, of the speed of as many trainers that never wait,
+    neither for data nor for each other."""
+    binds: str
+    """The name of the longest of `Cluster.step_bounds`."""
+
+
+def normal_steps(mean_s: float, spread: float) -> tuple[float, ...]:
+    """Return times of steps that are normally distributed, in seconds.
+
+    Args:
+        mean_s: mean time of a step.
+        spread: standard deviation, relative to the mean; 0: all steps are equal.
+    """
+    if spread * mean_s == 0:
+        return (mean_s,)
+    quantiles = NormalDist(mean_s, spread * mean_s).quantiles(QUANTILES)
+    return tuple(max(0.0, each) for each in quantiles)
+
+
+def expected_slowest_s(steps_s: Sequence[float], nodes: int) -> float:
+    """Return how long the slowest of `nodes` nodes takes on average, in seconds.
+
+    With `m` equally likely values in ascending order, the largest of `n` draws is at
+    most the i-th with the probability `(i / m) ** n` (H. A. David, Order Statistics).
+    """
+    count = len(steps_s)
+    below = [(at / count) ** nodes for at in range(count + 1)]
+    return sum(
+        value * (below[at + 1] - below[at]) for at, value in enumerate(sorted(steps_s))
+    )
+
+
+Epochs = tuple[ClusterSpeed, ClusterSpeed]
+"""A first epoch, and a later one."""
+
+
+def table_of(cores: float, speeds: Sequence[Epochs]) -> str:
+    """Return a table of the speed of several numbers of nodes, with a line for each.
+
+    Args:
+        cores: of each node.
+        speeds: for each number of nodes.
+    """
+    head = (
+        f"nodes in step, {figures(cores)} cores each: samples/s of all nodes, and their"
+        " share of the rate of trainers that never wait"
+    )
+    lines = [
+        head,
+        f"  {'nodes':>6}  {'first epoch':>20}  {'later epochs':>20}  what binds",
+    ]
+    for first, later in speeds:
+        binds = first.binds
+        if later.binds != binds:
+            binds = f"{binds}; later {later.binds}"
+        columns = "  ".join(
+            f"{each.rows_per_s:>13,.0f}  {each.efficiency:>5.2f}"
+            for each in (first, later)
         )
-        lines = [
-            head,
-            f"  {'nodes':>6}  {'first epoch':>20}  {'later epochs':>20}  what binds",
-        ]
-        for first, later in self.epochs:
-            binds = first.binds
-            if later.binds != binds:
-                binds = f"{binds}; later {later.binds}"
-            columns = "  ".join(
-                f"{each.rows_per_s:>13,.0f}  {each.efficiency:>5.2f}"
-                for each in (first, later)
-            )
-            lines.append(f"  {first.nodes:>6,}  {columns}  {binds}")
-        return "\n".join(lines)
+        lines.append(f"  {first.nodes:>6,}  {columns}  {binds}")
+    return "\n".join(lines)
 
 
 def plan_nodes(
@@ -193,7 +329,7 @@ def plan_nodes(
     ram_bytes: float = 0.0,
     disk_bytes: float = 0.0,
     spread: float = 0.02,
-) -> ScaleProjection:
+) -> list[Epochs]:
     """Predict the speed of several nodes in step, each like the measured one.
 
     Args:
@@ -230,7 +366,4 @@ def plan_nodes(
         data_bytes=data_bytes,
         tiers=(Tier(ram_bytes), Tier(disk_bytes, DISK_BYTES_PER_S)),
     )
-    epochs = tuple(
-        (simulate(one, nodes), simulate(one, nodes, warm=True)) for nodes in counts
-    )
-    return ScaleProjection(cores, epochs)
+    return [(one.speed(nodes), one.speed(nodes, warm=True)) for nodes in counts]

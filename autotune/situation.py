@@ -7,19 +7,12 @@ the same policy yields the same decisions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
-from ..engine.core.metrics import ConnectorObservation
 from ..engine.observe.knob import Knob, KnobName, Value
-from ..engine.observe.observation import (
-    ContentionObservation,
-    Move,
-    Observation,
-    PartObservation,
-    SegmentObservation,
-    TrainerObservation,
-)
+from ..engine.observe.observation import Observation
 from ..errors import SpecError
 from ..system.resources import Budget
 
@@ -185,55 +178,31 @@ class Situation:
             SpecError: another version of penstock wrote it.
         """
         try:
-            observation = _observation(row["observation"])
+            knobs = {
+                (knob.pop("op"), knob.pop("knob")): _rebuilt(KnobView, knob)
+                for knob in map(dict, row["knobs"])
+            }
+            return cls(
+                _rebuilt(Observation, row["observation"]),
+                knobs,
+                _rebuilt(Budget, row["budget"]),
+                _rebuilt(tuple[DecisionOutcome, ...], row["outcomes"]),
+            )
         except (KeyError, TypeError) as error:
             raise SpecError(
                 "the log is of another version of penstock"
                 f" ({error}); record the run again"
             ) from error
-        return cls(
-            observation=observation,
-            knobs={
-                (knob["op"], knob["knob"]): KnobView(
-                    knob["value"],
-                    knob["lower"],
-                    knob["upper"],
-                    knob["tunable"],
-                    knob.get("kind", ""),
-                    tuple(knob.get("choices", ())),
-                )
-                for knob in row["knobs"]
-            },
-            budget=Budget(**row["budget"]),
-            outcomes=tuple(_outcome(outcome) for outcome in row["outcomes"]),
-        )
 
 
-def _observation(row: Mapping[str, Any]) -> Observation:
-    trainer = TrainerObservation(**row["trainer"])
-    segments = tuple(_segment(segment) for segment in row["segments"])
-    inner: dict[str, Any] = {"trainer": trainer, "segments": segments}
-    if row.get("contention") is not None:
-        inner["contention"] = ContentionObservation(**row["contention"])
-    inner["moves"] = tuple(Move(**move) for move in row.get("moves", ()))
-    inner["caches"] = ()
-    return Observation(**{**row, **inner})
-
-
-def _segment(row: Mapping[str, Any]) -> SegmentObservation:
-    feeding = row["input"] and ConnectorObservation(**row["input"])
-    output = ConnectorObservation(**row["output"])
-    moves = tuple(Move(**move) for move in row["moves"])
-    parts = tuple(PartObservation(**part) for part in row.get("parts", ()))
-    inner = {"input": feeding, "output": output, "moves": moves, "parts": parts}
-    return SegmentObservation(**{**row, **inner})
-
-
-def _outcome(row: Mapping[str, Any]) -> DecisionOutcome:
-    return DecisionOutcome(
-        decision=Decision(**row["decision"]),
-        kept=row["kept"],
-        before=Measure(**row["before"]),
-        after=Measure(**row["after"]),
-        in_step=row.get("in_step", False),
-    )
+def _rebuilt(kind: Any, row: Any) -> Any:
+    """Return the value of this type that `asdict` and JSON made `row` of."""
+    of = get_args(kind)
+    if isinstance(kind, type) and is_dataclass(kind):
+        kinds = get_type_hints(kind)
+        return kind(**{name: _rebuilt(kinds[name], row[name]) for name in row})
+    if get_origin(kind) is tuple:
+        return tuple(_rebuilt(of[0], each) for each in row)
+    if get_origin(kind) is UnionType and row is not None:
+        return _rebuilt(of[0], row)
+    return row

@@ -15,16 +15,16 @@ from math import ceil, isfinite, sqrt
 
 from ..engine.observe.observation import Observation
 from .situation import Decision, DecisionOutcome
-from .window import cost_s, measured, sustained_rows, wait_share, whole
+from .thresholds import WORTH, wait_share
+from .window import cost_s, measured, sustained_rows, whole
 
 WORSE = 0.05
 """Relative cost increase above which a change counts as harmful."""
 STANDARD_ERRORS = 2.0
 SURELY = 4.0
 """The same below which a gain is given up early: it would have to grow much."""
-GAIN = 0.03
-"""Minimum gain of a change that spends, or `GAIN_SHARE` of what it promised."""
 GAIN_SHARE = 0.3
+"""A change that spends must gain this share of what it promised, or `WORTH`."""
 MIN_SHARE = 0.1
 """If much was promised, this share of it must come: four times the workers for a few
 percent are not worth it."""
@@ -40,6 +40,8 @@ MIN_FOR_WORSE = 2
 MIN_FOR_RELEASE = 3
 """Full connectors hide for a moment that something was released."""
 MAX_WINDOWS = 4
+"""Most windows that are compared, before a change or after it, unless noise requires
+more."""
 LONG_S = 3.0
 """Seconds of windows after which two are as good as four short ones."""
 MAX_FILLING = 12
@@ -50,8 +52,6 @@ ALL = 0.99
 """Largest share of a step that a wait may take, so that something is left of it."""
 RELIEF = "relief"
 """The rule of a release that must pay for itself: by a shorter own part of a step."""
-EASE_SHARE = 0.02
-"""Share of its step that the trainer may wait after a release."""
 AIM = 0.1
 """Targeted relative standard error of the numbers that decisions rest on."""
 MAX_NOISE_WINDOWS = 12
@@ -122,20 +122,20 @@ class Trial:
             return Verdict.MORE
         change, error = self._cost_change()
         if any(decision.rule == RELIEF for decision in self.decisions):
-            gains = -change >= max(GAIN, error)
+            gains = -change >= max(WORTH, error)
             return Verdict.KEEP if gains else Verdict.ROLL_BACK
-        if measured(self.before).wait_share > EASE_SHARE:  # it waits for another one
+        if measured(self.before).wait_share > WORTH:  # it waits for another one
             loss = max(change, -self._own_gain())
-            as_good = loss <= max(EASE_SHARE, min(error, WORSE))
+            as_good = loss <= max(WORTH, min(error, WORSE))
             return Verdict.KEEP if as_good else Verdict.ROLL_BACK
         waiting = measured(self.after).wait_share
         # Both are required: the mean may hide that the stock ran out in the end.
-        eased = max(waiting, wait_share(self.after[-1])) <= EASE_SHARE
+        eased = max(waiting, wait_share(self.after[-1])) <= WORTH
         return Verdict.KEEP if eased else Verdict.ROLL_BACK
 
     def _of_growth(self, gain: float, error: float, most: int) -> Verdict:
         promised = max(decision.expected for decision in self.decisions) - 1.0
-        needed = max(min(GAIN, GAIN_SHARE * promised), MIN_SHARE * promised)
+        needed = max(min(WORTH, GAIN_SHARE * promised), MIN_SHARE * promised)
         if gain >= needed:
             return Verdict.KEEP
         count = len(self.after)
@@ -228,6 +228,3 @@ class Noise:
     def _variance(self) -> float:
         """Relative variance of one window."""
         return sum(self._squares) / 2.0 / (PRIOR + len(self._squares))
-
-    def __repr__(self) -> str:
-        return f"<Noise: {self.windows} windows are evidence>"

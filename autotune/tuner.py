@@ -14,25 +14,25 @@ from ..engine.observe.knob import Knob
 from ..engine.observe.observation import Observation, TrainerObservation
 from ..system.resources import Budget
 from . import phrases
-from .causes import Window, busiest
-from .explain import bottleneck_phrase, evidence, explain, verdict_of
+from .causes import busiest
+from .explain import evidence, explain, verdict_of
 from .host_peers import HostPeers
 from .log import AutotuneLog, Released, Spoken
 from .policies.per_regime import PerRegime, Values
 from .policies.policy import Policy
 from .saved import Saved
 from .situation import Decision, DecisionOutcome, KnobKey, KnobView, Situation
-from .trial import MAX_NOISE_WINDOWS, Noise, Trial, Verdict
+from .thresholds import starving, wait_share
+from .trial import MAX_NOISE_WINDOWS, MAX_WINDOWS, Noise, Trial, Verdict
 from .window import (
     arrived,
     beginning,
     enough,
     joined,
     latest,
+    needed_workers,
     report_s,
     staff,
-    starving,
-    wait_share,
     whole,
 )
 
@@ -43,14 +43,9 @@ CONTROL_S = 0.5
 CALM_CONTROL_S = 2.0
 """Between two looks, after `CALM_WINDOWS` windows without a decision."""
 CALM_WINDOWS = 20
-REST_CONTROL_S = 6.0
-"""The same after `REST_WINDOWS`: a day's log of two stages stays below 50 MB."""
-REST_WINDOWS = 300
 SPOKEN = 10, 5.0
 """Steps and seconds that a verdict covers, if that many passed since the last change:
 short epochs begin with a wait, and end without one."""
-BASE_WINDOWS = 4
-"""Most windows before a change to compare it with, unless noise requires more."""
 REPORTS = 2
 """Reports of a worker after which what it was doing before a change is over."""
 MAX_SETTLE_S = 10.0
@@ -169,8 +164,6 @@ class Tuner(Generic[M]):
                 self._on_window(window)
                 # While a change settles, nothing is compared that could be disturbed.
                 self._plant.calm = self._trial is None or self._settling
-        if self._quiet > REST_WINDOWS:
-            return REST_CONTROL_S
         return CALM_CONTROL_S if self._quiet > CALM_WINDOWS else CONTROL_S
 
     def finish(self, recent: Callable[[], Observation] | None = None) -> None:
@@ -193,8 +186,7 @@ class Tuner(Generic[M]):
         """Return the values for an equal pipeline to start with."""
         views = self._views().items()
         values = {key: view.value for key, view in views if not view.kind}
-        known = self._memory.known.items()
-        regimes = {regime: each.values for regime, each in known}
+        regimes = dict(self._memory.values)
         if self._regime:
             regimes[self._regime] = values
         return Saved(values, dict(self._staff), regimes, self._budget.cpu_cores)
@@ -204,10 +196,7 @@ class Tuner(Generic[M]):
         self._share = self._host_peers.share(
             self._budget, wait_share(window), window.cpu_cores
         )
-        if self._replaced(window):
-            return
-        if self._entered(window):
-            self._enter(window)
+        if self._replaced(window) or self._entered(window):
             return
         if self._settling:
             decided = () if self._trial is None else self._trial.decisions
@@ -224,7 +213,9 @@ class Tuner(Generic[M]):
             self._noise.cut()
             return
         self._base = (*self._base, window)[-MAX_NOISE_WINDOWS:]
-        self._speak(latest(self._base, *SPOKEN))
+        self._seen = latest(self._base, *SPOKEN)
+        if self._verdict.due(self._seen):
+            self._tell_verdict(self._seen)
         due = self._plant.trained.steps - self._decided_at >= self._interval_steps
         if due and len(self._base) >= self._noise.windows:
             self._decide(whole(self._base[-self._noise.windows :]))
@@ -259,12 +250,10 @@ class Tuner(Generic[M]):
         return moved or failed
 
     def _entered(self, window: Observation) -> bool:
-        """Whether the plan has entered another regime."""
+        """Whether the plan has entered another regime: its known values apply now."""
         before, self._regime = self._regime, window.regime
-        return before not in ("", window.regime)
-
-    def _enter(self, window: Observation) -> None:
-        """Enter another regime: apply its known values at once, if there are any."""
+        if before in ("", window.regime):
+            return False
         if self._trial is not None:
             self._restore(self._trial)
         self._trial = None
@@ -273,6 +262,7 @@ class Tuner(Generic[M]):
         self._decide(window)
         if self._trial is None:
             self._base = ()
+        return True
 
     def _verify(self, trial: Trial) -> bool:
         """Judge the trial; True if it is over and the new values stay."""
@@ -316,25 +306,15 @@ class Tuner(Generic[M]):
     def _apply(self, decisions: tuple[Decision, ...], window: Observation) -> None:
         knobs = self._knobs()
         self._log.spent(self._plant.trained, window.time_s, decides=True)
-        if any(decision.expected > 1.0 for decision in decisions):
-            self._name_bottleneck(decisions, window)
         for decision in decisions:
-            for line in evidence(window, decision):  # MindSpore's rules, where true
+            for line in evidence(window, decision):
                 if line != decision.reason:
                     self._log.say(line)
             self._log.decision(decision, window.time_s)
             knobs[decision.key].set(decision.new)
-        known = max(BASE_WINDOWS, self._noise.windows)
+        known = max(MAX_WINDOWS, self._noise.windows)
         self._trial = Trial(decisions, self._base[-known:], in_step=self._shared)
         self._settle(window)
-
-    def _name_bottleneck(
-        self, decisions: tuple[Decision, ...], window: Observation
-    ) -> None:
-        worst = busiest(window).name
-        phrase = bottleneck_phrase(window, self._share)
-        if phrase and any(decision.operator == worst for decision in decisions):
-            self._log.say(phrase)
 
     def _settle(self, window: Observation) -> None:
         """Wait for the next window, and until rows in progress have gone through."""
@@ -347,12 +327,6 @@ class Tuner(Generic[M]):
         self._begins_s = window.time_s + MAX_BEGIN_S
         self._base = ()
         self._noise.cut()
-
-    def _speak(self, window: Observation) -> None:
-        """Log the verdict, if it is new or the last one was long ago."""
-        self._seen = window
-        if self._verdict.due(window):
-            self._tell_verdict(window)
 
     def _tell_verdict(self, window: Observation) -> None:
         explanation = explain(window, self._share, tuned=True)
@@ -372,7 +346,7 @@ class Tuner(Generic[M]):
         """Log what keeps the bottleneck from getting more workers, once."""
         worst = busiest(window)
         workers = worst.num_parallel_workers
-        needed = Window(window, worst, self._share, tuned=True).needed
+        needed = needed_workers(window, worst)
         line = phrases.held(worst.name, workers, worst.held)
         told = not worst.held or line in self._held
         if not told and needed > workers and starving(window):
@@ -420,10 +394,6 @@ class TunerThread(Generic[M]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        state = "running" if self._thread.is_alive() else "stopped"
-        return f"<TunerThread {state} {self._tuner!r}>"
 
     def close(self) -> None:
         """Stop tuning and wait for the thread. Idempotent."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import reduce
 
-from ..engine.core.metrics import ConnectorObservation
 from ..engine.observe.observation import Observation, SegmentObservation, ratio
 from .situation import Decision, Measure
+from .thresholds import MOSTLY, starving, wait_share
 
 ENOUGH_STEPS = 2
 ENOUGH_ROWS = 8
@@ -21,40 +21,6 @@ MAX_REPORT_S = 3.0
 """Longest time in which each process is to report something, in seconds."""
 PATIENCE_S = 2.0
 """Seconds after which one finished row is enough: decisions must not take forever."""
-HELD_BACK = 0.5
-"""Share of its workers' time above which a segment counts as held back."""
-STARVING_SHARE = 0.1
-"""Above this wait, the rate is read from the segments' rows."""
-
-
-def outbox(observation: Observation) -> ConnectorObservation:
-    """Return the connector before the trainer: the last segment's output."""
-    return observation.segments[-1].output
-
-
-def wait_share(observation: Observation) -> float:
-    """Return the exposed wait as a share of the step, 0 to 1.
-
-    If the trainer's clock shows nothing of the window yet, because it lies within one
-    long step, return the share of the window with nothing to hand over.
-    """
-    trainer = observation.trainer
-    if trainer.wait_s + trainer.gap_s > 0:
-        return trainer.wait_share
-    return outbox(observation).empty
-
-
-def lost_share(observation: Observation) -> float:
-    """Return the share of the step, 0 to 1, that loading costs.
-
-    This is the exposed wait, and by how much loading lengthens the trainer's own part.
-    """
-    return 1.0 - (1.0 - wait_share(observation)) / observation.slowdown
-
-
-def starving(observation: Observation) -> bool:
-    """Whether the trainer waits so long that steps are few."""
-    return wait_share(observation) > STARVING_SHARE
 
 
 def row_s(segment: SegmentObservation) -> float:
@@ -82,10 +48,10 @@ def sustained_rows(observation: Observation) -> float:
 
     While a connector runs empty, its reader is faster than the segment that fills it;
     while it fills up, slower. The slower of the two sets the rate that will last. A
-    segment that is held back could have finished more, so it is not the limit.
+    segment that is mostly held back could have finished more, so it is no limit.
     """
     *before, last = observation.segments
-    free = [s for s in before if ratio(s.wait_credit_s, s.worker_s) < HELD_BACK]
+    free = [s for s in before if ratio(s.wait_credit_s, s.worker_s) < MOSTLY]
     return min(worked_rows(segment) for segment in (*free, last))
 
 
@@ -130,6 +96,11 @@ def demand_rows_per_s(observation: Observation) -> float:
     """Return the samples per second of a trainer that never waits; 0 if unknown."""
     trainer = observation.trainer
     return trainer.rows / trainer.gap_s if trainer.gap_s > 0 else 0.0
+
+
+def needed_workers(seen: Observation, segment: SegmentObservation) -> float:
+    """Return the workers that keep up with the trainer: demand times seconds a row."""
+    return demand_rows_per_s(seen) * segment.run_s_per_row
 
 
 def measured(windows: tuple[Observation, ...]) -> Measure:

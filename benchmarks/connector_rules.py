@@ -31,16 +31,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.autotune import phrases
+from penstock.autotune.explain import CPU_HIGH, CPU_LOW, DIFFERENCE
 from penstock.autotune.policies.backoff import NO_BACKOFFS, Backoffs
-from penstock.autotune.policies.case import (
-    CPU_HIGH,
-    CPU_LOW,
-    DIFFERENCE,
-    WAIT_TOLERATED,
-    Case,
-)
+from penstock.autotune.policies.policy import CPU_EXCEEDED, Case
 from penstock.autotune.situation import Decision, KnobKey, Situation
-from penstock.autotune.window import outbox, starving, wait_share
+from penstock.autotune.thresholds import WORTH, has_room, outbox, starving, wait_share
 from penstock.engine.observe.observation import SegmentObservation
 
 INPUT_LOW = 0.5
@@ -100,10 +95,7 @@ class ConnectorRules:
 def is_hungry(case: Case) -> bool:
     """Whether the trainer waits for batches that are not ready."""
     seen = case.situation.observation
-    return (
-        wait_share(seen) >= WAIT_TOLERATED
-        and outbox(seen).utilization < FINAL_UTILIZATION
-    )
+    return wait_share(seen) >= WORTH and outbox(seen).utilization < FINAL_UTILIZATION
 
 
 class _Rules(Case):
@@ -152,8 +144,8 @@ class _Rules(Case):
             new = knob.value + step
             # More rows per second cost every segment more CPU, not only this one.
             cores = seen.cpu_cores * self.expected(new / knob.value)
-            fits = self.fits(cores) or (spare and step == 1)
-            if fits and new <= knob.upper and self.allowed(key, new):
+            fits = cores <= CPU_EXCEEDED * budget.cpu_cores or (spare and step == 1)
+            if fits and new <= knob.upper and self.backoffs.allows(key, new):
                 return knob.value, new
         return None
 
@@ -166,10 +158,10 @@ class _Rules(Case):
         if knob is None or cpu >= CPU_LOW or not starved:
             return None
         new = min(knob.value + PREFETCH_STEP, knob.upper, MAX_PREFETCH)
-        nbytes = (new - knob.value) * self.batch_bytes(segment)
-        held = self.situation.observation.held_bytes
-        fits = held + nbytes <= self.situation.budget.memory_bytes
-        if new <= knob.value or not fits or not self.allowed(key, new):
+        seen = self.situation.observation
+        nbytes = (new - knob.value) * seen.batch_bytes
+        fits = has_room(seen, self.situation.budget, new - knob.value)
+        if new <= knob.value or not fits or not self.backoffs.allows(key, new):
             return None
         reason = phrases.cpu(segment.queue_name, cpu, CPU_LOW)
         evidence = {

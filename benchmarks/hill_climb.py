@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from connector_rules import is_hungry
 
 from penstock.autotune.policies.backoff import NO_BACKOFFS
-from penstock.autotune.policies.case import Case
+from penstock.autotune.policies.policy import Case
 from penstock.autotune.situation import Decision, Situation
 from penstock.engine.observe.knob import KnobName
 from penstock.engine.observe.observation import SegmentObservation, ratio

@@ -33,10 +33,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from limited_store import served
-from scale_chart import draw, simulated, table
+from scale_chart import draw, predicted, table
 
 import penstock as ps
-from penstock.autotune.scale import Cluster, Tier, simulate
+from penstock.autotune.planner import Cluster, Tier
 from penstock.pipeline.testing import draw_photos
 from penstock.system.resources import effective_cpus
 
@@ -232,7 +232,7 @@ def check(steps: int) -> list[Point]:
             epochs = measured(url, ranks, steps, STEP_S)
             for epoch, name in zip(epochs, ("cold", "warm"), strict=True):
                 node = on_this_host(one, ranks)
-                said = simulate(node, ranks, warm=name == "warm").rows_per_s
+                said = node.speed(ranks, warm=name == "warm").rows_per_s
                 found.append(Point(ranks, name, said, epoch.rows_per_s(ranks)))
                 print(found[-1], file=sys.stderr, flush=True)
     return found
@@ -247,7 +247,7 @@ def main() -> None:
     parser.add_argument("--svg", type=Path, help="draw the curves into this file")
     options = parser.parse_args()
     if options.svg:
-        values = simulated()
+        values = predicted()
         options.svg.write_text(draw(values))
         print(table(values))
     if options.check:

@@ -7,9 +7,9 @@ from html import escape
 from math import inf, log2
 from typing import NamedTuple
 
-from penstock.autotune.scale import Cluster, Tier, normal_steps, simulate
+from penstock.autotune.planner import Cluster, Tier, normal_steps
 
-__all__ = ["draw", "simulated", "table"]
+__all__ = ["draw", "predicted", "table"]
 
 COUNTS = tuple(1 << power for power in range(11))
 BETWEEN = 2
@@ -33,7 +33,6 @@ benchmarks/imagenet_folder.py measured on two."""
 RAM = 32e9
 DISK = 256e9
 DISK_BYTES_PER_S = 2e9
-LINK_BYTES_PER_S = 3e9
 SMALL, LARGE = 10e9, 100e9
 """Bandwidth of the stores in bytes per second."""
 SPREAD, WIDE_SPREAD = 0.03, 0.1
@@ -76,7 +75,6 @@ def node(
         row_bytes=PHOTO_BYTES,
         node_rows_per_s=CORES * CORE_ROWS_PER_S,
         store_bytes_per_s=store_bytes_per_s,
-        link_bytes_per_s=LINK_BYTES_PER_S,
         data_bytes=PHOTOS * PHOTO_BYTES,
         tiers=tiers,
         own_parts=own_parts,
@@ -106,10 +104,10 @@ Values = Sequence[Sequence[float]]
 """The efficiencies of each curve, at `DRAWN`."""
 
 
-def simulated() -> Values:
+def predicted() -> Values:
     """Return the curves to draw."""
     return [
-        [simulate(curve.what, n, warm=curve.warm).efficiency for n in DRAWN]
+        [curve.what.speed(n, warm=curve.warm).efficiency for n in DRAWN]
         for curve in CURVES
     ]
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 from .observe.observation import ContentionObservation
-from .plan import BatchPlan
+from .plan import BatchPlan, Shard
 from .rest import Rest
 
 SHARE = 0.005
@@ -91,8 +91,7 @@ def compare(
 
 def ranks() -> int:
     """Return how many processes train in step."""
-    there = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_world_size() if there else 1
+    return Shard.found().size
 
 
 def waits_for_others() -> bool:
@@ -122,8 +121,6 @@ class ContentionMeter:
         self._beside: deque[float] = deque(maxlen=KEPT)
         self._free: deque[float] = deque(maxlen=KEPT)
         self._looks: deque[Look] = deque(maxlen=2 * KNOWN)
-        self._taken = 0
-        """Looks since the trainer's steps were other ones."""
         self._setting = 0
         """Counts changes of what loads beside the trainer."""
         self._now: deque[float] | None = None
@@ -217,7 +214,6 @@ class ContentionMeter:
     def renew(self) -> None:
         """Drop all that was measured: the trainer's steps have become other ones."""
         self.forget()
-        self._taken = 0
         self._free.clear()
         self._looks.clear()
 
@@ -259,7 +255,7 @@ class ContentionMeter:
             absorbed = not self._second and waits_for_others()
             step_s = gap_s + self._waited_s * absorbed
             self._looks.append(look._replace(step_s=step_s))
-            self._taken, self._failed = self._taken + 1, 0
+            self._failed = 0
         self._end(self._waited_s + min(gap_s, ODD * look.beside_s))
 
     def _end(self, cost_s: float) -> None:
@@ -267,5 +263,5 @@ class ContentionMeter:
         self.reset()
         self._spent_s += cost_s
         again_s = cost_s * 2.0**self._failed * ranks() / SHARE
-        rare_s = RARE_S if self._taken >= KNOWN else 0.0
+        rare_s = RARE_S if len(self._looks) >= KNOWN else 0.0
         self._due_s = time.monotonic() + max(again_s, rare_s)

@@ -11,6 +11,7 @@ from .core.connector import EngineLock
 from .core.metrics import SegmentCounters
 from .observe.gil import GilProbe
 from .observe.observation import (
+    MIN_WAIT,
     Observation,
     SegmentObservation,
     TrainerObservation,
@@ -24,8 +25,6 @@ from .workers.pool import PoolStatistics
 
 PROBE_AGAIN_S = 60.0
 """How long a result of the GIL probe stays valid."""
-MIN_WAIT = 0.05
-"""Share of its time that the trainer must wait for the GIL to be worth probing."""
 
 
 class Monitor:

@@ -690,15 +690,15 @@ class Pipeline(Face):
 
     def explain(self) -> Explanation:
         """Explain what has slowed training lately; print it or read its fields."""
-        from ..autotune.caching import cache_points
+        from ..autotune.explain import cache_advice
 
         recipe = self._compiled()
         seen, said = self._slot.seen(
             lambda: self._slot.begun(recipe, self._here(recipe))
         )
         opened = filter(None, (cache.statistics() for cache in recipe.caches))
-        found = opened if recipe.caches else cache_points(seen)
-        return replace(said, caching=tuple(each.line for each in found))
+        lines = (each.line for each in opened) if recipe.caches else cache_advice(seen)
+        return replace(said, caching=tuple(lines))
 
     def _compiled(self) -> Recipe:
         if self._recipe is None:

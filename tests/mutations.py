@@ -158,7 +158,7 @@ MUTATIONS = [
     Mutation(TRIAL, "change > max(WORSE, STANDARD_ERRORS * error)", "change > WORSE"),
     Mutation(TRIAL, "if len(self.after) < MIN_FOR_RELEASE:", "if not self.after:"),
     Mutation(TRIAL, "max(waiting, wait_share(self.after[-1]))", "waiting"),
-    Mutation(TRIAL, "max(min(GAIN, GAIN_SHARE * promised), MIN_SHARE * promised)", "GAIN"),
+    Mutation(TRIAL, "max(min(WORTH, GAIN_SHARE * promised), MIN_SHARE * promised)", "WORTH"),
     Mutation(TRIAL, "        self._last = None\n\n", "        pass\n\n"),
     Mutation(TRIAL, "return 1.0 / (1.0 - min(spared, ALL)) - 1.0", "return 0.0"),
     Mutation(CURVE, "best = min(count for", "best = max(count for"),

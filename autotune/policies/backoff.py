@@ -8,16 +8,16 @@ noisy trial does not last forever.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from ...engine.observe.observation import Observation, ratio
 from ..situation import DecisionOutcome, KnobKey
-from ..window import cost_s, demand_rows_per_s, wait_share
+from ..thresholds import wait_share
+from ..window import cost_s, demand_rows_per_s
 from .curve import faster
 
 BACKOFF_S = 60.0
-MAX_DOUBLINGS = 10
 DRIFT = 1.5
 """A load this many times larger or smaller is another load (Cachew's constant)."""
 LEARNING = 0.25
@@ -72,18 +72,21 @@ class Backoffs:
     """The present loads, smoothed."""
     now_s: float = 0.0
 
-    def without(self, operators: Iterable[str]) -> Backoffs:
-        """Return the backoffs except those on these operators."""
-        gone = set(operators)
-        return replace(self, all=tuple(h for h in self.all if h.key[0] not in gone))
-
     def learned(
-        self, outcomes: tuple[DecisionOutcome, ...], seen: Observation
+        self,
+        outcomes: tuple[DecisionOutcome, ...],
+        seen: Observation,
+        changed: Collection[str] = (),
     ) -> Backoffs:
         """Return the backoffs after these outcomes, without those of other loads.
 
         After a rollback, the old value was the limit. If more was kept because it was
         faster, less than this was too little.
+
+        Args:
+            outcomes: of the decisions that were judged since.
+            seen: the latest window.
+            changed: operators whose workers are of another kind now.
         """
         loads = smoothed(dict(self.loads), loads_of(seen))
         moved = {outcome.decision.key for outcome in outcomes if gained(outcome)}
@@ -91,6 +94,7 @@ class Backoffs:
             (backoff.key, backoff.upward): backoff
             for backoff in self.all
             if backoff.stands(loads)
+            and backoff.key[0] not in changed
             # A gain elsewhere moves the bottleneck, perhaps to where more was useless.
             and not (backoff.upward and moved - {backoff.key})
         }
@@ -149,7 +153,7 @@ def made(outcome: DecisionOutcome, loads: Loads, now_s: float) -> Backoff | None
 
 def again(backoff: Backoff, known: Backoff, now_s: float) -> Backoff:
     """Return the backoff after a repeated failure: it lasts twice as long."""
-    failures = min(known.failures + 1, MAX_DOUBLINGS)
+    failures = known.failures + 1
     nearer = min if backoff.upward else max
     return replace(
         backoff,

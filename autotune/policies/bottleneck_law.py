@@ -25,44 +25,47 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
-from ...engine.observe.knob import KnobName
 from ...engine.observe.observation import Observation, SegmentObservation, ratio
 from .. import phrases
-from ..situation import Decision, DecisionOutcome, KnobKey, KnobView, Situation
-from ..trial import RELIEF
-from ..window import (
-    batch_rows,
-    cost_s,
-    demand_rows_per_s,
-    lost_share,
-    outbox,
-    staff,
+from ..situation import Decision, DecisionOutcome, KnobKey, Situation
+from ..thresholds import (
+    BUSY,
+    CPU_USED,
+    HELD_BACK,
+    MOSTLY,
+    QUEUED,
+    WORTH,
+    always_ready,
+    busy,
+    busy_cores,
+    cores_used,
+    has_room,
+    held_back,
+    queued,
+    slowed_share,
     starving,
+    take_turns,
     wait_share,
 )
+from ..trial import RELIEF
+from ..window import batch_rows, cost_s, demand_rows_per_s, staff
 from .backoff import NO_BACKOFFS, Backoffs
-from .case import CPU_USED, Case, cores_of, cpu_bound, spent
-from .curve import WORTH, Curve, efficiency, is_steady, probe, remembered
-from .kinds import ALONE_LAST, ALONE_NOW, NO_KINDS, Kinds
+from .curve import WORKERS, Curve, efficiency, is_steady, probe, remembered
+from .kinds import ALONE_NOW, NO_KINDS, Kinds
+from .policy import Case
 
-WORKERS: KnobName = "num_parallel_workers"
 JUMP = 4.0
 """Most by which workers are multiplied at once while little is known of a segment.
 Processes may be one for each core: they share no lock as threads may."""
 MORE_PROCESSES = 16
 """Most processes that are added at once beyond one for each core: they cost memory."""
-BUSY_SHARE = 0.85
-"""Share of the time that workers should be busy: the rest is for uneven work."""
-WORTH_MUCH = 1.06
-"""The same if little CPU is left, which may not be available."""
-SATURATED = 0.8
-"""Share of their time that a segment's workers are busy if it holds others up."""
+WORTH_MUCH = 0.06
+"""Gain that a jump must promise if little CPU is left, which may not be available."""
 EFFICIENT = 0.3
 """Share of the expected rate below which growth has met a limit."""
 CPU_SPENT = 0.95
-"""CPU share above which no number of workers could get more out of it."""
-CPU_HEAVY = 0.75
-"""CPU share above which they might, if workers did not hinder each other."""
+"""Share of the cores in use above which no number of workers could get more out of
+them: at `CPU_USED`, workers that hinder one another may still be the reason."""
 CROWD = 2.0
 """Workers per core above which they may hinder each other."""
 EASE_WINDOWS = 2
@@ -71,20 +74,11 @@ PATIENCE_WINDOWS = 3
 CHEAPER = 1.5
 """How much less CPU a row may take, at most, if fewer workers crowd caches and cores
 less. A number that needs more cores even then is not tried."""
-HELD_BACK = 0.1
-"""Share of a segment's workers' time above which they count as held back."""
 MAX_PREFETCH = 16
 ROWS_EACH = 4
 """Rows ahead for each worker if rows mostly wait."""
-WAIT_TOLERATED = 0.02
-"""Below this share of the step, nothing is worth adding for."""
-MIN_RELIEF = 0.05
-"""Share of a step that loading must cost the trainer's own part for fewer workers to
-be tried."""
 RELIEF_KEEPS = 0.75
-"""Part of its workers that a segment keeps then."""
-EMPTY = 0.02
-"""Share of the time with no batch ready above which the trainer may starve."""
+"""Part of its workers that a segment keeps if they slow the trainer down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +116,7 @@ class BottleneckLaw:
         workers = staff(situation.observation)
         new = {name for name, _ in set(workers) - set(memory.staff)}
         numbers = of_numbers(situation.outcomes)
-        backoffs = memory.backoffs.without(new)
-        backoffs = backoffs.learned(numbers, situation.observation)
+        backoffs = memory.backoffs.learned(numbers, situation.observation, new)
         curves = {name: curve for name, curve in memory.curves if name not in new}
         curves = current(remembered(curves, numbers), situation.observation)
         known = replace(
@@ -137,14 +130,13 @@ class BottleneckLaw:
         if mended := tuple(case.within_budget()):
             return mended, replace(known, hungry=0, at_ease=0)
         if moved := tuple(kinds.off_threads(situation)):
-            more = case.jump(moves=True) if case.starved() else ()
-            return (*moved, *more), replace(known, hungry=0, at_ease=0)
+            return case.staffed(moved), replace(known, hungry=0, at_ease=0)
         if case.starved():
             return _fed(case, replace(known, hungry=memory.hungry + 1, at_ease=0))
         known = replace(known, hungry=0, waited=0)
         moved = tuple(kinds.collated_elsewhere(situation))
         if moved or (moved := tuple(kinds.other_host(situation))):
-            return moved, known
+            return case.staffed(moved), known
         at_ease = memory.at_ease + 1 if case.at_ease() else 0
         spared = tuple(case.relieved())
         if at_ease >= EASE_WINDOWS:
@@ -161,10 +153,10 @@ def _fed(case: _Law, known: LawMemory) -> tuple[tuple[Decision, ...], LawMemory]
         return (), replace(known, waited=known.waited + 1)
     decisions = (
         tuple(known.kinds.alone(situation, ALONE_NOW))
-        or tuple(known.kinds.other_executor(situation))
+        or case.staffed(tuple(known.kinds.other_executor(situation)))
         or case.improved()
-        or tuple(known.kinds.alone(situation, ALONE_LAST))
-        or tuple(known.kinds.other_host(situation))
+        or tuple(known.kinds.alone(situation, 1.0 + WORTH))
+        or case.staffed(tuple(known.kinds.other_host(situation)))
         or tuple(case.relieved())
     )
     return decisions, replace(known, waited=0)
@@ -179,7 +171,13 @@ class _Law(Case):
     def starved(self) -> bool:
         """Whether the trainer waits for loading, not for the hand-over of batches."""
         seen = self.situation.observation
-        return wait_share(seen) >= WAIT_TOLERATED and outbox(seen).empty >= EMPTY
+        return wait_share(seen) >= WORTH and not always_ready(seen)
+
+    def staffed(self, moved: tuple[Decision, ...]) -> tuple[Decision, ...]:
+        """Return a move, with as many processes as the law says if they are short."""
+        processes = any(decision.new == "process" for decision in moved)
+        more = self.jump(moves=True) if processes and self.starved() else ()
+        return (*moved, *more)
 
     def improved(self) -> tuple[Decision, ...]:
         """Return changes that may shorten the trainer's wait, or release something."""
@@ -198,30 +196,32 @@ class _Law(Case):
         """Present rows per second."""
         return ratio(1.0, cost_s(self.situation.observation))
 
-    def possible(self) -> float:
+    def possible(self, *, moves: bool = False) -> float:
         """Rows per second that CPU, GIL, trainer and bounded segments allow.
 
-        If workers take turns waiting for a core, or at the GIL, more of them bring
-        nothing, whoever uses the rest.
+        If workers wait for a core, more of them bring nothing, whoever uses the rest.
+        Threads that take turns at the GIL may use the rest of it; processes (if
+        everything `moves` there) have their own.
         """
         seen, rate = self.situation.observation, self.rate
         demand = demand_rows_per_s(seen) or inf
         cores = self.situation.budget.cpu_cores
-        cpu_s_per_row = ratio(seen.cpu_cores, rate)
+        cpu_s_per_row = ratio(busy_cores(seen), rate)
         cpu = cores / cpu_s_per_row if cpu_s_per_row > 0 else inf
         bounds = [
             self._most(segment) / segment.run_s_per_row
             for segment in seen.segments
             if segment.run_s_per_row > 0
         ]
-        none_left = rate if spent(self.situation.observation) else inf
-        return min(demand, cpu, none_left, *bounds)
+        waits = queued(seen.segments) >= QUEUED
+        gil = rate / (seen.gil_held or 1.0) if self._turns() and not moves else inf
+        return min(demand, cpu, rate if waits else inf, gil, *bounds)
 
     def _one_a_core(self) -> float:
         """Rows per second if the slowest segment has a worker for each core."""
         segments = self.situation.observation.segments
         slowest_s = max(segment.run_s_per_row for segment in segments)
-        return ratio(BUSY_SHARE * self.situation.budget.cpu_cores, slowest_s)
+        return ratio(BUSY * self.situation.budget.cpu_cores, slowest_s)
 
     def _most(self, segment: SegmentObservation) -> int:
         """Largest number of workers that a segment may have."""
@@ -230,6 +230,25 @@ class _Law(Case):
             return segment.num_parallel_workers
         return max(knob.value, self.backoffs.most((segment.name, WORKERS), knob.upper))
 
+    def _cpu_bound(self, share: float = CPU_USED) -> bool:
+        """Whether no core is free, or loading uses this share of what it may."""
+        seen, budget = self.situation.observation, self.situation.budget
+        return self._spent() or cores_used(seen, budget, share)
+
+    def _spent(self) -> bool:
+        """Whether workers with work to do wait for a core, or take turns at the GIL."""
+        return self._turns() or queued(self.situation.observation.segments) >= QUEUED
+
+    def _turns(self) -> bool:
+        """Whether threads take turns at the GIL."""
+        seen = self.situation.observation
+        return any(take_turns(seen, segment) for segment in seen.segments)
+
+    def _cores_of(self, segment: SegmentObservation) -> float:
+        """Return the cores that a segment's workers can use at once."""
+        alone = take_turns(self.situation.observation, segment)
+        return 1.0 if alone else self.situation.budget.cpu_cores
+
     # What to add
 
     def thinned(self) -> tuple[Decision, ...]:
@@ -237,8 +256,8 @@ class _Law(Case):
         segment = self._bottleneck()
         if segment is None or len(self.curves.get(segment.name, ())) > 1:
             return ()
-        crowd = segment.num_parallel_workers > CROWD * cores_of(self.situation, segment)
-        return tuple(self._crowded(CPU_HEAVY)) if crowd else ()
+        crowd = segment.num_parallel_workers > CROWD * self._cores_of(segment)
+        return tuple(self._crowded()) if crowd else ()
 
     def jump(self, *, moves: bool = False) -> tuple[Decision, ...]:
         """Give every segment the workers that the possible rate keeps busy.
@@ -251,9 +270,9 @@ class _Law(Case):
         segments = self.situation.observation.segments
         apart = moves or all(segment.executor == "process" for segment in segments)
         most = max(JUMP * self.rate, self._one_a_core() if apart else 0.0)
-        target = min(self.possible(), most)
-        worth = WORTH_MUCH if cpu_bound(self.situation, CPU_HEAVY) else WORTH
-        if target < worth * self.rate or self._inefficient():
+        target = min(self.possible(moves=moves), most)
+        worth = WORTH_MUCH if self._cpu_bound() else WORTH
+        if target < (1.0 + worth) * self.rate or (self._inefficient() and not moves):
             return ()
         return tuple(self._grown(target, moves=moves))
 
@@ -264,8 +283,8 @@ class _Law(Case):
             knob = self.knob(*key)
             if knob is None:
                 continue
-            busy = target * segment.run_s_per_row
-            needed = ceil(busy / BUSY_SHARE - 0.01)
+            working = target * segment.run_s_per_row
+            needed = ceil(working / BUSY - 0.01)
             needed = min(needed, self._most(segment))
             if moves:
                 needed = min(needed, max(cores, knob.value))
@@ -273,47 +292,52 @@ class _Law(Case):
                 needed = min(needed, max(cores, knob.value + MORE_PROCESSES))
             if needed <= knob.value:
                 continue
-            yield from self._further_ahead(segment, needed)
+            yield from self._rows_each(segment, needed)
             yield Decision(
                 *key,
                 old=knob.value,
                 new=needed,
                 rule="law",
                 reason=phrases.law(
-                    segment.name, segment.run_s_per_row, busy, target, knob.value
+                    segment.name, segment.run_s_per_row, working, target, knob.value
                 ),
                 expected=min(target / self.rate, needed / knob.value),
                 evidence=self._evidence(segment, target),
             )
 
-    def _further_ahead(
+    def _rows_each(
         self, segment: SegmentObservation, workers: int
     ) -> Iterator[Decision]:
         """Raise the rows ahead so that each worker has several, if rows mostly wait.
 
         Fewer hand-overs then carry as many rows (`lease_rows` in core.py).
         """
+        rows, queue = batch_rows(segment), segment.queue_name
+        if mostly_waits(segment) and rows > 0:
+            wanted = ceil(ROWS_EACH * workers / rows)
+            reason = phrases.few_ahead(queue, segment.prefetch_size, workers)
+            yield from self._further_ahead(segment, wanted, "ahead", reason)
+
+    def _further_ahead(
+        self,
+        segment: SegmentObservation,
+        wanted: int,
+        rule: str,
+        reason: str,
+        expected: float = 1.0,
+    ) -> Iterator[Decision]:
+        """Raise the batches ahead, as far as bounds and the memory budget allow."""
+        seen, budget = self.situation.observation, self.situation.budget
         key: KnobKey = (segment.queue_name, "prefetch_size")
         knob = self.knob(*key)
-        rows = batch_rows(segment)
-        if knob is None or not mostly_waits(segment) or rows <= 0:
+        if knob is None:
             return
-        new, nbytes = self._wider(segment, knob, ceil(ROWS_EACH * workers / rows))
-        if new > knob.value:
-            reason = phrases.few_ahead(segment.queue_name, knob.value, workers)
-            evidence = {"workers": workers, "predicted_bytes": nbytes}
-            yield Decision(*key, knob.value, new, "ahead", reason, 1.0, evidence)
-
-    def _wider(
-        self, segment: SegmentObservation, knob: KnobView, wanted: int
-    ) -> tuple[int, float]:
-        """Return how many of the wanted batches ahead are possible, and their bytes."""
         new = min(wanted, knob.upper, MAX_PREFETCH)
-        nbytes = (new - knob.value) * self.batch_bytes(segment)
-        held_bytes = self.situation.observation.held_bytes
-        fits = held_bytes + nbytes <= self.situation.budget.memory_bytes
-        key: KnobKey = (segment.queue_name, "prefetch_size")
-        return (new, nbytes) if fits and self.allowed(key, new) else (knob.value, 0.0)
+        more = new - knob.value
+        fits = has_room(seen, budget, more) and self.backoffs.allows(key, new)
+        if more > 0 and fits:
+            evidence = {"predicted_bytes": more * seen.batch_bytes}
+            yield Decision(*key, knob.value, new, rule, reason, expected, evidence)
 
     def _evidence(self, segment: SegmentObservation, target: float) -> dict[str, float]:
         return {
@@ -333,24 +357,20 @@ class _Law(Case):
         curve, workers = self.curves.get(segment.name, ()), segment.num_parallel_workers
         here = dict(curve).get(workers, self.rate)
         return efficiency(curve, workers) < EFFICIENT or any(
-            more > workers and rate < WORTH * here for more, rate in curve
+            more > workers and rate < (1.0 + WORTH) * here for more, rate in curve
         )
 
     def _bottleneck(self) -> SegmentObservation | None:
         """The segment whose workers are always busy, or would be on another machine."""
         segments = self.situation.observation.segments
-        busiest = max(segments, key=_busy)
-        return (
-            busiest
-            if _busy(busiest) >= SATURATED or spent(self.situation.observation)
-            else None
-        )
+        busiest = max(segments, key=busy)
+        return busiest if busy(busiest) >= BUSY or self._spent() else None
 
     def search(self) -> Iterator[Decision]:
         """Try the number of workers that reveals most about where the peak is."""
         segment = self._bottleneck()
         knob = self.knob(segment.name, WORKERS) if segment else None
-        if segment is None or knob is None or cpu_bound(self.situation, CPU_SPENT):
+        if segment is None or knob is None or self._cpu_bound(CPU_SPENT):
             return
         curve = self.curves.get(segment.name, ())
         key: KnobKey = (segment.name, WORKERS)
@@ -377,21 +397,16 @@ class _Law(Case):
 
     def wider_queues(self) -> Iterator[Decision]:
         """Double the batches ahead if workers are held back and none is busy."""
+        seen = self.situation.observation
         if self._bottleneck() is not None:
             return
-        for segment in self.situation.observation.segments:
-            key: KnobKey = (segment.queue_name, "prefetch_size")
-            knob = self.knob(*key)
-            held_back = ratio(segment.wait_credit_s, segment.worker_s)
-            if knob is None or held_back < HELD_BACK:
-                continue
-            new, nbytes = self._wider(segment, knob, 2 * knob.value)
-            if new > knob.value:
-                reason = phrases.held_back(segment.queue_name, held_back)
-                evidence = {"held_back": held_back, "predicted_bytes": nbytes}
-                expected = self.expected(new / knob.value)
-                yield Decision(
-                    *key, knob.value, new, "held_back", reason, expected, evidence
+        for segment in seen.segments:
+            share, size = held_back(seen, segment), segment.prefetch_size
+            if share >= HELD_BACK:
+                expected = self.expected(min(2 * size, MAX_PREFETCH) / size)
+                reason = phrases.held_back(segment.queue_name, share)
+                yield from self._further_ahead(
+                    segment, 2 * size, "held_back", reason, expected
                 )
 
     # What to release
@@ -404,8 +419,7 @@ class _Law(Case):
     def relieved(self) -> Iterator[Decision]:
         """Reduce workers that cost the trainer more of its own part than they spare."""
         seen = self.situation.observation
-        slowed = lost_share(seen) - wait_share(seen)
-        if slowed < max(MIN_RELIEF, wait_share(seen)):
+        if slowed_share(seen) < max(WORTH, wait_share(seen)):
             return
         for segment in sorted(seen.segments, key=lambda s: s.run_s, reverse=True):
             key: KnobKey = (segment.name, WORKERS)
@@ -413,25 +427,25 @@ class _Law(Case):
             if knob is None or not segment.is_here:
                 continue
             fewer = max(knob.lower, int(RELIEF_KEEPS * knob.value))
-            if fewer < knob.value and self.allowed(key, fewer):
+            if fewer < knob.value and self.backoffs.allows(key, fewer):
                 reason = phrases.relief(segment.name, seen.slowdown, knob.value)
                 evidence = {"slowdown": seen.slowdown}
                 yield Decision(*key, knob.value, fewer, RELIEF, reason, 1.0, evidence)
                 return
 
-    def _crowded(self, share: float = CPU_USED) -> Iterator[Decision]:
+    def _crowded(self) -> Iterator[Decision]:
         """Reduce workers that crowd the CPU and mostly wait for a core."""
         segment = self._bottleneck()
-        if segment is None or not cpu_bound(self.situation, share):
+        if segment is None or not self._cpu_bound():
             return
-        cores = cores_of(self.situation, segment)
+        cores = self._cores_of(segment)
         key: KnobKey = (segment.name, WORKERS)
         knob = self.knob(*key)
         if knob is None:
             return
-        many = spent(self.situation.observation) and knob.value >= CROWD**3 * cores
+        many = self._spent() and knob.value >= CROWD**3 * cores
         fewer = max(knob.lower, ceil(cores), knob.value // (4 if many else 2))
-        while fewer < knob.value and not self.allowed(key, fewer):
+        while fewer < knob.value and not self.backoffs.allows(key, fewer):
             fewer = ceil((fewer + knob.value + 1) / 2)
         if fewer < knob.value:
             reason = phrases.crowded(segment.name, knob.value, cores)
@@ -461,9 +475,4 @@ def of_numbers(outcomes: tuple[DecisionOutcome, ...]) -> tuple[DecisionOutcome, 
 
 def mostly_waits(segment: SegmentObservation) -> bool:
     """Whether a row keeps its worker waiting for longer than computing."""
-    return segment.cpu_s_per_row < segment.run_s_per_row / 2
-
-
-def _busy(segment: SegmentObservation) -> float:
-    """Share of its workers' time spent working."""
-    return ratio(segment.run_s, segment.worker_s)
+    return segment.cpu_s < MOSTLY * segment.run_s

@@ -6,12 +6,9 @@ from math import inf, sqrt
 
 from ...engine.observe.knob import KnobName
 from ..situation import DecisionOutcome
+from ..thresholds import WORTH
 
 WORKERS: KnobName = "num_parallel_workers"
-WORTH = 1.03
-"""A rate that promises less is not worth a change."""
-AS_GOOD = 0.97
-"""A rate this close to the best one counts as equal to it."""
 DRIFT = 1.2
 """A rate this many times higher or lower than measured for the same number is of
 another load, or the measured one lived on stock."""
@@ -50,7 +47,7 @@ def remembered(
 
 def faster(outcome: DecisionOutcome) -> bool:
     """Whether the rate grew by enough to be worth a change."""
-    return outcome.after.rows_per_s > WORTH * outcome.before.rows_per_s
+    return outcome.after.rows_per_s > (1.0 + WORTH) * outcome.before.rows_per_s
 
 
 def is_steady(curve: Curve, workers: int, rate: float) -> bool:
@@ -107,7 +104,7 @@ def probe(
         return fewer if fewer < workers else None
     rates = dict(curve)
     peak = max(rates.values())
-    best = min(count for count, rate in curve if rate >= AS_GOOD * peak)
+    best = min(count for count, rate in curve if rate >= (1.0 - WORTH) * peak)
     if best < workers:
         return best
     if only and best > workers and full(rates, workers, best):

@@ -2,9 +2,9 @@
 
 Threads cost less: one copy of the data, with rows written in place. Processes have
 their own GIL. So a segment on threads is tried on processes if three things are
-measured together: the trainer waits for data, cores are idle, and the GIL is held
-nearly always, or computing workers are blocked part of the time. A segment on processes
-is tried on threads if nothing is known about them. A trainer that makes long batches
+measured together: the trainer waits for data, cores are idle, and threads take turns
+at the GIL, or computing workers are blocked part of the time. A segment on processes is
+tried on threads if nothing is known about them. A trainer that makes long batches
 itself tries threads; if they were no faster, and it computes while cores are idle,
 processes. The engine is tried in a process of its own if the trainer's own part of a
 step takes longer while it loads.
@@ -18,45 +18,38 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ...engine.auto_executor import WORTH_WORKERS_NS
 from ...engine.observe.observation import Observation, SegmentObservation, ratio
 from ...engine.run import MANY_CORES
 from ...system.printing import figures
 from .. import phrases
 from ..situation import Decision, DecisionOutcome, KnobKey, Situation
-from ..window import lost_share, wait_share
+from ..thresholds import (
+    MOSTLY,
+    WORTH,
+    collate_s,
+    computes,
+    no_core_free,
+    slowed_share,
+    take_turns,
+    wait_share,
+)
+from .backoff import drifted
 
-MIN_WAIT = 0.05
-"""Share of its time that the trainer must wait for faster loading to be felt."""
 MIN_CPU_SHARE = 0.2
 """Share of all segments' CPU above which a segment may be what holds the GIL."""
-BUSY_SHARE = 0.85
-"""Share of the allowed cores in use above which none is to spare."""
-HELD_SHARE = 0.45
-"""Share of moments with the GIL held above which threads hinder each other."""
-MOSTLY = 0.5
 JOSTLED = (0.12, 0.6)
 """Range of the share of blocked time that may come from short calls, each of which
 releases the GIL and must get it back. The probe, which seldom finds it held, does not
 see that. Above the range they wait for something else."""
-MIN_GAIN = 0.05
-"""Share of a step that loading must cost the trainer's own part for other processes to
-be tried: they cost memory."""
-HERE = ("inline", "thread", "async")
-"""Kinds of workers in the trainer's process."""
 MAX_GAIN = 2.0
 """Largest gain that is expected from idle cores."""
-WORTH_WORKERS_S = 0.002
-"""Work in a batch above which handing it to workers may pay."""
 WORTH_COLLATING_S = 0.0005
-"""The same for collating, if there are workers."""
+"""Collating in a step above which handing it to workers may pay."""
 ALONE_NOW = 1.3
 """How many times faster the trainer must have been alone to take over at once."""
-ALONE_LAST = 1.03
-"""The same if nothing else is left to try."""
 RETRY_S = 120.0
 """A trial is repeated after this long; each time after twice as long."""
-OTHER_WORK = 2.0
-"""Factor in the CPU-seconds of a sample that means different work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +65,10 @@ class Past:
     cpu_s: float = 0.0
     """CPU-seconds of a sample at the time."""
 
-    @property
-    def due_s(self) -> float:
-        """When it may be tried again."""
-        return self.time_s + RETRY_S * 2.0 ** (self.trials - 1)
-
     def speaks(self, now_s: float, cpu_s: float) -> bool:
         """Whether it still counts: it is recent, and the work is the same."""
-        same = not self.cpu_s or 1 / OTHER_WORK < cpu_s / self.cpu_s < OTHER_WORK
-        return same and now_s < self.due_s
+        due_s = self.time_s + RETRY_S * 2.0 ** (self.trials - 1)
+        return now_s < due_s and not drifted(self.cpu_s, cpu_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +126,6 @@ class Kinds:
                 expected=min(MAX_GAIN, max(1.0, idle)) if new == "process" else 1.0,
                 evidence=_evidence(seen, segment),
             )
-            if new == "process":
-                yield from _one_a_core(situation, segment)
             return
 
     def _together(
@@ -162,7 +148,6 @@ class Kinds:
             expected=min(MAX_GAIN, max(1.0, idle)),
             evidence=_evidence(seen, segment),
         )
-        yield from _one_a_core(situation, segment)
 
     def collated_elsewhere(self, situation: Situation) -> Iterator[Decision]:
         """Try worker processes if the trainer waits for its own collating.
@@ -170,7 +155,7 @@ class Kinds:
         No connector shows this: samples are there all the time.
         """
         seen = situation.observation
-        if any(collating(seen, segment) for segment in seen.segments):
+        if any(collate_s(seen, segment) for segment in seen.segments):
             yield from self.other_executor(situation)
 
     def alone(self, situation: Situation, gain: float) -> Iterator[Decision]:
@@ -211,7 +196,7 @@ class Kinds:
         seen = situation.observation
         return seen.gil_held is None and any(
             segment.executor == "thread"
-            and segment.cpu_s > 0.5 * segment.run_s
+            and segment.cpu_s > MOSTLY * segment.run_s
             and (segment.name, "executor") in situation.knobs
             for segment in seen.segments
         )
@@ -222,9 +207,9 @@ class Kinds:
         key = self._host(situation)
         if key is None or found is None:
             return
-        lost = lost_share(seen) - wait_share(seen)
-        here = any(segment.executor in HERE for segment in seen.segments)
-        if lost < MIN_GAIN or not here:
+        lost = slowed_share(seen)
+        here = any(s.is_here and s.executor != "process" for s in seen.segments)
+        if lost < WORTH or not here:
             return
         yield Decision(
             *key,
@@ -273,7 +258,7 @@ class Kinds:
         seen = situation.observation
         all_cpu_s = sum(each.cpu_s for each in seen.segments)
         little = ratio(segment.cpu_s, all_cpu_s) < MIN_CPU_SHARE
-        if wait_share(seen) < MIN_WAIT or (little and not collating(seen, segment)):
+        if wait_share(seen) < WORTH or (little and not collate_s(seen, segment)):
             return None
         threads = dict(self.pasts).get(((segment.name, "executor"), "thread"))
         if segment.executor == "inline":
@@ -290,18 +275,18 @@ NO_KINDS = Kinds()
 
 def _of_threads(situation: Situation, segment: SegmentObservation) -> str | None:
     seen, allowed = situation.observation, situation.budget.cpu_cores
-    if seen.used_cores >= BUSY_SHARE * allowed:
+    if no_core_free(seen, situation.budget):
         return None
     cores = f"{seen.used_cores:.2f} of {figures(allowed)} cores are used"
-    collate_s = collating(seen, segment)
-    if collate_s >= WORTH_COLLATING_S:
+    step_s = collate_s(seen, segment)
+    if step_s >= WORTH_COLLATING_S:
         return (
-            f"putting samples together takes the trainer {figures(1e3 * collate_s)} ms"
+            f"putting samples together takes the trainer {figures(1e3 * step_s)} ms"
             f" a step while {cores}: processes collate in its place"
         )
     if seen.gil_held is None:
         return None
-    if seen.gil_held >= HELD_SHARE:
+    if take_turns(seen, segment):
         return (
             f"the GIL is held {seen.gil_held:.0%} of the time while {cores}: processes"
             " may use the rest"
@@ -329,22 +314,9 @@ def other_kind(
     kinds = tried.get(segment.executor, ("thread",))
     if "process" in lost or (lost and segment.executor == "process"):
         return None
-    if collating(seen, segment):
+    if collate_s(seen, segment):
         kinds = kinds[::-1]
     return next((each for each in kinds if each in choices and each not in lost), None)
-
-
-def collating(seen: Observation, segment: SegmentObservation) -> float:
-    """Return the seconds of a step that the trainer collates, if most of its wait.
-
-    Only worker processes can do that for it.
-    """
-    trainer = seen.trainer
-    collate_s = trainer.collate_s
-    if segment.executor == "inline" and len(segment.parts) > 1:
-        collate_s = segment.parts[-1].run_s_per_row * trainer.rows
-    most = collate_s >= MOSTLY * trainer.wait_s > 0.0
-    return ratio(collate_s, trainer.steps) if most else 0.0
 
 
 def _of_trainer(
@@ -357,13 +329,13 @@ def _of_trainer(
     """
     seen = situation.observation
     batch_s = segment.run_s_per_row * ratio(seen.trainer.rows, seen.trainer.steps)
-    if batch_s < WORTH_WORKERS_S:
+    if batch_s < WORTH_WORKERS_NS / 1e9:
         return None
     why = f"the trainer makes batches itself, and one takes {figures(batch_s * 1e3)} ms"
     if threads is None:
         return why
-    computes = ratio(segment.cpu_s, segment.run_s) >= MOSTLY
-    if not computes or seen.used_cores >= BUSY_SHARE * situation.budget.cpu_cores:
+    computing = computes(segment.cpu_s, segment.run_s)
+    if not computing or no_core_free(seen, situation.budget):
         return None
     fewer = max(0.0, -threads.change)
     return f"{why}; threads were {f'{fewer:.0%} slower' if fewer else 'no faster'}"
@@ -376,26 +348,6 @@ def _of_processes(past: Past | None, now_s: float) -> str:
         f"threads are measured again: {past.change:+.0%} samples/s"
         f" {now_s - past.time_s:.0f} s ago"
     )
-
-
-def _one_a_core(
-    situation: Situation, segment: SegmentObservation
-) -> Iterator[Decision]:
-    """Yield a worker for each core: processes do not share one as threads do."""
-    knob = situation.knobs.get((segment.name, "num_parallel_workers"))
-    if knob is None or not knob.tunable:
-        return
-    wanted = min(max(knob.value, round(situation.budget.cpu_cores)), knob.upper)
-    if wanted > knob.value:
-        yield Decision(
-            segment.name,
-            "num_parallel_workers",
-            knob.value,
-            wanted,
-            rule="executor",
-            reason=phrases.one_a_core(segment.name, wanted),
-            expected=1.0,
-        )
 
 
 def _blocked(segment: SegmentObservation) -> float:

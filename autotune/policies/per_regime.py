@@ -24,24 +24,15 @@ RULE = "regime"
 
 
 @dataclass(frozen=True, slots=True)
-class Known(Generic[M]):
-    """The values and the memory of one regime."""
-
-    values: Values
-    """The values when it was left."""
-    memory: M | None = None
-    """None: another run found these values."""
-
-
-@dataclass(frozen=True, slots=True)
 class Regimes(Generic[M]):
     """The memory from one window to the next."""
 
     now: str
     """The current regime; empty before the first window."""
-    memory: M
-    """The policy's own memory of this regime."""
-    known: Mapping[str, Known[M]]
+    memories: Mapping[str, M]
+    """The policy's own memory of each regime that was met."""
+    values: Mapping[str, Values]
+    """The values with which each regime was left, in this run or an earlier one."""
 
 
 class PerRegime(Generic[M]):
@@ -63,10 +54,7 @@ class PerRegime(Generic[M]):
         return self._policy.name
 
     def start(self) -> Regimes[M]:
-        known: dict[str, Known[M]] = {
-            regime: Known(values) for regime, values in self._found.items()
-        }
-        return Regimes("", self._policy.start(), known)
+        return Regimes("", {}, self._found)
 
     def decide(
         self, situation: Situation, memory: Regimes[M]
@@ -74,25 +62,16 @@ class PerRegime(Generic[M]):
         """Restore what is known of a new regime; otherwise ask the policy."""
         regime = situation.observation.regime
         if memory.now not in ("", regime):
-            return self._enter(situation, memory)
+            values = memory.values.get(regime, {})
+            return tuple(restoring(situation, values)), replace(memory, now=regime)
         outcomes = tuple(o for o in situation.outcomes if o.decision.rule != RULE)
         asked = replace(situation, outcomes=outcomes)
-        decisions, inner = self._policy.decide(asked, memory.memory)
+        known = memory.memories.get(regime, self._policy.start())
+        decisions, inner = self._policy.decide(asked, known)
         knobs = situation.knobs.items()
         values = {key: knob.value for key, knob in knobs if not knob.kind}
-        known = {**memory.known, regime: Known(values, inner)}
-        return decisions, Regimes(regime, inner, known)
-
-    def _enter(
-        self, situation: Situation, memory: Regimes[M]
-    ) -> tuple[tuple[Decision, ...], Regimes[M]]:
-        regime = situation.observation.regime
-        known = memory.known.get(regime)
-        inner = known.memory if known is not None else None
-        if inner is None:
-            inner = self._policy.start()
-        restored = () if known is None else tuple(restoring(situation, known.values))
-        return restored, replace(memory, now=regime, memory=inner)
+        memories = {**memory.memories, regime: inner}
+        return decisions, Regimes(regime, memories, {**memory.values, regime: values})
 
 
 def restoring(situation: Situation, values: Values) -> Iterator[Decision]:

@@ -22,6 +22,8 @@ from ..core.totals import MEAN, PARTS, TOTAL, Totals
 MIB = 1 << 20
 MIN_GROWTH = 0.05
 """Relative growth of the trainer's own part of a step that is worth acting on."""
+MIN_WAIT = 0.03
+"""Share of a step that the trainer must wait for faster loading to be felt."""
 
 
 def ratio(part: float, whole: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.autotune.caching import cache_points
+from penstock.autotune.explain import cache_advice
 from penstock.engine.observe.observation import Observation, PartObservation
 from support.windows import starved
 
@@ -21,25 +21,25 @@ def seen(*parts: PartObservation) -> Observation:
 
 
 def test_a_place_is_reported_with_what_it_saves_and_what_it_costs() -> None:
-    (point,) = cache_points(seen(READ, DECODE, AUGMENT))
-    assert point.line == (
+    (line,) = cache_advice(seen(READ, DECODE, AUGMENT))
+    assert line == (
         "a cache after Map(ID:1) decode would save 0.85 of 3.00 ms of work a sample,"
         " and need 1.1 GiB (1,000 samples of 1.0 MiB)"
     )
 
 
 def test_a_place_that_saves_next_to_nothing_is_not_reported() -> None:
-    assert cache_points(seen(READ, replace(AUGMENT, run_s_per_row=0.002))) == ()
+    assert not [*cache_advice(seen(READ, replace(AUGMENT, run_s_per_row=0.002)))]
 
 
 def test_a_cache_has_no_place_behind_a_random_operation() -> None:
-    assert cache_points(seen(AUGMENT, DECODE)) == ()
+    assert not [*cache_advice(seen(AUGMENT, DECODE))]
 
 
 def test_an_operation_that_was_not_measured_is_not_reported() -> None:
-    assert cache_points(seen(replace(DECODE, bytes_per_row=0.0))) == ()
+    assert not [*cache_advice(seen(replace(DECODE, bytes_per_row=0.0)))]
 
 
 def test_an_operation_as_fast_as_a_cache_is_not_cached() -> None:
     fast = replace(READ, run_s_per_row=0.00002, bytes_per_row=100.0)
-    assert not cache_points(seen(fast))
+    assert not [*cache_advice(seen(fast))]

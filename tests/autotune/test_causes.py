@@ -159,6 +159,19 @@ def test_collating_in_the_trainer_is_reported_for_the_batch_stage() -> None:
     assert found.cause.startswith("collate: putting samples together takes the trainer")
 
 
+def test_collating_beside_all_other_work_of_the_trainer_may_go_to_workers() -> None:
+    read = PartObservation(READ, 0.0002, 0.0, None)
+    collate = PartObservation("Batch(ID:2)", 0.0016, 0.0, None, 0.0016)
+    changes: Any = {"executor": "inline", "queue_name": "Batch(ID:2)"}
+    seen = with_last(computing(), parts=(read, collate), **changes)
+    found = explain(seen, ROOMY)
+    assert (found.bottleneck, found.advice) == (
+        "Batch(ID:2)",
+        ("ps.set_enable_autotune(True)",),
+    )
+    assert explain(seen, ROOMY, tuned=True).advice == ()
+
+
 def test_busy_threads_do_not_hide_what_the_trainer_does_itself() -> None:
     seen = starved()
     inline = replace(seen.segments[0], executor="inline", run_s=0.8, wait_credit_s=0.0)

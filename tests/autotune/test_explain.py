@@ -197,13 +197,16 @@ def grown(operator: str, knob: str) -> Decision:
 def test_the_evidence_for_a_decision_is_given_in_the_words_of_mindspore() -> None:
     seen = starved()
     read = seen.segments[0]
-    lines = list(evidence(seen, grown(read.name, "num_parallel_workers")))
-    [line] = lines
-    assert line == (
+    short, slow = evidence(seen, grown(read.name, "num_parallel_workers"))
+    assert short == (
+        f"Op ({read.name}) is the bottleneck: blocked 15.31 of 15.62 ms a sample, needs"
+        " 10.0 workers for this trainer, has 1."
+    )
+    assert slow == (
         f"Op ({read.name}) is slow, input connector utilization=1.000000, output"
         " connector utilization=0.000000, diff=1.000000 > 0.35 threshold."
     )
-    [low] = evidence(seen, grown(read.queue_name, "prefetch_size"))
+    _, low = evidence(seen, grown(read.queue_name, "prefetch_size"))
     assert low == (
         f"Op ({read.queue_name}) getting low average worker cpu utilization"
         " 2.00% < 35% threshold."

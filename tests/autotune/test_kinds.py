@@ -62,7 +62,8 @@ def tried(case: Situation, known: Kinds = NO_KINDS) -> list[tuple[object, object
 
 
 def test_processes_are_tried_where_the_gil_is_held_and_cores_are_idle() -> None:
-    decision, workers = NO_KINDS.other_executor(bound())
+    law = BottleneckLaw()
+    (decision, workers), _ = law.decide(bound(), law.start())
     assert (decision.old, decision.new) == ("thread", "process")
     assert decision.reason == (
         f"Op ({DECODE}) is tried on processes: the GIL is held 97% of the time while"

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from rich.console import Console
@@ -23,6 +23,7 @@ from penstock.autotune.situation import (
     Measure,
     Situation,
 )
+from penstock.engine.observe.observation import SegmentObservation
 from penstock.engine.recipe import Executor
 from support.windows import DECODE, READ, situation, starved
 
@@ -63,7 +64,9 @@ def test_sentences_are_logged_word_for_word() -> None:
         "Op (Batch(ID:3)) getting low average worker cpu utilization 1.64% < 35%"
         " threshold."
     )
-    assert phrases.bottleneck("Map(ID:2) decode", 0.00187, 3.6, 1) == (
+    spent: Any = {"rows": 100, "run_s": 0.187, "cpu_s": 0.187}
+    decode = SegmentObservation("Map(ID:2) decode", "", "thread", 1, 2, **spent)
+    assert phrases.bottleneck(decode, 3.6, computes=True) == (
         "Op (Map(ID:2) decode) is the bottleneck: CPU 1.87 ms a sample, needs 3.6"
         " workers for this trainer, has 1."
     )

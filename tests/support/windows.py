@@ -90,6 +90,7 @@ def starved(*, time_s: float = 1.0) -> Observation:
         ),
         held_bytes=1_000_000,
         peak_bytes=1_000_000,
+        batch_bytes=BATCH * 1000,
     )
 
 

@@ -1,0 +1,169 @@
+"""The questions that the verdict and the tuner both ask, and where each draws the line.
+
+A question has one function and one number. So a cause that `explain()` names is one
+that the tuner acts on, if it may. A number that one module alone needs stands there.
+
+Where a value was chosen among several, 71 simulated pipelines were run with each
+(`tests/support/workloads.py`, 2026-11-28).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..engine.core.metrics import ConnectorObservation
+from ..engine.observe.observation import (
+    MIN_WAIT,
+    Observation,
+    SegmentObservation,
+    ratio,
+)
+from ..system.resources import Budget
+
+WORTH = MIN_WAIT
+"""Share of a step. A shorter wait is `not input-bound`, and not worth a change, which
+must gain as much: windows differ by about 2 % anyway (`PRIOR_SD` in trial.py). The
+tuner once acted from 0.02 on: no pipeline ended differently."""
+STARVED = 0.10
+"""Share of a step. A trainer that waits for longer is `input-bound`. It makes few steps
+then, so the rows that the segments finish say more about its speed."""
+NEVER_EMPTY = 0.02
+"""Share of the time with no batch ready. Below it, a wait is for the hand-over. With
+0.002 before something is released, no pipeline ended differently."""
+BUSY = 0.85
+"""Share of the workers' time that is work. Workers are enough if they are busy for less
+than that: the rest is for work that comes unevenly. With 0.8, five pipelines ended 1
+to 4 % slower, and three 1 to 2.5 % faster."""
+HELD_BACK = 0.2
+"""Share of the workers' time that they may not work further ahead, above which their
+queue may be too short. With 0.1, no pipeline ended differently."""
+MOSTLY = 0.5
+"""Share of a time above which something takes most of it."""
+COMPUTES = 0.75
+"""Share of an operation's time on a CPU above which it computes (MindSpore's number
+for a high CPU use)."""
+QUEUED = 0.25
+"""Share of their run time that workers wait for a core, above which more of them would
+only wait, too. On a crowded machine the tests see 0.45 or more."""
+CPU_USED = 0.85
+"""Share of the cores in use above which none is to spare. With 0.75, no pipeline ended
+differently; a search for the best number of workers goes on until 0.95
+(`bottleneck_law.py`), or four of them ended slower."""
+GIL_HELD = 0.6
+"""Share of moments with the GIL held above which threads take turns. The probe is
+accurate to 0.14, so it is surely held nearly half of the time. With 0.45 for a trial of
+processes and 0.8 for the end of growth, pipelines that need the GIL for 0.3 to 0.9 of
+their work ended as fast or slower, but for one (1.5 %)."""
+
+
+def outbox(seen: Observation) -> ConnectorObservation:
+    """Return the connector before the trainer: the last segment's output."""
+    return seen.segments[-1].output
+
+
+def wait_share(seen: Observation) -> float:
+    """Return the exposed wait as a share of the step, 0 to 1.
+
+    If the trainer's clock shows nothing of the window yet, because it lies within one
+    long step, return the share of the window with nothing to hand over.
+    """
+    trainer = seen.trainer
+    if trainer.wait_s + trainer.gap_s > 0:
+        return trainer.wait_share
+    return outbox(seen).empty
+
+
+def lost_share(seen: Observation) -> float:
+    """Return the share of the step, 0 to 1, that loading costs.
+
+    This is the exposed wait, and by how much loading lengthens the trainer's own part.
+    """
+    return 1.0 - (1.0 - wait_share(seen)) / seen.slowdown
+
+
+def slowed_share(seen: Observation) -> float:
+    """Return the share of the step by which loading lengthens the trainer's own part.
+
+    It is 0 if that is not certain, or less than `MIN_GROWTH` in observation.py.
+    """
+    return lost_share(seen) - wait_share(seen)
+
+
+def starving(seen: Observation) -> bool:
+    """Whether the trainer waits so long that steps are few."""
+    return wait_share(seen) > STARVED
+
+
+def always_ready(seen: Observation) -> bool:
+    """Whether a batch is there all the time: a wait is for the hand-over then."""
+    return outbox(seen).empty < NEVER_EMPTY
+
+
+def busy(segment: SegmentObservation) -> float:
+    """Return the share of their time that a segment's workers work."""
+    return ratio(segment.run_s, segment.worker_s)
+
+
+def held_back(seen: Observation, segment: SegmentObservation) -> float:
+    """Return the share of their time that workers may not work further ahead.
+
+    The time that they wait for memory is not part of it: a longer queue needs more. Nor
+    is the time before a loop's first batch: other workers may not have begun yet.
+    """
+    begins_s = seen.trainer.first_s * segment.num_parallel_workers
+    held_s = segment.wait_credit_s - segment.wait_memory_s - begins_s
+    return ratio(held_s, segment.worker_s)
+
+
+def computes(cpu_s: float, run_s: float) -> bool:
+    """Whether work that takes `run_s` is mostly on a CPU."""
+    return ratio(cpu_s, run_s) >= COMPUTES
+
+
+def queued(segments: Sequence[SegmentObservation]) -> float:
+    """Return the share of their run time that workers wait for a core."""
+    queued_s = sum(segment.queued_s for segment in segments)
+    return ratio(queued_s, sum(segment.run_s for segment in segments))
+
+
+def take_turns(seen: Observation, segment: SegmentObservation) -> bool:
+    """Whether a segment's threads take turns at the GIL."""
+    return segment.executor == "thread" and (seen.gil_held or 0.0) >= GIL_HELD
+
+
+def busy_cores(seen: Observation) -> float:
+    """Return the cores that loading keeps busy, hand-overs included.
+
+    What the trainer's process does besides its workers may be the trainer's own work,
+    except while the trainer waits.
+    """
+    waits = wait_share(seen) >= MOSTLY
+    return max(seen.cpu_cores, seen.used_cores if waits else 0.0)
+
+
+def cores_used(seen: Observation, budget: Budget, share: float = CPU_USED) -> bool:
+    """Whether loading keeps this share of the cores busy: by default, all of them."""
+    return busy_cores(seen) >= share * budget.cpu_cores
+
+
+def no_core_free(seen: Observation, budget: Budget) -> bool:
+    """Whether loading and training together keep all cores busy."""
+    return seen.used_cores >= CPU_USED * budget.cpu_cores
+
+
+def has_room(seen: Observation, budget: Budget, batches: int) -> bool:
+    """Whether the memory budget has room for so many more batches."""
+    return seen.held_bytes + batches * seen.batch_bytes <= budget.memory_bytes
+
+
+def collate_s(seen: Observation, segment: SegmentObservation) -> float:
+    """Return the seconds of a step that the trainer collates, if most of its wait.
+
+    Only worker processes can do that for it.
+    """
+    trainer = seen.trainer
+    spent_s = trainer.collate_s
+    if segment.executor == "inline" and len(segment.parts) > 1:
+        spent_s = segment.parts[-1].run_s_per_row * trainer.rows
+    most = spent_s >= MOSTLY * trainer.wait_s > 0.0
+    return ratio(spent_s, trainer.steps) if most else 0.0
