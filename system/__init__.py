@@ -3,8 +3,7 @@
     resources.py       cores and bytes, limited by affinity and control groups
     descriptors.py     how many files may be open
     shared_memory.py   memory shared between processes
-    forking.py         forking while other threads run
-    interrupts.py      Ctrl-C at a bad moment
+    forking.py         forking while other threads run, or Ctrl-C comes
     wakeup.py          waking a selector without releasing the GIL
     file_locks.py      locks that end with the process that holds them
     run_queue.py       how long threads waited for a core

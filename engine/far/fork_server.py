@@ -30,7 +30,7 @@ from functools import partial
 from multiprocessing import util
 from typing import NamedTuple
 
-from ...system.interrupts import interrupts_deferred
+from ...system.forking import interrupts_deferred
 from ...system.shared_memory import shared_file
 from ..program.seeding import mixed, seed_global_generators
 from ..recipe import Recipe, SegmentRecipe, StartMethod
