@@ -1,11 +1,10 @@
 """The disk tier: LMDB, shared by the processes and the jobs of a host.
 
+    FOLDER                     locked by the one process that is writing
     FOLDER/data.mdb lock.mdb   the database: records by key, and namespaces
     FOLDER/users               locked (shared) by every process that has it open, plus
                                a byte for each namespace that one of them uses
-    FOLDER/writer              locked by the one process that is writing
     FOLDER/state.json          whether everything written has reached the disk
-    FOLDER/beside-1 ...        the same again, for processes of other pid namespaces
 
 LMDB's rules (lmdb.h, "Caveats"): open it once per process, never use it across a fork,
 do not map it writable (a full disk would be a SIGBUS), map it once for all sizes to
@@ -16,6 +15,7 @@ tears nothing.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -24,23 +24,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate, islice, takewhile
+from itertools import accumulate, groupby, islice, takewhile
 from pathlib import Path
 from typing import Any
 
-from ..system.file_locks import share, try_lock
+from ..system.file_locks import share, try_lock, try_lock_file
 from .folder import (
-    MAX_BESIDE,
     FolderState,
-    TakenError,
-    alone,
-    beside_bytes,
     check_folder,
     check_left,
     check_ours,
     enter,
     leased,
-    places,
     shortage,
     spare_bytes,
 )
@@ -106,7 +101,6 @@ class Disk:
 
     Raises:
         DistrustError: the folder is not fit for use: see `folder`.
-        TakenError: processes of another pid namespace have it open.
         DiskError: it cannot be opened.
     """
 
@@ -155,7 +149,7 @@ class Disk:
         about: str,
         limit: int | None = None,
     ) -> int:
-        """Store records of one namespace; return how many are new.
+        """Store records; return how many are new.
 
         It stores as many as fit below `limit`, in bytes; None means this disk's own.
 
@@ -270,7 +264,7 @@ class Disk:
         Raises:
             DiskError: the disk is full, or fails.
         """
-        if alone(self._users):
+        if try_lock_file(self._users, fcntl.LOCK_EX):
             with failing("written", self.folder), leased(self.folder):
                 copy = self.folder / "compact"
                 shutil.rmtree(copy, ignore_errors=True)  # left by a killed process
@@ -303,7 +297,7 @@ class Disk:
     def _look(self) -> Any:
         """Open it read-only. If nobody else has it open, no lock file is needed."""
         check_ours(self.folder)
-        is_alone = alone(self._users)
+        is_alone = try_lock_file(self._users, fcntl.LOCK_EX)
         if is_alone:
             check_left(self.folder)
         env = self._opened(readonly=True, create=False, lock=not is_alone)
@@ -341,8 +335,9 @@ class Disk:
         """Store records in one transaction; return how many are new."""
         with self._env.begin(write=True) as txn:
             new = [each for each in records if txn.put(*each, overwrite=False)]
-            nbytes = sum(room_of(record) for _, record in new)
-            self._count(txn, records[0][0][:8], about, len(new), nbytes)
+            for name, those in groupby(new, lambda each: each[0][:8]):
+                sizes = [room_of(record) for _, record in those]
+                self._count(txn, name, about, len(sizes), sum(sizes))
         return len(new)
 
     def _room(self, part: Sequence[tuple[bytes, bytes]], limit: int) -> int:
@@ -354,10 +349,11 @@ class Disk:
         wanted = limit // 16 - room
         if wanted <= 0:
             return room
+        its_own = {key[:8] for key, _ in part}
         resting = {
             name: (each.used_s, each.nbytes)
             for name, each in self.namespaces().items()
-            if name != part[0][0][:8] and not self._in_use(name)
+            if name not in its_own and not self._in_use(name)
         }
         for name in victims(resting, time.time(), wanted):
             self.evicted += self._drop(name)
@@ -371,8 +367,7 @@ class Disk:
         file: int = PAGE * (self._env.info()["last_pgno"] + 1)
         slack = min(limit // 16, MAX_SLACK_BYTES) + 2 * churn
         reusable = max(0, file - self.used - slack)
-        grows = limit - file - beside_bytes(self.folder)
-        return min(grows, spare_bytes(self.folder)) + reusable - 2 * churn
+        return min(limit - file, spare_bytes(self.folder)) + reusable - 2 * churn
 
     def _in_use(self, namespace: bytes) -> bool:
         """Whether any process has it open, this one included."""
@@ -496,17 +491,12 @@ def shared_disk(folder: Path, limit: int | None) -> Disk:
         DistrustError: the folder is not fit for use.
         DiskError: it cannot be opened.
     """
-    for place in places(folder):
-        path = os.path.realpath(place)
-        with _opening, suppress(TakenError):
-            disk, users = _open.get(path, (None, 0))
-            disk = disk or Disk(place, limit)
-            _open[path] = disk, users + 1
-            return disk
-    raise DiskError(
-        f"{MAX_BESIDE} containers already use the cache in {folder}; give this one"
-        " another folder"
-    )
+    path = os.path.realpath(folder)
+    with _opening:
+        disk, users = _open.get(path, (None, 0))
+        disk = disk or Disk(folder, limit)
+        _open[path] = disk, users + 1
+        return disk
 
 
 def let_go(disk: Disk) -> None:

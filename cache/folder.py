@@ -1,7 +1,7 @@
 """A folder that holds a cache: whether it is fit, how it was left, who may write.
 
 Processes of one pid namespace at a time use a folder: LMDB identifies readers by their
-pids, and two containers have the same ones.
+pids, and two containers have the same ones. The second gives the folder up.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 
-from ..system.file_locks import lock_file
+from ..system.file_locks import lock_file, locked_folder, try_lock_file
 
 LOGGER = logging.getLogger("penstock")
 VERSION = 1
@@ -27,9 +27,6 @@ VERSION = 1
 FOLDER = "penstock-cache"
 """The folder created inside the one that the user names."""
 STATE = "state.json"
-BESIDE = "beside-"
-MAX_BESIDE = 8
-"""Containers that may use a cache at once, each with its own pids."""
 MAX_STATE_BYTES = 4096
 LOCAL = frozenset(
     (
@@ -63,6 +60,10 @@ UNREADABLE = (
     RecursionError,
 )
 """Errors from reading a file that somebody else wrote."""
+OTHER_PIDS = (
+    "another container uses the cache in {}, and its process ids mean something else"
+    " here; give this container another folder"
+)
 SLOW_S = 2.0
 """Work that takes longer is logged."""
 SPARE = 1 << 26
@@ -71,10 +72,6 @@ SPARE = 1 << 26
 
 class DistrustError(Exception):
     """A folder that must not be used; the text says why, and what helps."""
-
-
-class TakenError(Exception):
-    """Processes of another pid namespace have the folder open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +123,6 @@ class FolderState:
             file.flush()
             os.fsync(file.fileno())
         new.replace(folder / STATE)
-
-    @property
-    def survived(self) -> bool:
-        """Whether no power cut can have lost anything that was written."""
-        return self.clean or self.boot == boot_id()
 
 
 def folder_in(place: Path) -> Path:
@@ -214,7 +206,7 @@ def check_left(folder: Path) -> None:
     if not data.exists():
         return
     check_ours(folder)
-    if not left.survived:
+    if not left.clean and left.boot != boot_id():
         raise DistrustError(f"{folder} was not closed before a power cut")
     if left.whole == stamp(folder) or not data.stat().st_size:
         return
@@ -247,34 +239,25 @@ def enter(folder: Path, users: int, *, mends: bool) -> None:
         mends: whether to empty a folder that was not left intact.
 
     Raises:
-        DistrustError: it was not left intact, or another version wrote it.
-        TakenError: processes of another pid namespace have it open.
+        DistrustError: it was not left intact, another version wrote it, or processes of
+            another pid namespace have it open.
         TimeoutError: another process has been checking it for too long.
     """
     for _ in range(3):
-        if alone(users):
+        if try_lock_file(users, fcntl.LOCK_EX):  # nobody else has it open
             begin_session(folder, mends=mends)
         with said_if_slow(f"waiting for another process to check {folder}"):
             lock_file(users, fcntl.LOCK_SH, OPENING_PATIENCE_S)  # others may check it
         state = FolderState.read(folder)
         if (state.version, state.boot) == (VERSION, boot_id()):
             if state.pids not in (0, pid_namespace()):
-                raise TakenError(str(folder))
+                raise DistrustError(OTHER_PIDS.format(folder))
             return
         fcntl.flock(users, fcntl.LOCK_UN)  # nobody has finished checking it
     raise DistrustError(
         f"{folder} could not be opened: the processes that checked it ended before they"
         " were done; start again, or empty it with `penstock cache clear`"
     )
-
-
-def alone(users: int) -> bool:
-    """Lock a folder exclusively; return False if somebody else has it open."""
-    try:
-        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def begin_session(folder: Path, *, mends: bool) -> None:
@@ -304,20 +287,9 @@ def wipe(folder: Path) -> None:
     FolderState.now(folder, clean=True).write(folder)
 
 
-@contextmanager
-def leased(folder: Path) -> Iterator[None]:
-    """Hold the write lease within the `with`. It ends with the process at the latest.
-
-    Raises:
-        TimeoutError: another process holds it, and was probably stopped.
-    """
-    lease = os.open(folder / "writer", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        lock_file(lease, fcntl.LOCK_EX, PATIENCE_S)
-        yield
-    finally:
-        fcntl.flock(lease, fcntl.LOCK_UN)  # a forked child may have it open, too
-        os.close(lease)
+def leased(folder: Path) -> AbstractContextManager[None]:
+    """Return the write lease, held within a `with`: see `locked_folder`."""
+    return locked_folder(folder, PATIENCE_S)
 
 
 @contextmanager
@@ -331,22 +303,6 @@ def said_if_slow(what: str) -> Iterator[None]:
     finally:
         timer.cancel()
         timer.join()
-
-
-def places(folder: Path) -> Iterator[Path]:
-    """Yield the places where a cache in a folder may be: there, and beside it."""
-    yield folder
-    yield from (folder / f"{BESIDE}{number}" for number in range(1, MAX_BESIDE))
-
-
-def beside_bytes(folder: Path) -> int:
-    """Return the total bytes of the cache's other databases."""
-    first = folder.parent if folder.name.startswith(BESIDE) else folder
-    total = 0
-    for place in places(first):
-        with suppress(FileNotFoundError):  # others may remove it
-            total += 0 if place == folder else (place / "data.mdb").stat().st_size
-    return total
 
 
 def spare_bytes(folder: Path) -> int:

@@ -32,8 +32,6 @@ class Counts:
     ram_ns: int = 0
     disk_hits: int = 0
     disk_ns: int = 0
-    waits: int = 0
-    """Samples that another thread or process was computing already."""
     stored: int = 0
     stored_bytes: int = 0
     body_bytes: int = 0

@@ -9,6 +9,7 @@ sample itself: a process that was stopped in the middle delays others only once.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
@@ -19,7 +20,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_digest
 
@@ -27,7 +28,7 @@ from ..system.file_locks import release, try_lock
 from .disk import Disk, DiskError, byte_of, let_go, shared_disk
 from .folder import DistrustError, folder_in
 from .memory import Arena, Full
-from .picking import DISK_BYTES_PER_S, Picker, TierFacts
+from .picking import DISK_BYTES_PER_S, Picker
 from .record import RecordError, decode
 from .statistics import Counters
 from .writer import Writer
@@ -39,21 +40,26 @@ PATIENCE_S = 30.0
 FIRST_PAUSE_S = 0.0005
 MAX_PAUSE_S = 0.01
 """The system offers no time limit for waiting on another process's lock, so it is tried
-repeatedly, with pauses that double up to a hundredth of a second. So is one that
-another thread of this process holds: few wait for that."""
+repeatedly, with pauses that double up to a hundredth of a second. A thread that frees
+one wakes the threads of its own process."""
 
 STOPPED = (
     "another process was stopped while it stored a sample in RAM; nothing more can be"
     " stored there until that process continues or ends"
 )
 
-Sleep = Callable[[float], Awaitable[object]]
-"""Waits for so many seconds: `asyncio.sleep`, or `blocking_sleep`."""
+Wait = Callable[[threading.Event, float], Awaitable[object]]
+"""Waits for an event, for up to so many seconds: `in_thread`, or `in_loop`."""
 
 
-async def blocking_sleep(wait_s: float) -> None:
+async def in_thread(freed: threading.Event, wait_s: float) -> None:
     """Wait in this thread, whatever else might run in it."""
-    time.sleep(wait_s)  # noqa: ASYNC251 that is the point
+    freed.wait(wait_s)
+
+
+async def in_loop(_freed: threading.Event, wait_s: float) -> None:
+    """Let the event loop run other coroutines for so long."""
+    await asyncio.sleep(wait_s)
 
 
 class Claims:
@@ -66,56 +72,42 @@ class Claims:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lock = threading.Lock()
-        self._mine: set[bytes] = set()
+        # For each key, an event that is set when it is freed.
+        self._mine: dict[bytes, threading.Event] = {}
 
-    async def claim(self, key: bytes, sleep: Sleep) -> Claim:
+    async def claim(self, key: bytes, wait: Wait) -> threading.Event:
         """Claim a key; wait while others hold it, for up to `PATIENCE_S`.
 
-        If others held it, they may have stored the sample, so the caller looks for it
-        again.
+        Others may have stored the sample meanwhile, so the caller looks for it again.
+
+        Returns:
+            what `free` needs.
         """
+        claim = threading.Event()
         end_s = time.monotonic() + PATIENCE_S
         pause_s = FIRST_PAUSE_S
-        waited = False
-        while not self._try(key):
+        while (held := self._try(key, claim)) is not claim:
             if time.monotonic() > end_s:
-                return Claim(self, key, ours=False, waited=True)
-            waited = True
-            await sleep(pause_s)
+                break
+            await wait(held, pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
-        return Claim(self, key, ours=True, waited=waited)
+        return claim
 
-    def free(self, key: bytes) -> None:
-        """Release a claim of ours."""
+    def free(self, key: bytes, claim: threading.Event) -> None:
+        """Release a claim, unless others hold it. Idempotent."""
         with self._lock:
-            self._mine.remove(key)
-            release(self._descriptor, place(key))
+            if self._mine.get(key) is claim:
+                del self._mine[key]
+                release(self._descriptor, place(key))
+        claim.set()
 
-    def _try(self, key: bytes) -> bool:
+    def _try(self, key: bytes, claim: threading.Event) -> threading.Event:
+        """Return the claim that this process holds now, or one that nobody sets."""
         with self._lock:
             # The lock is this process's, so it does not keep out other threads.
-            if key in self._mine or not try_lock(self._descriptor, place(key)):
-                return False
-            self._mine.add(key)
-            return True
-
-
-@dataclass(slots=True)
-class Claim:
-    """The result of claiming a key."""
-
-    claims: Claims
-    key: bytes
-    ours: bool
-    """Whether the caller computes the sample while others wait for it."""
-    waited: bool
-    """Whether somebody else held the claim before."""
-
-    def free(self) -> None:
-        """Release it, if it is still ours."""
-        if self.ours:
-            self.ours = False
-            self.claims.free(self.key)
+            if key not in self._mine and try_lock(self._descriptor, place(key)):
+                self._mine[key] = claim
+            return self._mine.get(key) or threading.Event()
 
 
 def place(key: bytes) -> int:
@@ -147,8 +139,7 @@ class Opening:
     """Samples computed twice, to see whether the results differ."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """A sample that was stored."""
 
     sample: Any
@@ -185,7 +176,7 @@ class Here:
         # Those whose records need no comparison.
         self._trusted: set[bytes] = set()
         self.sure = False
-        """Whether enough samples were computed twice, by any process."""
+        """Whether enough samples were computed twice, by all processes together."""
         self._last_bytes = 0
         self._stack = ExitStack()
         self._stack.callback(counters.close)
@@ -204,12 +195,26 @@ class Here:
             )
         capacity = max(0 if arena is None else arena.capacity, self.disk_limit)
         speed = DISK_BYTES_PER_S if arena is None else math.inf
-        tier = TierFacts(opening.samples, capacity, speed)
-        self._picker = Picker(opening.codec, tier, opening.name)
+        self._picker = Picker(
+            opening.codec, opening.name, opening.samples, capacity, speed
+        )
 
     def trusts(self, namespace: bytes) -> bool:
-        """Whether nothing stored there has to be compared with what is computed now."""
-        return namespace in self._trusted or not self.doubts(namespace)
+        """Whether nothing stored there has to be compared with what is computed now.
+
+        Records from before this run are compared until its processes have computed
+        `COMPARED` of them again with equal results. The first thread holds the lock
+        while it looks, so that no other reads a record before that.
+        """
+        if namespace in self._trusted:
+            return True
+        with self._looking:
+            if namespace not in self._known and not self._left(namespace):
+                self.counters.agree(namespace, COMPARED)
+            self._known.add(namespace)
+            if self.counters.agree(namespace, 0) >= COMPARED:
+                self._trusted.add(namespace)
+            return namespace in self._trusted
 
     def find(self, key: bytes) -> Found | None:
         """Return the sample under `key`; None if it is missing or damaged."""
@@ -252,30 +257,6 @@ class Here:
         self.counters.add(**{f"{kind}_hits": 1, f"{kind}_ns": took_ns})
         return Found(sample, doubted)
 
-    def doubts(self, namespace: bytes) -> bool:
-        """Whether records of a namespace must be compared before they are served.
-
-        This holds for records from before this run, until its processes have computed
-        `COMPARED` of them again with equal results. The first thread holds the lock
-        while it looks, so that no other reads a record before that.
-        """
-        with self._looking:
-            if namespace not in self._known and not self._left(namespace):
-                self.counters.agree(namespace, COMPARED)
-            self._known.add(namespace)
-            if self.counters.agree(namespace, 0) < COMPARED:
-                return True
-            self._trusted.add(namespace)
-            return False
-
-    @property
-    def stored(self) -> object:
-        """A value that changes whenever anybody stores something."""
-        arena = self.arena
-        if arena is None or self.disk is not None:
-            return object()  # asking LMDB costs as much as looking again
-        return arena.evicted + arena.records
-
     def admits(self, key: bytes) -> bool:
         """Whether a sample of the last one's size would be stored."""
         if self.arena is not None and self.arena.admits(key, self._last_bytes):
@@ -292,7 +273,7 @@ class Here:
             key: the key of the sample.
             sample: the sample itself.
             took_ns: how long it took to compute, in nanoseconds.
-            done: called once, even if there was no room; not if this raises.
+            done: called at least once, even if there was no room; not if this raises.
 
         Raises:
             UnstorableError: it holds something that cannot be stored.
@@ -302,28 +283,13 @@ class Here:
         in_ram = self._keep_in_ram(key, *record)
         if in_ram:
             done()
-        told = (lambda: None) if in_ram else done
         writer = self._writer
-        on_way = writer is not None and writer.offer(key, b"".join(record), told)
+        on_way = writer is not None and writer.offer(key, b"".join(record), done)
         if in_ram or on_way:
             self.counters.add(stored=1, stored_bytes=nbytes, body_bytes=body_bytes)
         else:
             self.counters.add(refused=1)
             done()
-
-    def records(self, namespace: bytes) -> int:
-        """Return a number of stored records, whoever stored them.
-
-        These are all records in RAM. If there are none, they are those of `namespace`
-        on disk.
-        """
-        if self.arena is not None and self.arena.records:
-            return self.arena.records
-        with suppress(DiskError):
-            if self.disk is not None:
-                found = self.disk.namespaces().get(namespace)
-                return 0 if found is None else found.records
-        return 0
 
     def drop(self, namespace: bytes) -> None:
         """Delete a namespace on disk, and all of RAM: a record was no longer right.

@@ -33,7 +33,7 @@ from torch.autograd import profiler
 from .. import config
 from ..engine.plan import Cursor
 from ..errors import PenstockError, check, set_on, users_frames
-from ..system.runtime_folder import runtime_folder
+from ..system.shared_memory import runtime_folder
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation

@@ -15,7 +15,7 @@ from penstock.cache import cache
 from penstock.cache import tiers as cache_tiers
 from penstock.cache.cache import REPEATED, RandomUpstreamError
 from penstock.cache.tiers import COMPARED
-from penstock.system.runtime_folder import runtime_folder
+from penstock.system.shared_memory import runtime_folder
 from support import cached_data
 from support.cached_data import (
     EXECUTORS,

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.cache.cache import Cache, finished
 from penstock.cache.fingerprint.key import Fingerprint
-from penstock.cache.tiers import Opening, blocking_sleep
+from penstock.cache.tiers import Opening, in_thread
 
 __all__ = ["Computing", "a_cache", "ask", "is_right", "sample_of"]
 
@@ -31,7 +31,8 @@ def ask(
     async def awaited(number: int) -> Any:
         return compute(number)
 
-    return finished(cache.sample(index, image_size, awaited, blocking_sleep))
+    found = cache.find(index, image_size)
+    return finished(cache.sample(index, image_size, found, awaited, in_thread))
 
 
 def sample_of(index: int, image_size: int | None, version: int = 0) -> tuple[Any, ...]:
