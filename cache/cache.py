@@ -67,7 +67,7 @@ class Lookup:
     here: Here
     key: bytes
     index: int
-    compute: Callable[[int], Awaitable[Any]]
+    compute: Callable[[], Awaitable[Any]]
     wait: Wait
 
     async def sample(self, found: Found | None) -> Any:
@@ -96,7 +96,7 @@ class Lookup:
             free()
             return await self.sample(found)
         made, took_ns = await self._computed()
-        again = [await self.compute(1)] if self._repeats() else []
+        again = [await self.compute()] if self._repeats() else []
         here.counters.add(misses=1, compute_ns=took_ns)
         if again and not same(made, again[0]):
             raise RandomUpstreamError(RANDOM.format(here.opening.name, self.index))
@@ -122,7 +122,7 @@ class Lookup:
     async def _computed(self) -> tuple[Any, int]:
         """Return the sample, and how many nanoseconds it took."""
         began_ns = time.perf_counter_ns()
-        made = await self.compute(0)
+        made = await self.compute()
         return made, time.perf_counter_ns() - began_ns
 
     def _repeats(self) -> bool:
@@ -166,9 +166,8 @@ class Cache:
         self._counters_title = self._arena_title = ""
         # Whether the arena held another run's records when that process joined it.
         self._foreign_arena = False
+        # As the process that opened it sees it; a forked one opens its own.
         self._here: Here | None = None
-        # The process that `_here` belongs to.
-        self._pid = -1
         self._last: CacheStatistics | None = None
 
     def open(self) -> None:
@@ -204,7 +203,7 @@ class Cache:
         index: int,
         image_size: int | None,
         found: Found | None,
-        compute: Callable[[int], Awaitable[Any]],
+        compute: Callable[[], Awaitable[Any]],
         wait: Wait,
     ) -> Coroutine[Any, Any, Any]:
         """Return a sample: the stored one, or a new one, which is stored if it fits.
@@ -216,8 +215,7 @@ class Cache:
             index: index of the sample in the dataset.
             image_size: the image size that the sample is made for.
             found: what `find` returned.
-            compute: computes the sample. Its argument counts the calls for this sample:
-                0, then perhaps 1. If the two results differ, the sample is random.
+            compute: computes the sample. If two results differ, the sample is random.
             wait: waits while another thread or process computes the sample.
 
         Raises:
@@ -231,10 +229,11 @@ class Cache:
 
     def statistics(self) -> CacheStatistics | None:
         """Return the counts of all processes; None before the first sample."""
-        if self._here is None or self._pid != os.getpid():
+        here = self._opened()
+        if here is None:
             return self._last
-        counts = self._here.counters.totals()
-        tiers = tuple(_tiers(self._here, counts))
+        counts = here.counters.totals()
+        tiers = tuple(_tiers(here, counts))
         return CacheStatistics(**asdict(counts), name=self.opening.name, tiers=tiers)
 
     def flush(self, *, sync: bool = False) -> None:
@@ -243,8 +242,9 @@ class Cache:
         Args:
             sync: whether the records must survive a power cut.
         """
-        if self._here is not None and self._pid == os.getpid():
-            self._here.close(sync=sync)
+        here = self._opened()
+        if here is not None:
+            here.close(sync=sync)
             self._here = None
 
     def close(self) -> None:
@@ -253,16 +253,18 @@ class Cache:
         self.flush(sync=True)
         self._opener = 0
 
+    def _opened(self) -> Here | None:
+        """Return this process's view, if it is open."""
+        here = self._here
+        return here if here is not None and here.pid == os.getpid() else None
+
     def _mine(self) -> Here:
         """Return this process's view, opened now if this is its first sample."""
-        if self._pid == os.getpid():  # checked first, because it is written last
-            here = self._here
-            if here is not None:
-                return here
-        with opening():
-            if self._here is None or self._pid != os.getpid():
-                return self._enter()
-            return self._here
+        here = self._opened()
+        if here is None:
+            with opening():  # another thread may be opening it
+                here = self._opened() or self._enter()
+        return here
 
     def _enter(self) -> Here:
         """Open the shared memory that another process created."""
@@ -281,13 +283,12 @@ class Cache:
             here.warn(OTHER_RAM.format(arena.capacity, self._ram), "ram_warnings")
         elif arena is not None and runtime_folder() is None:
             here.warn(UNSHARED, "ram_warnings")
-        weakref.finalize(self, finish, here, os.getpid())
+        weakref.finalize(self, finish, here)
         self._here = here
-        self._pid = os.getpid()
         return here
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_here": None, "_pid": -1, "_last": None}
+        return {**self.__dict__, "_here": None, "_last": None}
 
 
 def new_counters(title: str) -> Counters:
@@ -301,9 +302,9 @@ def new_counters(title: str) -> Counters:
     return Counters(None)
 
 
-def finish(here: Here, pid: int) -> None:
+def finish(here: Here) -> None:
     """Close the tiers of a cache that was garbage collected."""
-    if os.getpid() == pid:
+    if os.getpid() == here.pid:
         here.close(sync=True)
 
 

@@ -130,6 +130,16 @@ def folder_in(place: Path) -> Path:
     return place if place.name == FOLDER else place / FOLDER
 
 
+def require(is_so: bool, text: str) -> None:  # noqa: FBT001 a condition, as in `assert`
+    """Distrust a folder unless something is so.
+
+    Raises:
+        DistrustError: it is not so.
+    """
+    if not is_so:
+        raise DistrustError(text)
+
+
 def check_folder(folder: Path) -> None:
     """Check that only this user may write to a folder, on a disk of this machine.
 
@@ -139,38 +149,41 @@ def check_folder(folder: Path) -> None:
             or holds a database of another program.
     """
     kind = kind_of_place(folder)
-    if kind not in LOCAL:
-        raise DistrustError(
-            f"{folder} is on a file system that is not known to be local ({kind}),"
-            " where locks and shared memory may not work; give a folder on a disk of"
-            " this machine"
-        )
+    require(
+        kind in LOCAL,
+        f"{folder} is on a file system that is not known to be local ({kind}),"
+        " where locks and shared memory may not work; give a folder on a disk of"
+        " this machine",
+    )
     there = next(filter(os.path.lexists, (folder, *folder.parents)))
-    if not there.is_dir():
-        raise DistrustError(
-            f"{there} is not a folder, which a cache needs; give another path"
-        )
+    require(
+        there.is_dir(),
+        f"{there} is not a folder, which a cache needs; give another path",
+    )
     if there != folder:
         return
     status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode):
-        raise DistrustError(f"{folder} is a link; give the folder that it points to")
-    if status.st_uid != os.getuid():
-        raise DistrustError(
-            f"{folder} belongs to user {status.st_uid}, but this process runs as user"
-            f" {os.getuid()}; give a folder of your own"
-        )
-    if status.st_mode & 0o022:
-        raise DistrustError(
-            f"other users may write to {folder}; if all of it is yours, chmod 700 it"
-        )
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise DistrustError(f"{folder} is not writable; chmod 700 it")
-    if (folder / "data.mdb").exists() and not (folder / "users").exists():
-        raise DistrustError(
-            f"{folder} holds a database that penstock did not write; give another"
-            " folder"
-        )
+    require(
+        stat.S_ISDIR(status.st_mode),
+        f"{folder} is a link; give the folder that it points to",
+    )
+    require(
+        status.st_uid == os.getuid(),
+        f"{folder} belongs to user {status.st_uid}, but this process runs as user"
+        f" {os.getuid()}; give a folder of your own",
+    )
+    require(
+        not status.st_mode & 0o022,
+        f"other users may write to {folder}; if all of it is yours, chmod 700 it",
+    )
+    require(
+        os.access(folder, os.W_OK | os.X_OK),
+        f"{folder} is not writable; chmod 700 it",
+    )
+    require(
+        (folder / "users").exists() or not (folder / "data.mdb").exists(),
+        f"{folder} holds a database that penstock did not write; give another folder",
+    )
 
 
 def check_ours(folder: Path) -> None:
@@ -180,17 +193,17 @@ def check_ours(folder: Path) -> None:
         DistrustError: another version did, or another program.
     """
     version = FolderState.read(folder).version
-    if not version:
-        raise DistrustError(
-            f"{folder} holds no penstock cache, or its {STATE} is damaged; give another"
-            f" folder, or empty it with `penstock cache clear {folder}`"
-        )
-    if version != VERSION:
-        raise DistrustError(
-            f"{folder} was written by another version of penstock (its format is"
-            f" {version}, this one reads {VERSION}); use that version, give another"
-            f" folder, or empty it with `penstock cache clear {folder}`"
-        )
+    require(
+        version > 0,
+        f"{folder} holds no penstock cache, or its {STATE} is damaged; give another"
+        f" folder, or empty it with `penstock cache clear {folder}`",
+    )
+    require(
+        version == VERSION,
+        f"{folder} was written by another version of penstock (its format is"
+        f" {version}, this one reads {VERSION}); use that version, give another"
+        f" folder, or empty it with `penstock cache clear {folder}`",
+    )
 
 
 def check_left(folder: Path) -> None:
@@ -206,8 +219,8 @@ def check_left(folder: Path) -> None:
     if not data.exists():
         return
     check_ours(folder)
-    if not left.clean and left.boot != boot_id():
-        raise DistrustError(f"{folder} was not closed before a power cut")
+    survived = left.clean or left.boot == boot_id()
+    require(survived, f"{folder} was not closed before a power cut")
     if left.whole == stamp(folder) or not data.stat().st_size:
         return
     with said_if_slow(f"checking the cache in {folder}, which a run did not close"):

@@ -139,6 +139,7 @@ class Arena:
 
     def get(self, key: bytes) -> memoryview | None:
         """Return an unchecked copy of the record under `key`, or None."""
+        self.note_use(key[:8])
         found = self._find(key)
         if found is None or found[1] is None:
             return None
@@ -279,7 +280,7 @@ class Arena:
 
         None: the table is full there.
         """
-        generation, slots = self._words[_GENERATION], self._slots
+        generation, slots, start = self._words[_GENERATION], self._slots, self._start
         first = int.from_bytes(key[8:16], "little")
         for probe in range(MAX_PROBES):
             at = PAGE + ((first + probe) & (slots - 1)) * SLOT.size
@@ -287,12 +288,10 @@ class Arena:
             if era != generation:
                 return at, None
             if there == key:
-                return at, (begin, length) if self._contains(begin, length) else None
+                # If the arena cannot hold such a record, it is stored again.
+                end = len(self._memory) - length
+                return at, (begin, length) if length and start <= begin <= end else None
         return None
-
-    def _contains(self, begin: int, length: int) -> bool:
-        """Whether the arena can hold such a record; if not, it is stored again."""
-        return length > 0 and self._start <= begin <= len(self._memory) - length
 
     @property
     def _room(self) -> int:

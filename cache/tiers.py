@@ -48,6 +48,8 @@ STOPPED = (
     " stored there until that process continues or ends"
 )
 
+DAMAGED = "a record was damaged; damaged records are computed again"
+
 Wait = Callable[[threading.Event, float], Awaitable[object]]
 """Waits for an event, for up to so many seconds: `in_thread`, or `in_loop`."""
 
@@ -167,6 +169,8 @@ class Here:
         foreign_arena: bool,
     ) -> None:
         self.opening = opening
+        self.pid = os.getpid()
+        """The process that it belongs to."""
         self.arena = arena
         self.counters = counters
         self._foreign_arena = foreign_arena
@@ -182,7 +186,9 @@ class Here:
         self._stack.callback(counters.close)
         if arena is not None:
             self._stack.callback(arena.close)
-        self.disk = self._opened_disk()
+        self.disk = disk = self._opened_disk()
+        self.disk_limit = 0 if disk is None else opening.disk_limit or disk.limit
+        """Largest size of the file on disk in bytes; 0 without a disk."""
         self.claims = self._open_claims()
         self._writer: Writer | None = None
         if self.disk is not None:
@@ -218,44 +224,33 @@ class Here:
 
     def find(self, key: bytes) -> Found | None:
         """Return the sample under `key`; None if it is missing or damaged."""
-        namespace = key[:8]
         # Ask this first: a record that is read before a drop then stays doubted.
-        doubted = not self.trusts(namespace)
-        arena, disk = self.arena, self.disk  # another thread may give them up
-        began_ns = time.perf_counter_ns()
-        if arena is not None:
-            arena.note_use(namespace)
-            record = arena.get(key)
-            found = self._decoded(key, record, arena, began_ns, doubted=doubted)
-            if found is not None:
-                return found
-        return None if disk is None else self._on_disk(key, disk, doubted=doubted)
-
-    def _decoded(
-        self,
-        key: bytes,
-        record: bytes | memoryview | None,
-        tier: Arena | Disk,
-        began_ns: int,
-        *,
-        doubted: bool,
-    ) -> Found | None:
-        """Return the sample of a record that a tier holds; drop a damaged record."""
-        if record is None:
-            return None
-        kind = "ram" if isinstance(tier, Arena) else "disk"
-        try:
-            sample = decode(record, key)
-        except RecordError:
-            self.counters.add(damaged=1)
-            if kind == "disk":
-                self.warn("a record was damaged; damaged records are computed again")
-            with suppress(TimeoutError, DiskError):
-                tier.forget(key)
-            return None
-        took_ns = time.perf_counter_ns() - began_ns
-        self.counters.add(**{f"{kind}_hits": 1, f"{kind}_ns": took_ns})
-        return Found(sample, doubted)
+        doubted = not self.trusts(key[:8])
+        for kind, tier in (("ram", self.arena), ("disk", self._writer)):
+            if tier is None:
+                continue
+            began_ns = time.perf_counter_ns()
+            try:
+                record = tier.get(key)
+                if record is None:
+                    continue
+                sample = decode(record, key)
+            except RecordError:
+                self.counters.add(damaged=1)
+                if kind == "disk":
+                    self.warn(DAMAGED)
+                with suppress(TimeoutError, DiskError):
+                    tier.forget(key)
+                continue
+            except DiskError as error:
+                self._disk_off(str(error))
+                continue
+            took_ns = time.perf_counter_ns() - began_ns
+            self.counters.add(**{f"{kind}_hits": 1, f"{kind}_ns": took_ns})
+            if kind == "disk" and not doubted:
+                self._keep_in_ram(key, record)
+            return Found(sample, doubted)
+        return None
 
     def admits(self, key: bytes) -> bool:
         """Whether a sample of the last one's size would be stored."""
@@ -332,15 +327,14 @@ class Here:
         except Full as full:
             if str(full):
                 self.warn(str(full), "ram_warnings")
-            return False
         except TimeoutError:
             self.warn(STOPPED, "ram_warnings")
-            return False
         except OSError as error:  # no memory is left
             self.warn(f"it goes on without RAM: {error}", "ram_warnings")
             self.arena = None
-            return False
-        return True
+        else:
+            return True
+        return False
 
     # Disk
 
@@ -375,19 +369,6 @@ class Here:
         self._stack.callback(os.close, descriptor)
         return Claims(descriptor)
 
-    def _on_disk(self, key: bytes, disk: Disk, *, doubted: bool) -> Found | None:
-        writer, began_ns = self._writer, time.perf_counter_ns()
-        try:
-            waiting = None if writer is None else writer.get(key)
-            record = waiting or disk.get(key)
-        except DiskError as error:
-            self._disk_off(str(error))
-            return None
-        found = self._decoded(key, record, disk, began_ns, doubted=doubted)
-        if found is not None and record is not None and not doubted:
-            self._keep_in_ram(key, record)
-        return found
-
     def _left(self, namespace: bytes) -> bool:
         """Whether records of a namespace were there before; mark it as in use."""
         disk = self.disk
@@ -402,12 +383,6 @@ class Here:
         if self.disk is not None:
             self.warn(f"it goes on without its disk: {reason}", "disk_warnings")
         self.disk = self._writer = None
-
-    @property
-    def disk_limit(self) -> int:
-        """Largest size of the file on disk in bytes; 0 without a disk."""
-        disk = self.disk
-        return 0 if disk is None else self.opening.disk_limit or disk.limit
 
     def warn(self, text: str, kind: str = "warnings") -> None:
         """Log a warning, only the first of a kind over all processes."""

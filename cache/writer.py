@@ -96,9 +96,21 @@ class Writer:
                 self._thread.start()
         return True
 
-    def get(self, key: bytes) -> bytes | None:
-        """Return a record that is waiting to be written, or None."""
-        return self._on_way.get(key)
+    def get(self, key: bytes) -> bytes | memoryview | None:
+        """Return an unchecked record that waits to be written or is on disk, or None.
+
+        Raises:
+            DiskError: the database or its disk is damaged.
+        """
+        return self._on_way.get(key) or self._disk.get(key)
+
+    def forget(self, key: bytes) -> None:
+        """Delete a record that is damaged.
+
+        Raises:
+            DiskError: the database cannot be written to.
+        """
+        self._disk.forget(key)
 
     def close(self, wait_s: float = 10.0) -> None:
         """Write what is waiting, in the calling thread, without a sync. Idempotent.

@@ -7,7 +7,7 @@ is found thus costs neither a read nor any function before the cache.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -93,10 +93,7 @@ class Cached(Calling):
         self, stored: Stored, at: int, index: int, context: Context, found: Found | None
     ) -> Any:
         """Return the sample of the cache at step `at`, which found this."""
-
-        def compute(_number: int) -> Awaitable[Any]:
-            return self._make(at - 1, index, context)
-
+        compute = partial(self._make, at - 1, index, context)
         size, wait = stored.size_of(context), in_loop if self.waits else in_thread
         try:
             return await stored.cache.sample(index, size, found, compute, wait)

@@ -187,11 +187,11 @@ def test_a_sample_that_cannot_be_stored_frees_its_claim() -> None:
 
 
 def test_an_event_loop_gets_the_same_as_threads() -> None:
-    async def compute(number: int) -> Any:
+    async def compute() -> Any:
         await asyncio.sleep(0)
         return sample_of(1, None)
 
-    async def fail(number: int) -> Any:
+    async def fail() -> Any:
         raise OSError(5, "the disk of the dataset")
 
     async def main(cache: Cache) -> None:

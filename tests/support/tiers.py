@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,10 @@ def ask(
     cache: Cache, index: int, image_size: int | None, compute: Callable[[int], Any]
 ) -> Any:
     """Return a sample of a cache; a plain function computes it."""
+    numbers = itertools.count()  # of the calls for this sample
 
-    async def awaited(number: int) -> Any:
-        return compute(number)
+    async def awaited() -> Any:
+        return compute(next(numbers))
 
     found = cache.find(index, image_size)
     return finished(cache.sample(index, image_size, found, awaited, in_thread))
