@@ -11,19 +11,19 @@ import os
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from ..errors import SpecError
-from ..system.shared_memory import nameless, runtime_folder, titled
+from ..system.shared_memory import runtime_folder, shared_file, titled
 from .disk import DiskError, opening
 from .fingerprint.key import Fingerprint
 from .memory import Arena, existing, join
 from .record import same
-from .statistics import CacheStatistics, Counters, Counts, TierStatistics
-from .tiers import Found, Here, Opening, Wait
+from .statistics import NBYTES, CacheStatistics, Counters, TierStatistics
+from .tiers import Found, Here, Opening
 
 REPEATED = 3
 """Samples computed twice, to see whether the results differ."""
@@ -68,7 +68,7 @@ class Lookup:
     key: bytes
     index: int
     compute: Callable[[], Awaitable[Any]]
-    wait: Wait
+    in_loop: bool
 
     async def sample(self, found: Found | None) -> Any:
         """Return the sample, as described at `Cache.sample`."""
@@ -80,7 +80,7 @@ class Lookup:
             refused = int(claims is not None)
             here.counters.add(misses=1, compute_ns=took_ns, refused=refused)
             return made
-        claim = await claims.claim(self.key, self.wait)
+        claim = await claims.claim(self.key, in_loop=self.in_loop)
         free = partial(claims.free, self.key, claim)
         try:
             return await self._claimed(free)
@@ -188,7 +188,10 @@ class Cache:
                 except OSError as error:
                     why = str(error)
             self._foreign_arena = arena is not None and arena.records > 0
-            self._begin(new_counters(self._counters_title), arena, why)
+            counters = None
+            with suppress(OSError):  # then each process counts for itself
+                counters = shared_file(self._counters_title, NBYTES)
+            self._begin(Counters(counters), arena, why)
 
     def find(self, index: int, image_size: int | None) -> Found | None:
         """Return a sample that is stored, or None.
@@ -204,19 +207,20 @@ class Cache:
         image_size: int | None,
         found: Found | None,
         compute: Callable[[], Awaitable[Any]],
-        wait: Wait,
+        *,
+        in_loop: bool,
     ) -> Coroutine[Any, Any, Any]:
         """Return a sample: the stored one, or a new one, which is stored if it fits.
 
-        It suspends only where `compute` or `wait` does. If neither does, `finished`
-        runs it without an event loop.
+        Without an event loop, `finished` runs it, unless `compute` suspends.
 
         Args:
             index: index of the sample in the dataset.
             image_size: the image size that the sample is made for.
             found: what `find` returned.
             compute: computes the sample. If two results differ, the sample is random.
-            wait: waits while another thread or process computes the sample.
+            in_loop: whether an event loop runs it, and runs other coroutines while
+                another thread or process computes the sample.
 
         Raises:
             RandomUpstreamError: the sample differs each time it is computed.
@@ -225,7 +229,7 @@ class Cache:
             Exception: whatever `compute` raises.
         """
         key = self.fingerprint.key(index, image_size)
-        return Lookup(self._mine(), key, index, compute, wait).sample(found)
+        return Lookup(self._mine(), key, index, compute, in_loop).sample(found)
 
     def statistics(self) -> CacheStatistics | None:
         """Return the counts of all processes; None before the first sample."""
@@ -234,7 +238,7 @@ class Cache:
             return self._last
         counts = here.counters.totals()
         tiers = tuple(_tiers(here, counts))
-        return CacheStatistics(**asdict(counts), name=self.opening.name, tiers=tiers)
+        return replace(counts, name=self.opening.name, tiers=tiers)
 
     def flush(self, *, sync: bool = False) -> None:
         """Write what this process computed, before it ends.
@@ -291,24 +295,13 @@ class Cache:
         return {**self.__dict__, "_here": None, "_last": None}
 
 
-def new_counters(title: str) -> Counters:
-    """Return counters that all processes share, unless there is no memory for that."""
-    with suppress(OSError), ExitStack() as stack:
-        descriptor = nameless(title)
-        stack.callback(os.close, descriptor)
-        counters = Counters(descriptor)
-        stack.pop_all()
-        return counters
-    return Counters(None)
-
-
 def finish(here: Here) -> None:
     """Close the tiers of a cache that was garbage collected."""
     if os.getpid() == here.pid:
         here.close(sync=True)
 
 
-def _tiers(here: Here, counts: Counts) -> Iterator[TierStatistics]:
+def _tiers(here: Here, counts: CacheStatistics) -> Iterator[TierStatistics]:
     arena, disk = here.arena, here.disk
     if arena is not None:
         saved_s = counts.saved_s(counts.ram_hits, counts.ram_ns)

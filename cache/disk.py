@@ -162,8 +162,7 @@ class Disk:
             DiskError: it cannot be written to.
         """
         stored = 0
-        with failing("written", self.folder), leased(self.folder):
-            self._mark(clean=False)
+        with self._writing():
             for part in stretches(batch):
                 fitting = within(part, self._room(part, limit or self.limit))
                 if not fitting and part[0] == batch[0]:
@@ -180,12 +179,10 @@ class Disk:
         Raises:
             DiskError: the database cannot be written to.
         """
-        with failing("written", self.folder), leased(self.folder):
-            self._mark(clean=False)
-            with self._env.begin(write=True) as txn:
-                record = txn.pop(key)
-                if record is not None:
-                    self._count(txn, key[:8], "", -1, -room_of(record))
+        with self._writing(), self._env.begin(write=True) as txn:
+            record = txn.pop(key)
+            if record is not None:
+                self._count(txn, key[:8], "", -1, -room_of(record))
 
     def clear(self, namespace: bytes) -> int:
         """Delete a namespace; return how many records it had.
@@ -193,8 +190,7 @@ class Disk:
         Raises:
             DiskError: the database cannot be written to.
         """
-        with failing("written", self.folder), leased(self.folder):
-            self._mark(clean=False)
+        with self._writing():
             return self._drop(namespace)
 
     def open_namespace(self, namespace: bytes, about: str) -> Namespace:
@@ -205,8 +201,7 @@ class Disk:
         Raises:
             DiskError: the database cannot be written to.
         """
-        with failing("written", self.folder), leased(self.folder):
-            self._mark(clean=False)
+        with self._writing():
             share(self._users, byte_of(namespace))
             with self._env.begin(write=True) as txn:
                 return self._count(txn, namespace, about, 0, 0)
@@ -226,11 +221,10 @@ class Disk:
         Raises:
             DiskError: the database cannot be read.
         """
-        last: bytes | None = namespace
-        while last is not None:
-            keys = self._keys_from(last, namespace)
+        first = namespace
+        while keys := self._keys_from(first, namespace):
             yield from keys
-            last = keys[-1] + b"\0" if keys else None
+            first = keys[-1] + b"\0"
 
     @property
     def used(self) -> int:
@@ -254,7 +248,7 @@ class Disk:
             return
         with failing("written", self.folder), leased(self.folder):
             self._env.sync(True)  # noqa: FBT003 its only argument
-            self._mark(clean=True)
+            FolderState.now(self.folder, clean=True).write(self.folder)
 
     def shrink(self) -> None:
         """Return the free pages of the file to the disk, and close.
@@ -265,7 +259,7 @@ class Disk:
             DiskError: the disk is full, or fails.
         """
         if try_lock_file(self._users, fcntl.LOCK_EX):
-            with failing("written", self.folder), leased(self.folder):
+            with self._writing():
                 copy = self.folder / "compact"
                 shutil.rmtree(copy, ignore_errors=True)  # left by a killed process
                 copy.mkdir()
@@ -274,7 +268,6 @@ class Disk:
                 (copy / "data.mdb").replace(self.folder / "data.mdb")
                 (self.folder / "lock.mdb").unlink(missing_ok=True)
                 copy.rmdir()
-                self._mark(clean=False)
         self.close()
 
     def close(self) -> None:
@@ -327,9 +320,12 @@ class Disk:
 
     # Writing: the lease is held
 
-    def _mark(self, *, clean: bool) -> None:
-        """Record whether everything is on the disk, before a write changes that."""
-        FolderState.now(self.folder, clean=clean).write(self.folder)
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Hold the lease; before anything is written, say that it is not synced."""
+        with failing("written", self.folder), leased(self.folder):
+            FolderState.now(self.folder, clean=False).write(self.folder)
+            yield
 
     def _put(self, records: Sequence[tuple[bytes, bytes]], about: str) -> int:
         """Store records in one transaction; return how many are new."""

@@ -160,8 +160,16 @@ def check_folder(folder: Path) -> None:
         there.is_dir(),
         f"{there} is not a folder, which a cache needs; give another path",
     )
-    if there != folder:
-        return
+    if there == folder:
+        check_alone_ours(folder)
+
+
+def check_alone_ours(folder: Path) -> None:
+    """Check that a folder is this user's alone, and penstock's.
+
+    Raises:
+        DistrustError: see `check_folder`.
+    """
     status = folder.lstat()
     require(
         stat.S_ISDIR(status.st_mode),

@@ -55,8 +55,7 @@ def verify(folder: Path, progress: Callable[[int], object]) -> tuple[int, int]:
     """
     seen = damaged = 0
     told_s = time.monotonic()
-    place = existing(folder)
-    with opened(place) as disk:
+    with opened(existing(folder)) as disk:
         for key in chain.from_iterable(map(disk.keys, disk.namespaces())):
             damaged += not is_whole(disk, key)
             seen += 1
@@ -139,7 +138,7 @@ def is_whole(disk: Disk, key: bytes) -> bool:
     """
     record = disk.get(key)
     try:
-        if record is not None:
+        if record is not None:  # a job may have dropped it
             check(record, key)
     except RecordError:
         disk.forget(key)

@@ -15,7 +15,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -50,19 +50,6 @@ STOPPED = (
 
 DAMAGED = "a record was damaged; damaged records are computed again"
 
-Wait = Callable[[threading.Event, float], Awaitable[object]]
-"""Waits for an event, for up to so many seconds: `in_thread`, or `in_loop`."""
-
-
-async def in_thread(freed: threading.Event, wait_s: float) -> None:
-    """Wait in this thread, whatever else might run in it."""
-    freed.wait(wait_s)
-
-
-async def in_loop(_freed: threading.Event, wait_s: float) -> None:
-    """Let the event loop run other coroutines for so long."""
-    await asyncio.sleep(wait_s)
-
 
 class Claims:
     """The keys of the samples that this process is computing, locked on the host.
@@ -77,10 +64,14 @@ class Claims:
         # For each key, an event that is set when it is freed.
         self._mine: dict[bytes, threading.Event] = {}
 
-    async def claim(self, key: bytes, wait: Wait) -> threading.Event:
+    async def claim(self, key: bytes, *, in_loop: bool) -> threading.Event:
         """Claim a key; wait while others hold it, for up to `PATIENCE_S`.
 
         Others may have stored the sample meanwhile, so the caller looks for it again.
+
+        Args:
+            key: the key of a sample.
+            in_loop: whether to let an event loop run other coroutines meanwhile.
 
         Returns:
             what `free` needs.
@@ -91,7 +82,10 @@ class Claims:
         while (held := self._try(key, claim)) is not claim:
             if time.monotonic() > end_s:
                 break
-            await wait(held, pause_s)
+            if in_loop:
+                await asyncio.sleep(pause_s)
+            else:
+                held.wait(pause_s)  # whatever else might run in this thread
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
         return claim
 
@@ -191,14 +185,10 @@ class Here:
         """Largest size of the file on disk in bytes; 0 without a disk."""
         self.claims = self._open_claims()
         self._writer: Writer | None = None
-        if self.disk is not None:
-            self._writer = Writer(
-                self.disk,
-                opening.about,
-                self._disk_off,
-                partial(self.warn, kind="disk_warnings"),
-                self.disk_limit,
-            )
+        if disk is not None:
+            tell = partial(self.warn, kind="disk_warnings")
+            off, limit = self._disk_off, self.disk_limit
+            self._writer = Writer(disk, opening.about, off, tell, limit)
         capacity = max(0 if arena is None else arena.capacity, self.disk_limit)
         speed = DISK_BYTES_PER_S if arena is None else math.inf
         self._picker = Picker(

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...cache.cache import Cache, RandomUpstreamError, finished
 from ...cache.structure import UnstorableError
-from ...cache.tiers import Found, in_loop, in_thread
+from ...cache.tiers import Found
 from ...errors import SampleError, SpecError, set_on
 from ..plan import Context
 from .program import NO_SAMPLE, STOPPED, Calling, Calls, Map, Read, Work
@@ -94,12 +94,12 @@ class Cached(Calling):
     ) -> Any:
         """Return the sample of the cache at step `at`, which found this."""
         compute = partial(self._make, at - 1, index, context)
-        size, wait = stored.size_of(context), in_loop if self.waits else in_thread
+        size, cache = stored.size_of(context), stored.cache
         try:
-            return await stored.cache.sample(index, size, found, compute, wait)
+            return await cache.sample(index, size, found, compute, in_loop=self.waits)
         except (RandomUpstreamError, UnstorableError) as error:
             if not hasattr(error, "penstock_stage"):  # of an earlier cache
-                of_stage(error, stored.cache.opening.name)
+                of_stage(error, cache.opening.name)
             raise
 
     async def _called(

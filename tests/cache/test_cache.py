@@ -20,7 +20,7 @@ from penstock.cache.cache import REPEATED, Cache, RandomUpstreamError
 from penstock.cache.disk import Disk
 from penstock.cache.housekeeping import entries
 from penstock.cache.record import UnstorableError
-from penstock.cache.tiers import COMPARED, Here, in_loop
+from penstock.cache.tiers import COMPARED, Here
 from penstock.system.shared_memory import runtime_folder
 from support.forked import End, forked
 from support.tiers import Computing, a_cache, ask, is_right, sample_of
@@ -196,8 +196,8 @@ def test_an_event_loop_gets_the_same_as_threads() -> None:
 
     async def main(cache: Cache) -> None:
         with pytest.raises(OSError, match="of the dataset"):
-            await cache.sample(1, None, None, fail, in_loop)
-        asked = [cache.sample(1, None, None, compute, in_loop) for _ in range(8)]
+            await cache.sample(1, None, None, fail, in_loop=True)
+        asked = [cache.sample(1, None, None, compute, in_loop=True) for _ in range(8)]
         assert all(is_right(each, 1, None) for each in await asyncio.gather(*asked))
 
     with opened() as cache:

@@ -15,7 +15,7 @@ import pytest
 
 from penstock.cache import tiers as module
 from penstock.cache.cache import finished
-from penstock.cache.tiers import Claims, in_loop, in_thread
+from penstock.cache.tiers import Claims
 from support.forked import End, forked
 
 KEY = bytes(range(16))
@@ -36,7 +36,7 @@ def claims(path: Path) -> Iterator[Claims]:
 
 def claim(claims: Claims, key: bytes) -> threading.Event:
     """Claim a key, as a thread does."""
-    return finished(claims.claim(key, in_thread))
+    return finished(claims.claim(key, in_loop=False))
 
 
 def is_ours(claims: Claims, claim: threading.Event, key: bytes = KEY) -> bool:
@@ -92,15 +92,16 @@ def test_a_thread_that_frees_a_key_wakes_those_of_its_process(
     monkeypatch.setattr(module, "MAX_PAUSE_S", 60.0)
     mine = claim(claims, KEY)
     waits = threading.Event()
+    tries = claims._try
 
-    async def waiting(freed: threading.Event, wait_s: float) -> None:
+    def noted(key: bytes, claim: threading.Event) -> threading.Event:
+        held = tries(key, claim)
         waits.set()
-        assert freed.wait(wait_s)
+        return held
 
+    monkeypatch.setattr(claims, "_try", noted)
     got: list[threading.Event] = []
-    other = threading.Thread(
-        target=lambda: got.append(finished(claims.claim(KEY, waiting)))
-    )
+    other = threading.Thread(target=lambda: got.append(claim(claims, KEY)))
     other.start()
     assert waits.wait(60)
     claims.free(KEY, mine)
@@ -173,7 +174,7 @@ def test_a_stopped_process_delays_others_only_for_a_while(
         assert child.hear() == "has it"
         child.signal(signal.SIGSTOP)
         assert not is_ours(claims, claim(claims, KEY))
-        late = asyncio.run(claims.claim(KEY, in_loop))
+        late = asyncio.run(claims.claim(KEY, in_loop=True))
         assert not is_ours(claims, late)
 
 
@@ -183,7 +184,7 @@ def test_a_thread_that_takes_long_blocks_nobody(
     monkeypatch.setattr(module, "PATIENCE_S", 0.02)
     mine = claim(claims, KEY)
     assert not is_ours(claims, claim(claims, KEY))
-    late = asyncio.run(claims.claim(KEY, in_loop))
+    late = asyncio.run(claims.claim(KEY, in_loop=True))
     assert not is_ours(claims, late)
     claims.free(KEY, late)
     assert is_ours(claims, mine)
@@ -195,7 +196,7 @@ def test_one_coroutine_at_a_time_has_a_key(claims: Claims) -> None:
 
     async def work() -> bool:
         nonlocal inside, most
-        mine = await claims.claim(KEY, in_loop)
+        mine = await claims.claim(KEY, in_loop=True)
         inside += 1
         most = max(most, inside)
         await asyncio.sleep(0)
@@ -213,13 +214,13 @@ def test_one_coroutine_at_a_time_has_a_key(claims: Claims) -> None:
 
 def test_a_coroutine_that_is_cancelled_leaves_the_claim_alone(claims: Claims) -> None:
     async def main() -> None:
-        waiting = asyncio.ensure_future(claims.claim(KEY, in_loop))
+        waiting = asyncio.ensure_future(claims.claim(KEY, in_loop=True))
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         claims.free(KEY, mine)
-        again = await claims.claim(KEY, in_loop)
+        again = await claims.claim(KEY, in_loop=True)
         assert is_ours(claims, again)
         claims.free(KEY, again)
 

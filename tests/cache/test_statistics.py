@@ -10,15 +10,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.cache.statistics import Counters, Counts
-from penstock.system.shared_memory import nameless, titled
+from penstock.cache.statistics import NBYTES, CacheStatistics, Counters
+from penstock.system.shared_memory import shared_file, titled
 from support.forked import End, forked
 
 
 @pytest.fixture
 def shared() -> Iterator[tuple[Counters, str]]:
     title = f"test-{os.urandom(8).hex()}"
-    counters = Counters(nameless(title))
+    counters = Counters(shared_file(title, NBYTES))
     yield counters, title
     counters.close()
 
@@ -39,7 +39,7 @@ def test_threads_lose_no_count(shared: tuple[Counters, str]) -> None:
         each.start()
     for each in threads:
         each.join()
-    assert counters.totals() == Counts(misses=4000, compute_ns=8000)
+    assert counters.totals() == CacheStatistics(misses=4000, compute_ns=8000)
 
 
 def test_processes_count_in_rows_of_their_own(shared: tuple[Counters, str]) -> None:
@@ -79,7 +79,7 @@ def test_a_killed_process_leaves_its_counts_and_its_row_to_others(
 
 
 def test_closing_twice_closes_no_file_of_others() -> None:
-    counters = Counters(nameless("test"))
+    counters = Counters(shared_file("test", NBYTES))
     counters.close()
     other = os.open(os.devnull, os.O_RDONLY)
     counters.close()

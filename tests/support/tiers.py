@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.cache.cache import Cache, finished
 from penstock.cache.fingerprint.key import Fingerprint
-from penstock.cache.tiers import Opening, in_thread
+from penstock.cache.tiers import Opening
 
 __all__ = ["Computing", "a_cache", "ask", "is_right", "sample_of"]
 
@@ -34,7 +34,7 @@ def ask(
         return compute(next(numbers))
 
     found = cache.find(index, image_size)
-    return finished(cache.sample(index, image_size, found, awaited, in_thread))
+    return finished(cache.sample(index, image_size, found, awaited, in_loop=False))
 
 
 def sample_of(index: int, image_size: int | None, version: int = 0) -> tuple[Any, ...]:
