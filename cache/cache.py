@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from ..errors import SpecError
 from ..system.shared_memory import runtime_folder, shared_file, titled
 from .disk import DiskError, opening
-from .fingerprint.key import Fingerprint
+from .fingerprint import Fingerprint
 from .memory import Arena, existing, join
 from .record import same
 from .statistics import NBYTES, CacheStatistics, Counters, TierStatistics
@@ -246,10 +246,9 @@ class Cache:
         Args:
             sync: whether the records must survive a power cut.
         """
-        here = self._opened()
+        here, self._here = self._here, None
         if here is not None:
             here.close(sync=sync)
-            self._here = None
 
     def close(self) -> None:
         """Close all tiers; what is on disk stays. The cache may be used again."""
@@ -287,18 +286,12 @@ class Cache:
             here.warn(OTHER_RAM.format(arena.capacity, self._ram), "ram_warnings")
         elif arena is not None and runtime_folder() is None:
             here.warn(UNSHARED, "ram_warnings")
-        weakref.finalize(self, finish, here)
+        weakref.finalize(self, here.close, sync=True)  # if it is garbage collected
         self._here = here
         return here
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_here": None, "_last": None}
-
-
-def finish(here: Here) -> None:
-    """Close the tiers of a cache that was garbage collected."""
-    if os.getpid() == here.pid:
-        here.close(sync=True)
 
 
 def _tiers(here: Here, counts: CacheStatistics) -> Iterator[TierStatistics]:

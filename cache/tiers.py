@@ -297,9 +297,13 @@ class Here:
     def close(self, *, sync: bool = False) -> None:
         """Write what is waiting, and close everything. Idempotent.
 
+        In a forked process, which must not use any of it, it does nothing.
+
         Args:
             sync: whether the records must survive a power cut; for the last to close.
         """
+        if self.pid != os.getpid():
+            return
         with self._stack:
             if self._writer is not None:
                 self._writer.close()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.cache.cache import Cache, finished
-from penstock.cache.fingerprint.key import Fingerprint
+from penstock.cache.fingerprint import Fingerprint
 from penstock.cache.tiers import Opening
 
 __all__ = ["Computing", "a_cache", "ask", "is_right", "sample_of"]
