@@ -367,11 +367,8 @@ class Disk:
 
     def _in_use(self, namespace: bytes) -> bool:
         """Whether any process has it open, this one included."""
-        probe = os.open(self.folder / "users", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            return not try_lock(probe, byte_of(namespace))
-        finally:
-            os.close(probe)
+        with open(self.folder / "users", "r+b") as users:
+            return not try_lock(users.fileno(), byte_of(namespace))
 
     def _drop(self, namespace: bytes) -> int:
         """Delete a namespace, about a thousand records to a transaction."""
