@@ -28,7 +28,7 @@ from itertools import accumulate, groupby, islice, takewhile
 from pathlib import Path
 from typing import Any
 
-from ..system.file_locks import share, try_lock, try_lock_file
+from ..system.file_locks import change, try_lock, try_lock_file
 from .folder import (
     FolderState,
     check_folder,
@@ -202,7 +202,7 @@ class Disk:
             DiskError: the database cannot be written to.
         """
         with self._writing():
-            share(self._users, byte_of(namespace))
+            change(self._users, fcntl.F_RDLCK, byte_of(namespace))
             with self._env.begin(write=True) as txn:
                 return self._count(txn, namespace, about, 0, 0)
 

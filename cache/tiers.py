@@ -79,9 +79,7 @@ class Claims:
         claim = threading.Event()
         end_s = time.monotonic() + PATIENCE_S
         pause_s = FIRST_PAUSE_S
-        while (held := self._try(key, claim)) is not claim:
-            if time.monotonic() > end_s:
-                break
+        while (held := self._try(key, claim)) is not claim and time.monotonic() < end_s:
             if in_loop:
                 await asyncio.sleep(pause_s)
             else:
@@ -231,15 +229,14 @@ class Here:
                     self.warn(DAMAGED)
                 with suppress(TimeoutError, DiskError):
                     tier.forget(key)
-                continue
             except DiskError as error:
                 self._disk_off(str(error))
-                continue
-            took_ns = time.perf_counter_ns() - began_ns
-            self.counters.add(**{f"{kind}_hits": 1, f"{kind}_ns": took_ns})
-            if kind == "disk" and not doubted:
-                self._keep_in_ram(key, record)
-            return Found(sample, doubted)
+            else:
+                took_ns = time.perf_counter_ns() - began_ns
+                self.counters.add(**{f"{kind}_hits": 1, f"{kind}_ns": took_ns})
+                if kind == "disk" and not doubted:
+                    self._keep_in_ram(key, record)
+                return Found(sample, doubted)
         return None
 
     def admits(self, key: bytes) -> bool:

@@ -41,6 +41,12 @@ call.restype = ctypes.c_int
 def change(descriptor: int, kind: int, offset: int) -> bool:
     """Lock or unlock a byte; return False if somebody else has it locked.
 
+    Args:
+        descriptor: the file's descriptor.
+        kind: `fcntl.F_WRLCK` for this file alone, `F_RDLCK` together with others,
+            `F_UNLCK` for no longer.
+        offset: the byte.
+
     Raises:
         OSError: the call failed for any other reason.
     """
@@ -59,15 +65,6 @@ def try_lock(descriptor: int, offset: int) -> bool:
         OSError: the call failed for any other reason.
     """
     return change(descriptor, fcntl.F_WRLCK, offset)
-
-
-def share(descriptor: int, offset: int) -> bool:
-    """Lock a byte together with others; return False if somebody has it exclusively.
-
-    Raises:
-        OSError: the call failed for any other reason.
-    """
-    return change(descriptor, fcntl.F_RDLCK, offset)
 
 
 def release(descriptor: int, offset: int) -> None:
