@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from .errors import check, checked_seed
+from .errors import check, checked_seed, whole_number
 from .system.resources import Budget, effective_cpus, parse_bytes
 
 __all__ = [
@@ -130,7 +130,7 @@ def set_autotune_interval(steps: int) -> None:
     Raises:
         SpecError: `steps` is not an int >= 0.
     """
-    _set(autotune_interval=_count("interval", steps, 0))
+    _set(autotune_interval=whole_number("interval", steps, 0, "pass 0 or more"))
 
 
 def get_autotune_interval() -> int:
@@ -144,7 +144,11 @@ def set_num_parallel_workers(num: int) -> None:
     Raises:
         SpecError: `num` is not an int >= 1.
     """
-    _set(num_parallel_workers=_count("num_parallel_workers", num, 1))
+    _set(
+        num_parallel_workers=whole_number(
+            "num_parallel_workers", num, 1, "pass 1 or more"
+        )
+    )
 
 
 def get_num_parallel_workers() -> int:
@@ -158,7 +162,7 @@ def set_prefetch_size(size: int) -> None:
     Raises:
         SpecError: `size` is not an int >= 1.
     """
-    _set(prefetch_size=_count("prefetch_size", size, 1))
+    _set(prefetch_size=whole_number("prefetch_size", size, 1, "pass 1 or more"))
 
 
 def get_prefetch_size() -> int:
@@ -172,7 +176,7 @@ def set_seed(seed: int) -> None:
     Raises:
         SpecError: `seed` is not an int in [0, 2**64).
     """
-    _set(seed=checked_seed(_count("seed", seed, 0)))
+    _set(seed=checked_seed(whole_number("seed", seed, 0, "pass 0 or more")))
 
 
 def get_seed() -> int:
@@ -230,11 +234,6 @@ def watch_memory(watcher: Callable[[int], object]) -> None:
     _watchers.append(watcher)
 
 
-def cpu_cores() -> float:
-    """Return the cores of `budget`, which also looks how much memory is free."""
-    return _settings.cpu_cores
-
-
 def budget() -> Budget:
     """Return what this process may use: as set, or what affinity and cgroup allow."""
     return Budget.of_machine(
@@ -245,11 +244,3 @@ def budget() -> Budget:
 def _set(**changes: object) -> None:
     global _settings  # noqa: PLW0603 replaced whole, so readers need no lock
     _settings = replace(_settings, **changes)  # type: ignore[arg-type]  # checked above
-
-
-def _count(name: str, value: int, least: int) -> int:
-    check(
-        isinstance(value, int) and not isinstance(value, bool) and value >= least,
-        f"`{name}` must be an int >= {least}, got {value!r}; pass {least} or more",
-    )
-    return value

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import operator
 from types import TracebackType
+from typing import Any
 
 __all__ = [
     "CLOSED",
@@ -29,6 +30,7 @@ __all__ = [
     "WorkerError",
     "check",
     "checked_seed",
+    "whole_number",
 ]
 
 
@@ -126,6 +128,20 @@ def check(condition: object, text: str) -> None:
     """
     if not condition:
         raise SpecError(text)
+
+
+def whole_number(name: str, value: Any, low: int, cure: str) -> int:
+    """Return an argument as an int >= `low`.
+
+    Raises:
+        SpecError: it is not one.
+    """
+    try:
+        number = low - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = low - 1
+    check(number >= low, f"`{name}` must be an int >= {low}, got {value!r}; {cure}")
+    return number
 
 
 def checked_seed(seed: int) -> int:

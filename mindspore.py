@@ -177,16 +177,12 @@ class Dataset:
     Args:
         pipeline: a pipeline whose samples are tuples, with one value per column.
         columns: names of the columns.
-        batched: whether it yields batches.
     """
 
-    def __init__(
-        self, pipeline: Pipeline, columns: Sequence[str], *, batched: bool = False
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, columns: Sequence[str]) -> None:
         self.pipeline = pipeline
         """The `Pipeline` inside, for everything else that penstock can do."""
         self._columns = list(columns)
-        self._batched = batched
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -222,7 +218,7 @@ class Dataset:
         function = Columns(calls, places, inner)
         made = self.pipeline.map(function, num_parallel_workers=num_parallel_workers)
         columns = _placed(tuple(self._columns), places, tuple(given))
-        return type(self)(made, columns, batched=self._batched)
+        return type(self)(made, columns)
 
     def batch(
         self,
@@ -243,7 +239,7 @@ class Dataset:
         """
         _known(options, "num_parallel_workers", "python_multiprocessing", "max_rowsize")
         made = self.pipeline.batch(batch_size, drop_last=drop_remainder)
-        return type(self)(made, self._columns, batched=True)
+        return type(self)(made, self._columns)
 
     def shuffle(self, buffer_size: int) -> Self:
         """Shuffle the whole dataset again in each epoch, whatever the buffer size."""
@@ -310,10 +306,6 @@ class Dataset:
         return Epochs(lambda: self._values(names, as_arrays=output_numpy))
 
     def _values(self, names: Sequence[str], *, as_arrays: bool) -> Iterator[list[Any]]:
-        check(
-            self._batched,
-            "only batches can be iterated, and this dataset has none: call .batch(n)",
-        )
         places = [self._place(name) for name in names]
         for batch in self.pipeline:
             values = [batch[at] for at in places]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isclose
+from threading import get_ident
 from typing import Any
 
 from ..errors import SpecError, check
@@ -17,6 +19,8 @@ VERSION = 1
 """Format version of `<prefix>_<rank>.json` and of the rows in its `.jsonl`."""
 EXECUTORS = {*CHEAPER, "async", "ray"}
 NAMES = ("num_parallel_workers", "prefetch_size")
+PARTIAL = ".partial"
+"""Suffix of a file that is still being written."""
 SAME_CORES = 0.1
 """CPU budgets within this relative difference count as the same machine."""
 
@@ -144,14 +148,21 @@ def read_saved(path: str | os.PathLike[str]) -> dict[str, Saved]:
         ) from error
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write a file completely or not at all, so that readers never see half of it."""
-    partial = f"{os.fspath(path)}.partial"
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write a file completely or not at all, so that readers never see half of it.
+
+    Several threads and processes may write the same file at once.
+    """
+    partial = f"{os.fspath(path)}.{os.getpid()}.{get_ident()}{PARTIAL}"
+    try:
+        with open(partial, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.remove(partial)
 
 
 def check_version(row: Mapping[str, Any], path: str) -> None:

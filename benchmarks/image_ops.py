@@ -32,7 +32,7 @@ from penstock.pipeline.image import (
     horizontal_flip,
     random_resized_crop,
 )
-from penstock.pipeline.image.codec import image_size
+from penstock.pipeline.image.codec import size_of
 from penstock.pipeline.image.geometry import random_box
 from penstock.pipeline.testing import draw_photos
 
@@ -180,7 +180,7 @@ def accuracy(photos: Photos, size: int) -> None:
         full: list[float] = []
         for i, data in enumerate(photos.files):
             image = np.asarray(operator(data, np.random.default_rng(i)))
-            box = random_box(*image_size(data), SCALE, RATIO, np.random.default_rng(i))
+            box = random_box(*size_of(data), SCALE, RATIO, np.random.default_rng(i))
             kind = reduced if box.short_side >= 2 * gap * size else full
             kind.append(float(np.abs(image - exact[i]).mean()))
         means = [statistics.fmean(kind) if kind else 0.0 for kind in (reduced, full)]

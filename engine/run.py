@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import BudgetError, SampleNote, SpecError, WorkerError
 from ..system.forking import FORKS
+from ..system.printing import figures
 from .batch.device import DeviceStage, ToDevice
 from .batch.tensors import in_parts
 from .contention import ContentionMeter
 from .core.byte_budget import ByteBudget
+from .engine import Engine
 from .far.handover import RemoteTraceback, dumps
 from .far.pools import start_method
 from .feed import Delivery
@@ -31,8 +33,7 @@ from .observe.trainer_meter import TrainerMeter
 from .plan import BatchPlan, Cursor
 from .recipe import Recipe, SegmentRecipe
 from .segment import Segment
-from .witness.watch import ChangeWatch
-from .witness.witness import Witness
+from .witness.witness import ChangeWatch, Witness
 from .workers.pool import Kind
 
 if TYPE_CHECKING:
@@ -56,6 +57,16 @@ CHANGED = (
 FAILED = (
     "workers could not make a batch ({}); the trainer makes it, and all from here on,"
     " as without workers"
+)
+MANY_CORES = 4
+"""From so many cores on, processes load rather than threads: there is room for them,
+and threads take the GIL from the trainer, and from one another."""
+WORTH_PROCESSES_S = 0.02
+"""Work in a batch that justifies worker processes at once. With less, threads load, as
+they start at no cost, until the tuner moves them."""
+CROWDED = (
+    "a batch takes {} ms of work, and threads would take the GIL from the trainer; with"
+    " {} cores, worker processes load instead"
 )
 PAUSE_S = 1.0
 """A longer pause between two epochs, in seconds, means that the trainer did something
@@ -97,6 +108,8 @@ class Run:
         one_by_one = self._lane is None and not recipe.repack
         self.contention = ContentionMeter(one_by_one=one_by_one)
         self._movable = may_move(recipe)
+        self._unspread = self._movable and has_cores_to_spare(recipe)
+        """Whether threads have yet to load, which processes then replace."""
         self._collate = Witness([recipe.buffers.collate])
         autos = [s for s in recipe.segments if s.executor == "auto"]
         self._chosen = {} if recipe.iterable else {s.name: s for s in autos}
@@ -200,6 +213,8 @@ class Run:
             if kind is not None and self._direct is not None:
                 self._hand_to(alone, self._direct, kind)
             return
+        if self._unspread and self.host.engine is not None:
+            self._spread(self.host.engine, plan)
         if kind == "inline":
             self._take_back()
         elif self._wanted == self._kind:
@@ -217,6 +232,21 @@ class Run:
                 self._moves = (*self._moves, move)
             else:
                 self._settle_in(host)
+
+    def _spread(self, engine: Engine, plan: BatchPlan) -> None:
+        """Have processes load from now on, if threads have just begun to."""
+        segments = engine.segments
+        if any(segment.undecided for segment in segments):
+            return
+        self._unspread = False
+        ours = (s for s in segments if s.recipe.name in self._chosen)
+        batch_s = plan.n_rows * sum(s.recipe.alone_s_per_row for s in segments)
+        if batch_s < WORTH_PROCESSES_S or all(s.executor != "thread" for s in ours):
+            return
+        self._wanted = "process"
+        why = CROWDED.format(figures(1e3 * batch_s), figures(self._home.cpu_cores))
+        move = Move(NAME, "trainer", "process", "moved", why, "host")
+        self._moves = (*self._moves, move)
 
     def _settle_in(self, host: Host, alone: DirectHost | None = None) -> None:
         """Replace the host by another one, which `alone` is, too, if it is direct."""
@@ -614,6 +644,16 @@ def may_move(recipe: Recipe) -> bool:
     )
     forks = FORKS and start_method(recipe) == "fork"
     return recipe.options.host == "auto" and anywhere and forks
+
+
+def has_cores_to_spare(recipe: Recipe) -> bool:
+    """Whether there are cores for worker processes, which need not pay at once.
+
+    Several ranks may share the cores of a host: their tuners divide them.
+    """
+    lone = recipe.planned.shard.size == 1
+    kept = recipe.options.persistent_workers
+    return lone and kept and recipe.cpu_cores >= MANY_CORES
 
 
 def check_handover(data: Any) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler, IterableDataset
 
-from ..pipeline.dataloader import DataLoader, known_bypass
+from ..pipeline.dataloader import KNOWN_BYPASS, DataLoader
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -55,8 +55,11 @@ def prepare(accelerator: Accelerator, *objects: Any, **settings: Any) -> Any:
     Raises:
         Exception: whatever Accelerate raises.
     """
-    with known_bypass():
+    token = KNOWN_BYPASS.set(True)
+    try:
         prepared = accelerator.prepare(*objects, **settings)
+    finally:
+        KNOWN_BYPASS.reset(token)
     pairs = zip(objects, prepared if len(objects) > 1 else (prepared,), strict=True)
     for before, after in pairs:
         if isinstance(before, DataLoader):

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from ..engine.plan import Shard
 from ..errors import PenstockError
-from .image.crop_decoder import CropDecoder
+from .image.codec import CropDecoder
 from .stages import FunctionStage, Stage
 
 LOGGER = logging.getLogger("penstock")

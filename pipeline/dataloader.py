@@ -12,8 +12,6 @@ that torch's samplers draw. The batches are then the same for any number of work
 
 from __future__ import annotations
 
-import contextlib
-import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -25,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.utils.data
+from torch.autograd import profiler
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate
 
 from .. import config
@@ -34,16 +33,14 @@ from ..engine.plan.drawn import AHEAD, LateOrder
 from ..engine.recipe import Executor, Options, Recipe, check_name
 from ..errors import StateError, check
 from ..system.forking import FORKS
-from ..system.printing import Printed, loader_call
+from ..system.printing import loader_call
 from ..system.weak_methods import weakly
-from .naming import found_name
-from .session import Loop, Slot, looping_threads, rank_of_process
-from .sources.datasets import has_length, warn_of
+from .face import Face, found_name
+from .session import Epoch, Slot, looping_threads, rank_of_process
+from .sources.source import length_of, warn_of
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
-    from ..engine.feed import Delivery
-    from ..engine.observe.observation import Observation
     from ..engine.observe.trainer_meter import TrainerMeter
     from ..engine.run import Run
     from .torch_workers import ShareWatch
@@ -58,33 +55,6 @@ BYPASSED = (
 KNOWN_BYPASS = ContextVar("known_bypass", default=False)
 """Whether Accelerate works on loaders that are put back afterwards."""
 
-
-@contextlib.contextmanager
-def known_bypass() -> Iterator[None]:
-    """Suppress the warning about Accelerate's plain loaders inside this context."""
-    token = KNOWN_BYPASS.set(True)
-    try:
-        yield
-    finally:
-        KNOWN_BYPASS.reset(token)
-
-
-RUNNING = frozenset(
-    (
-        "_base",
-        "_drawing",
-        "_iterator",
-        "_made_from",
-        "_plan",
-        "_recipe",
-        "_resumed",
-        "_running",
-        "_slot",
-        "_told",
-        "_torchs_meter",
-    )
-)
-"""The attributes that a copy of a loader does not get."""
 UNTUNED = "autotune is off"
 BEFORE_WORKERS = 4
 """Torch's arguments between `dataset` and `num_workers`."""
@@ -96,7 +66,57 @@ UNORDERED = (
 T_co = TypeVar("T_co", covariant=True)
 
 
-class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
+class Loop(Epoch):
+    """One epoch of penstock's engine with the interface of torch's iterators.
+
+    Args:
+        loader: what is looped over.
+        slot: as for `Epoch`.
+        begin: starts the run. It is called at once, and again at the first `next` if
+            `set_epoch` was called in between, as Lightning does after a resume.
+        drawing: the epoch.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        slot: Slot,
+        begin: Callable[[], Run],
+        drawing: Drawing,
+    ) -> None:
+        take = partial(loader._take, drawing)
+        super().__init__(slot, begin(), take, keeps=loader._keeps_workers)
+        self._loader = loader
+        self._begin: Callable[[], Run] | None = begin
+        # After it: some samplers go on by themselves.
+        self._drawn_from = loader._sampler_epochs()
+        self._pinned = loader.pin_memory and torch.cuda.is_available()
+
+    def _deliver(self) -> Any:
+        if not profiler._is_profiler_enabled:  # as torch.compile asks
+            return self._loaded()
+        # Torch's profilers recognise loading by the beginning and the end of this name.
+        with profiler.record_function("enumerate(DataLoader)#_PenstockIter.__next__"):
+            return self._loaded()
+
+    def _loaded(self) -> Any:
+        begin, self._begin = self._begin, None
+        if begin is not None and self._loader._sampler_epochs() != self._drawn_from:
+            self._abandon.detach()
+            self._slot.release(self._run)
+            self._join(begin())
+        data = super()._deliver()
+        if self._pinned:
+            from torch.utils.data._utils.pin_memory import pin_memory
+
+            data = pin_memory(data)  # type: ignore[no-untyped-call]
+        return data
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+class DataLoader(torch.utils.data.DataLoader[T_co], Face):
     """A torch DataLoader; with autotune on, penstock loads the data and tunes itself.
 
     It takes all arguments of torch's DataLoader. With autotune on, penstock chooses the
@@ -124,6 +144,21 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         ValueError: one of torch's arguments is wrong.
     """
 
+    _RUNNING = frozenset(
+        (
+            "_base",
+            "_drawing",
+            "_iterator",
+            "_made_from",
+            "_plan",
+            "_recipe",
+            "_resumed",
+            "_running",
+            "_slot",
+            "_told",
+            "_torchs_meter",
+        )
+    )
     in_order = True
     """Torch before 2.6 knows no other value."""
 
@@ -158,10 +193,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         self._set_up()
 
     def _set_up(self) -> None:
-        """Set all attributes that belong to a run to their empty values."""
-        self._slot = Slot(self.name)
-        # The recipe of the run in the slot.
-        self._recipe: Recipe | None = None
+        self._iterator = None
         # Values that the recipe depends on and that frameworks assign late.
         self._made_from: tuple[Any, ...] = ()
         # The epoch of the newest batch, or the next epoch.
@@ -172,11 +204,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         self._running: dict[int, Drawing] = {}
         # The base seed of torch's workers, if they outlive an epoch.
         self._base: int | None = None
-        self._plan: BatchPlan | None = None
         self._told = ""
         # The meter of the loop that torch's own workers load, if there is one.
         self._torchs_meter: TrainerMeter | None = None
-        weakref.finalize(self, self._slot.finalise)
+        self._begin_without_run(self.name)
 
     def __iter__(self) -> Any:
         """Run a new epoch, or the rest of the epoch that a loaded state left off in."""
@@ -203,11 +234,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
     # Position and state
 
-    @property
-    def plan(self) -> BatchPlan | None:
-        """The stamp of the last batch handed over; None if torch's workers load."""
-        return self._plan
-
     def state_dict(self) -> dict[str, object]:
         """Return the position of the next batch: plain JSON of 14 kB at most.
 
@@ -230,7 +256,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
         if drawing.torchs is None:  # between epochs: where the next begins
             drawing = Drawing(drawing.epoch, base=self._base, now="")
             drawing.note(self.generator)
-            drawing.dataset = self._own_state()
+            from .torch_workers import is_keeper
+
+            dataset: Any = self.dataset
+            here = isinstance(dataset, IterableDataset) and self.num_workers == 0
+            if here and is_keeper(dataset):
+                drawing.dataset = dataset.state_dict()
         return drawing.to_state()
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
@@ -247,14 +278,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
     # A loop's methods keep its loader alive.
 
-    def _take(self, drawing: Drawing, delivery: Delivery | None) -> None:
+    def _take(self, drawing: Drawing, plan: BatchPlan | None) -> None:
         """Record a batch that a loop delivered; None means that its epoch is over."""
-        if delivery is None:
+        if plan is None:
             drawing.end()
         else:
-            drawing.batch = delivery.plan.batch + 1  # failed batches count
-            drawing.whole = delivery.plan.last
-            vars(self)["_plan"] = delivery.plan  # torch's setter takes 2 us
+            drawing.batch = plan.batch + 1  # failed batches count
+            drawing.whole = plan.last
+            vars(self)["_plan"] = plan  # torch's setter takes 2 us
         self._given(drawing)
 
     def _given(self, drawing: Drawing, watch: ShareWatch | None = None) -> None:
@@ -294,48 +325,20 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
     def _told_of(self, meter: TrainerMeter) -> Callable[[], Explanation]:
         """Return the explanation of a loop that torch's own workers load."""
-        why, workers = self._why_torchs(), self.num_workers
-        kind = "process" if workers else "inline"
-        name = f"Dataset(ID:0) {type(self.dataset).__name__}"
+        from .torch_workers import explained
 
-        def told() -> Explanation:
-            from ..autotune.explain import of_torchs
+        why, name = self._why_torchs(), f"Dataset(ID:0) {type(self.dataset).__name__}"
+        return partial(
+            explained, meter, name, self.num_workers, why or "", tunable=why == UNTUNED
+        )
 
-            tunable = why == UNTUNED
-            return of_torchs(
-                meter.read(), name, workers, kind, why or "", tunable=tunable
-            )
-
-        return told
-
-    def stats(self) -> Observation | None:
-        """Return all counters since the engine started; None if there is no engine."""
-        return self._slot.stats()
-
-    def load_autotune(
-        self, path: str | os.PathLike[str], name: str | None = None
-    ) -> None:
-        """Start the next loop with an earlier tuned run's settings, autotune on or off.
-
-        Args:
-            path: `<prefix>_<rank>.json`, as written with `set_enable_autotune(True,
-                prefix)`.
-            name: the name of the loader in the file (default: the name of this loader,
-                or else the only loader in the file with such a dataset).
-
-        Raises:
-            SpecError: `path` is not such a file or has no such loader; or torch loads.
-        """
+    def _tunable(self) -> Recipe:
         why = self._why_torchs()
         check(
             why is None,
             f"torch's own workers load ({why}); leave load_autotune() out",
         )
-        self._slot.load(path, name, self._compiled())
-
-    def close(self) -> None:
-        """Stop penstock's workers. The loader may be iterated again."""
-        self._slot.close()
+        return self._compiled()
 
     # Frameworks
 
@@ -364,17 +367,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
     __repr__ = loader_call
 
-    # Copies: frameworks rebuild, copy and pickle loaders
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes to copy, without any run or position."""
-        return {name: v for name, v in vars(self).items() if name not in RUNNING}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Restore the attributes and start at the first epoch."""
-        vars(self).update(state, _iterator=None)
-        self._set_up()
-
     # Torch's own workers
 
     def _why_torchs(self) -> str | None:
@@ -399,7 +391,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
                 and self.num_workers
                 and keeps_stream(self.dataset, self.worker_init_fn)
             ),
-            "the dataset has no length": not has_length(self.dataset),
+            "the dataset has no length": length_of(self.dataset) is None,
             "a timeout is for workers": self.timeout and not self.num_workers,
             "in_order=False takes batches as they come": not self.in_order,
             "penstock's worker processes need Linux": (
@@ -440,14 +432,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
                 loop, TorchsRow(self.name, self._told_of(meter)).stop_tuning
             )
         return loop
-
-    def _own_state(self) -> Any:
-        """Return the state of an iterable dataset that keeps one and is read here."""
-        from .torch_workers import is_keeper
-
-        dataset: Any = self.dataset
-        here = isinstance(dataset, IterableDataset) and self.num_workers == 0
-        return dataset.state_dict() if here and is_keeper(dataset) else None
 
     def _begun_by_torch(
         self, drawing: Drawing, watch: ShareWatch | None, *, new: bool
@@ -513,15 +497,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
                 f"order by torch's samplers, {self.num_workers} workers to begin with,"
                 f" {'each sample' if self._seeds else 'no sample'} seeded for itself."
             )
-        loop = Loop(
-            slot,
-            partial(self._begin, slot, recipe, drawing),
-            partial(self._take, drawing),
-            self._sampler_epochs,
-            self.__len__,
-            keeps=self._keeps_workers,
-            pinned=self.pin_memory and torch.cuda.is_available(),
-        )
+        loop = Loop(self, slot, partial(self._begin, slot, recipe, drawing), drawing)
         if slot is not self._slot:
             weakref.finalize(loop, slot.finalise)
         return loop
@@ -550,7 +526,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
                 batches,
                 seed,
                 drawing.batch,
-                self._known_length(),
+                length_of(self),
                 self._may_draw(),
                 late=late,
             )
@@ -558,19 +534,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
     def _may_draw(self) -> int:
         """Return how many batches may be drawn in advance: by default as by torch."""
-        from ..engine.witness.samplers import may_watch
+        from ..engine.witness.hazards import may_watch
 
         shared = self.num_workers and self.generator  # another loader may draw from it
         if not (shared or may_watch(self._index_sampler)):
             return AHEAD
         return (self.prefetch_factor or 2) * self.num_workers
-
-    def _known_length(self) -> int | None:
-        """Return the batches of an epoch; None if the sampler has no length."""
-        try:
-            return len(self)
-        except Exception:  # noqa: BLE001 whatever the user's sampler raises
-            return None
 
     def _drawn_seed(self) -> int:
         """Draw the seed that torch draws for its workers, before the samplers draw."""

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import SampleError, check
+from ..errors import SampleError, check, whole_number
 from .image import horizontal_flip
 from .image.codec import pixels_of
 from .image.geometry import Box, Placement, Points, writable
-from .image.operators import check_size, placed
+from .image.operators import placed
 from .image.sample import (
     IMAGE,
     SampleParts,
@@ -74,8 +74,8 @@ class resize:
         if not isinstance(self.size, int):
             object.__setattr__(self, "size", tuple(self.size))
         for each in self._sizes():
-            check_size(each)
-        check_size(self.max_size)
+            whole_number("size", each, 1, "800 pixels are usual")
+        whole_number("max_size", self.max_size, 1, "1333 pixels are usual")
 
     def __call__(self, sample: Any, rng: np.random.Generator) -> Any:
         """Return the sample with its image resized; annotations move with it.

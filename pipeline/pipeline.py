@@ -8,7 +8,6 @@ for batch in pipe: ...        # one epoch
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,21 +20,13 @@ from .. import config
 from ..cache.codec import Name as CodecName
 from ..engine.batch.device import DeviceStage, Normalize
 from ..engine.plan import BatchPlan, Cursor, Lengths, Shard
-from ..engine.recipe import (
-    AS_SHIPPED,
-    Executor,
-    Host,
-    Options,
-    Recipe,
-    StartMethod,
-)
+from ..engine.recipe import AS_SHIPPED, Executor, Host, Options, Recipe, StartMethod
 from ..errors import check
-from ..system.printing import Printed
 from ..system.resources import parse_bytes
-from .naming import found_name
-from .session import Epoch, Slot
-from .sources.datasets import is_iterable
-from .sources.folder import URL, Folder
+from .face import Face, found_name
+from .session import Epoch
+from .sources.folder import find_folder
+from .sources.source import is_iterable
 from .stages import (
     BatchStage,
     CacheStage,
@@ -59,24 +50,21 @@ from .stages import (
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
-    from ..engine.feed import Delivery
-    from ..engine.observe.observation import Observation
     from ..engine.run import Run
     from .schedule import Scheduled
     from .sources.files import Urls
-    from .sources.paths import Paths
-
-DESCRIBED = frozenset(("_stages", "_shard", "_options", "_schedule", "_epoch", "_next"))
-"""The attributes that a copy of a pipeline keeps."""
+    from .sources.folder import Paths
 
 
-class Pipeline(Printed):
+class Pipeline(Face):
     """Describe what to load, stage by stage; iterate to run one epoch of batches.
 
     Each method returns a new pipeline and leaves this one as it is; nothing runs until
     a loop begins. `torch.utils.data.default_collate` turns samples into a batch, unless
     `batch` is given a `collate_fn`.
     """
+
+    _RUNNING = frozenset(("_listeners", "_plan", "_recipe", "_run", "_slot"))
 
     def __init__(
         self,
@@ -95,24 +83,10 @@ class Pipeline(Printed):
         self._set_up()
 
     def _set_up(self) -> None:
-        """Set all attributes that belong to a run to their empty values."""
-        self._recipe: Recipe | None = None
         # The run of the current loop, or of the last loop if the user left it early.
         self._run: Run | None = None
-        self._plan: BatchPlan | None = None
-        # Whether the ranks have confirmed that they load the same data.
-        self._agreed = False
         self._listeners: list[Callable[[BatchPlan], object]] = []
-        self._slot = Slot(self._options.name or found_name())
-        weakref.finalize(self, self._slot.finalise)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the description and the number of the next epoch, without any run."""
-        return {name: v for name, v in vars(self).items() if name in DESCRIBED}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state)
-        self._set_up()
+        self._begin_without_run(self._options.name or found_name())
 
     # Where it begins: a source
 
@@ -137,13 +111,8 @@ class Pipeline(Printed):
         Raises:
             SpecError: the folder does not exist, or has no images in class folders.
         """
-        if Path(root).is_dir() or not URL.match(os.fspath(root)):
-            return cls.from_dataset(Folder.scan(root), **options)
-        from .sources.files import find_folder
-
         executor = options.get("executor", "auto")
-        images = find_folder(os.fspath(root), storage_options, executor)
-        return cls.from_dataset(images, **options)
+        return cls.from_dataset(find_folder(root, storage_options, executor), **options)
 
     @classmethod
     def from_files(
@@ -247,17 +216,10 @@ class Pipeline(Printed):
             SpecError: a file is not a tar file or is compressed, a field comes twice in
                 a sample or would have to be unpickled, or a server sends no parts.
         """
-        from .sources.paths import listed
-
-        urls = listed("from_webdataset", shards)
-        if not any(map(URL.match, urls)):
-            from .sources.tar_shards import WebDataset
-
-            return cls.from_dataset(WebDataset.find(shards, fields), **options)
-        from .sources.remote_shards import find_shards
+        from .sources.tar_shards import find_shards
 
         executor = options.get("executor", "auto")
-        samples = find_shards(urls, fields, storage_options, executor)
+        samples = find_shards(shards, fields, storage_options, executor)
         return cls.from_dataset(samples, **options)
 
     @classmethod
@@ -495,7 +457,13 @@ class Pipeline(Printed):
             SpecError: an argument is given without its name, or the source has no
                 shards.
         """
-        check(not buffer, NO_BUFFER.format(next(iter(buffer), "")))
+        check(
+            not buffer,
+            "Pipeline.shuffle() takes nothing but `seed=`, got"
+            f" {next(iter(buffer), '')!r}: it needs no buffer, as it shuffles the whole"
+            " dataset, differently each epoch; call shuffle(), or shuffle(seed=...) for"
+            " an order that is the same in each run",
+        )
         chosen = config.get_seed() if seed is None else seed
         return self._with(ShuffleStage(chosen, window, parts))
 
@@ -628,11 +596,7 @@ class Pipeline(Printed):
                 `scheduling_strategy` and `runtime_env`.
         """
         chosen = Options(
-            host,
-            persistent_workers,
-            multiprocessing_context,
-            name,
-            ray_options,
+            host, persistent_workers, multiprocessing_context, name, ray_options
         )
         check_ray(self._stages, chosen)
         return type(self)(self._stages, self._shard, chosen, self._schedule)
@@ -659,13 +623,12 @@ class Pipeline(Printed):
         recipe = self._compiled()
         cursor = self._next or recipe.planned.start(self._epoch)
         self._next, self._epoch = None, cursor.epoch + 1
-        plan = recipe.planned
-        if not self._agreed and plan.shard.size > 1:
+        shard = recipe.planned.shard
+        if self._slot.loops == 0 and shard.size > 1:
             from .agreement import agree, decoders
 
-            agree(plan.shard, {**recipe.facts(), **decoders(self._stages)})
-            self._agreed = True
-        self._run = self._slot.start(recipe, cursor, plan.shard.rank)
+            agree(shard, {**recipe.facts(), **decoders(self._stages)})
+        self._run = self._slot.start(recipe, cursor, shard.rank)
         hand_over = partial(self._hand_over, self._slot.loops)
         return Epoch(self._slot, self._run, hand_over)
 
@@ -694,11 +657,6 @@ class Pipeline(Printed):
     def name(self) -> str:
         """The name of this pipeline in the log: see `options`."""
         return self._slot.name
-
-    @property
-    def plan(self) -> BatchPlan | None:
-        """The stamp of the last batch handed over; None before the first batch."""
-        return self._plan
 
     def on_batch(self, listener: Callable[[BatchPlan], object]) -> Callable[[], object]:
         """Call `listener(stamp)` before each batch; return what ends this."""
@@ -730,27 +688,6 @@ class Pipeline(Printed):
         self._slot.close()
         self._next, self._run = cursor, None
 
-    def load_autotune(
-        self, path: str | os.PathLike[str], name: str | None = None
-    ) -> None:
-        """Start the next loop with the settings that an earlier tuned run ended with.
-
-        Settings that the run found for other regimes (batch and image sizes of a
-        schedule) take effect when those regimes begin. Settings found with another
-        number of usable cores are not used, and the log says so.
-
-        Args:
-            path: `<prefix>_<rank>.json`, as written with `set_enable_autotune(True,
-                prefix)`. Stages that the file does not know keep their settings.
-            name: the name of the pipeline in the file (default: the name of this
-                pipeline, or else the only pipeline in the file that shares stages with
-                it).
-
-        Raises:
-            SpecError: `path` is not such a file, or knows no stage of this pipeline.
-        """
-        self._slot.load(path, name, self._compiled())
-
     def explain(self) -> Explanation:
         """Explain what has slowed training lately; print it or read its fields."""
         from ..autotune.caching import cache_points
@@ -762,29 +699,6 @@ class Pipeline(Printed):
         opened = filter(None, (cache.statistics() for cache in recipe.caches))
         found = opened if recipe.caches else cache_points(seen)
         return replace(said, caching=tuple(each.line for each in found))
-
-    def stats(self) -> Observation | None:
-        """Return all counters since the engine started.
-
-        None before the first loop and after `close`.
-        """
-        return self._slot.stats()
-
-    def close(self) -> None:
-        """Stop all workers and free all memory. The pipeline may be iterated again.
-
-        A cache keeps its samples on disk and drops those in RAM.
-        """
-        self._slot.close()
-        if self._recipe is not None:
-            for cache in self._recipe.caches:
-                cache.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _compiled(self) -> Recipe:
         if self._recipe is None:
@@ -805,26 +719,20 @@ class Pipeline(Printed):
             )
         return self._recipe
 
+    _tunable = _compiled
+
     def _here(self, recipe: Recipe) -> Cursor:
         """Return where the next batch starts, in the current loop or the next."""
         if self._run is not None:
             return self._run.cursor
         return self._next or recipe.planned.start(self._epoch)
 
-    def _hand_over(self, loop: int, delivery: Delivery | None) -> None:
+    def _hand_over(self, loop: int, plan: BatchPlan | None) -> None:
         """Record what a loop received; None means that the loop is over."""
-        if delivery is None:
+        if plan is None:
             if loop == self._slot.loops:
                 self._run = None
         else:
-            self._plan = delivery.plan
+            self._plan = plan
             for listener in self._listeners:
-                listener(delivery.plan)
-
-
-NO_BUFFER = (
-    "Pipeline.shuffle() takes nothing but `seed=`, got {!r}: it needs no buffer, as it"
-    " shuffles the whole dataset, differently each epoch;"
-    " call shuffle(), or shuffle(seed=...)"
-    " for an order that is the same in each run"
-)
+                listener(plan)

@@ -1,7 +1,6 @@
 """The running part of a face: its loops, the run that they share, and its tuner.
 
     Epoch        one loop, from `iter()` to its end or to where the user leaves it
-    Loop         an epoch with the interface of torch's iterators
     Slot         the holder of at most one run, closed when the face is dropped; while
                  autotune is on, with the thread that tunes the run
 
@@ -28,10 +27,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
-from torch.autograd import profiler
 
 from .. import config
-from ..engine.plan import Cursor
+from ..engine.plan import BatchPlan, Cursor
 from ..errors import PenstockError, check, set_on, users_frames
 from ..system.shared_memory import runtime_folder
 
@@ -112,8 +110,8 @@ class Epoch(Iterator[Any]):
     Args:
         slot: the holder of the run; this epoch is the newest of its loops.
         run: the run to loop over.
-        hand_over: called with each delivery, and with None at the end. It is a method
-            of the face, and so keeps the face alive as long as the loop.
+        hand_over: called with the stamp of each batch, and with None at the end. It is
+            a method of the face, and so keeps the face alive as long as the loop.
         keeps: whether the workers outlive an epoch that is left early.
     """
 
@@ -121,7 +119,7 @@ class Epoch(Iterator[Any]):
         self,
         slot: Slot,
         run: Run,
-        hand_over: Callable[[Delivery | None], None],
+        hand_over: Callable[[BatchPlan | None], None],
         *,
         keeps: bool = False,
     ) -> None:
@@ -165,10 +163,11 @@ class Epoch(Iterator[Any]):
         if self._over:
             raise StopIteration
         delivery = self._next()
-        self._hand_over(delivery)
-        if delivery is None:
+        plan = None if delivery is None else delivery.plan
+        self._hand_over(plan)
+        if plan is None:
             self._over = True
-        over = delivery is None or delivery.plan.last  # frameworks may stop here
+        over = plan is None or plan.last  # frameworks may stop here
         if over and not self._given:  # once: the run may be another loop's by then
             self._given = True
             self._slot.release(self._run)
@@ -196,62 +195,6 @@ FORKED = (
 )
 
 
-class Loop(Epoch):
-    """One epoch of penstock's engine with the interface of torch's iterators.
-
-    Args:
-        slot: as for `Epoch`.
-        begin: starts the run. It is called at once, and again at the first `next` if
-            `set_epoch` was called in between, as Lightning does after a resume.
-        hand_over: as for `Epoch`.
-        order: returns what the samplers draw their order from.
-        length: number of batches in the epoch.
-        keeps: as for `Epoch`.
-        pinned: whether to copy batches to pinned memory.
-    """
-
-    def __init__(
-        self,
-        slot: Slot,
-        begin: Callable[[], Run],
-        hand_over: Callable[[Delivery | None], None],
-        order: Callable[[], list[Any]],
-        length: Callable[[], int],
-        *,
-        keeps: bool,
-        pinned: bool,
-    ) -> None:
-        super().__init__(slot, begin(), hand_over, keeps=keeps)
-        self._begin: Callable[[], Run] | None = begin
-        self._order = order
-        self._drawn_from = order()  # after it: some samplers go on by themselves
-        self._length = length
-        self._pinned = pinned
-
-    def _deliver(self) -> Any:
-        if not profiler._is_profiler_enabled:  # noqa: SLF001 as torch.compile asks
-            return self._loaded()
-        # Torch's profilers recognise loading by the beginning and the end of this name.
-        with profiler.record_function("enumerate(DataLoader)#_PenstockIter.__next__"):
-            return self._loaded()
-
-    def _loaded(self) -> Any:
-        begin, self._begin = self._begin, None
-        if begin is not None and self._order() != self._drawn_from:
-            self._abandon.detach()
-            self._slot.release(self._run)
-            self._join(begin())
-        data = super()._deliver()
-        if self._pinned:
-            from torch.utils.data._utils.pin_memory import pin_memory
-
-            data = pin_memory(data)  # type: ignore[no-untyped-call]
-        return data
-
-    def __len__(self) -> int:
-        return self._length()
-
-
 CLOSE_S = 3.0
 """How long a finaliser waits: somewhat longer than a run may take to close."""
 
@@ -276,7 +219,8 @@ class Slot:
         self.run: Run | None = None
         self.loops = 0
         """Number of loops begun so far; the newest loop owns the run."""
-        self._busy = False
+        self.busy = False
+        """Whether an iterator is in the middle of an epoch, and so of the run."""
         self._rank = 0
         # The settings that the run's tuner follows; None before its first batch.
         self._settings: config.Settings | None = None
@@ -318,7 +262,7 @@ class Slot:
             f" {sorted(saved.operators)}, and this one has {names}; load the file of a"
             " run of this pipeline",
         )
-        cores = config.cpu_cores()
+        cores = config.settings().cpu_cores
         if saved.fits(cores):
             self.close()  # its tuner's values are older
             self._loaded, self._found = saved, None
@@ -358,7 +302,7 @@ class Slot:
         from ..engine.run import Run
 
         self.loops += 1
-        if self.run is None or self._busy:
+        if self.run is None or self.busy:
             self.close()
             begun = self.begun(recipe, cursor)
             self._found = self._found or self._loaded
@@ -367,9 +311,9 @@ class Slot:
             self._last = self._settings = None
             at_exit()
         else:
-            self._busy = True  # if Ctrl-C comes now, the next loop needs another run
+            self.busy = True  # if Ctrl-C comes now, the next loop needs another run
             self.run.begin(cursor)
-        self._busy = True
+        self.busy = True
         return self.run
 
     def next(self, run: Run) -> Delivery | None:
@@ -379,15 +323,10 @@ class Slot:
             self._follow(run, settings)
         return run.next()
 
-    @property
-    def busy(self) -> bool:
-        """Whether an iterator is in the middle of an epoch."""
-        return self.run is not None and self._busy
-
     def release(self, run: Run) -> None:
         """Mark the run of an iterator as idle, because its epoch is over."""
         if self.run is run:
-            self._busy = False
+            self.busy = False
 
     def close(self) -> None:
         """Stop and forget the run, if there is one; a forked child only forgets it."""
@@ -399,7 +338,7 @@ class Slot:
                     self._last = self._observed(self.run)
                     self.stop_tuning()
                     self.run.close()
-                self.run, self._busy = None, False
+                self.run, self.busy = None, False
             finally:
                 self._closing = False
 
@@ -440,14 +379,10 @@ class Slot:
     def _forget_inherited(self) -> None:
         """Forget the run in a forked child; its threads are in the parent only."""
         if os.getpid() != self._owner:
-            self._owner, self.run, self._busy = os.getpid(), None, False
+            self._owner, self.run, self.busy = os.getpid(), None, False
             self._tuner = self._tuning = None
             self._lock, self._closing = threading.RLock(), False
             self._loops_lock = threading.RLock()  # who held it is not there
-
-    def stats(self) -> Observation | None:
-        """Return what has happened since the run began; None if there is no run."""
-        return None if self.run is None else self.run.read().bounded
 
     def seen(
         self, recipe: Callable[[], Recipe] | None = None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, get_args
 
 from ..cache.codec import NAMES, Name
 from ..engine.batch.device import DeviceStage
@@ -30,14 +30,7 @@ if TYPE_CHECKING:
 
 # The workers of a stage: their number, their kind, and the time limit of a sample.
 
-EXECUTORS: tuple[Executor, ...] = (
-    "auto",
-    "inline",
-    "thread",
-    "process",
-    "async",
-    "ray",
-)
+EXECUTORS: tuple[Executor, ...] = get_args(Executor)
 Workers = int | tuple[int, int] | None
 """n: n at first; (lo, hi): between lo and hi, lo at first; None: as configured."""
 STOPPABLE: tuple[Executor, ...] = ("auto", "process", "async")
@@ -45,24 +38,23 @@ STOPPABLE: tuple[Executor, ...] = ("auto", "process", "async")
 """
 
 
-class WorkOptions(TypedDict, total=False):
+class _Options(TypedDict, total=False):
+    num_parallel_workers: Workers
+    executor: Executor
+    name: str | None
+    timeout: float | None
+
+
+class WorkOptions(_Options, total=False):
     """What `map` and `filter` may say of their workers: see `Pipeline.map`."""
 
-    num_parallel_workers: Workers
-    executor: Executor
-    name: str | None
     tune: bool
-    timeout: float | None
 
 
-class ReadOptions(TypedDict, total=False):
+class ReadOptions(_Options, total=False):
     """What each source takes besides its data: see `Pipeline.from_dataset`."""
 
-    num_parallel_workers: Workers
-    executor: Executor
     thread_safe: bool | None
-    name: str | None
-    timeout: float | None
     shard: Shard | None
     schedule: Scheduled | None
 
@@ -647,20 +639,14 @@ def order_of(stages: Sequence[Stage]) -> Order:
 def _shuffled(order: Order, stage: ShuffleStage, source: SourceStage) -> Order:
     within = None
     if stage.window is not None:
-        sizes = _group_sizes(source)
+        sizes = getattr(source.dataset, "group_sizes", None)
+        if sizes is None:
+            raise SpecError(
+                f"Pipeline.shuffle(window=...) mixes a few shards at a time, and"
+                f" {type(source.dataset).__name__} has no `group_sizes`, the samples of"
+                " each of its shards; leave `window` out to mix all samples"
+            )
         within = group_shuffle(order, sizes, stage.seed, stage.window)
     if stage.parts is not None:
         return shuffled_by_part(order, stage.seed, stage.parts, within)
     return order.then(within) if within else order.shuffle(stage.seed)
-
-
-def _group_sizes(source: SourceStage) -> Sequence[int]:
-    """Return the number of samples in each shard of a source."""
-    sizes: Sequence[int] | None = getattr(source.dataset, "group_sizes", None)
-    if sizes is None:
-        raise SpecError(
-            f"Pipeline.shuffle(window=...) mixes a few shards at a time, and"
-            f" {type(source.dataset).__name__} has no `group_sizes`, the samples of"
-            " each of its shards; leave `window` out to mix all samples"
-        )
-    return sizes

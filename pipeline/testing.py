@@ -16,15 +16,15 @@ import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from threading import get_ident
 from typing import Any, TypeAlias
 
 import numpy as np
-import simplejpeg
 import torch
 import torch.utils.data
 from numpy.typing import NDArray
+from simplejpeg import encode_jpeg
 
+from ..autotune.saved import PARTIAL, write_whole
 from ..errors import SpecError
 
 __all__ = [
@@ -36,8 +36,6 @@ Plane: TypeAlias = NDArray[np.float32]
 Progress: TypeAlias = Callable[[int, int], None]
 
 MANIFEST = "photos.json"
-PART = ".part"
-"""Suffix of a file that is still being written."""
 TILE = 512
 """Side of a texture tile in pixels."""
 TILES = 4
@@ -92,23 +90,14 @@ def draw_photos(
         path = root / f"class_{kind}" / f"img_{number // classes + 1:04d}.jpg"
         if not path.exists():
             rng = np.random.default_rng((seed, number))
-            write_whole(path, encoded(kind, size, quality, rng))
+            pixels = photo(size[1], size[0], kind, rng)
+            chroma = "420" if rng.random() < 1 / 3 else "444"
+            data = encode_jpeg(pixels, quality=quality, colorsubsampling=chroma)
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, data)
         if progress is not None:
             progress(number + 1, n)
     return root
-
-
-def encoded(
-    kind: int, size: tuple[int, int], quality: int, rng: np.random.Generator
-) -> bytes:
-    """Return a photo of class `kind` as a JPEG file."""
-    width, height = size
-    pixels = photo(height, width, kind, rng)
-    chroma = "420" if rng.random() < 1 / 3 else "444"
-    data: bytes = simplejpeg.encode_jpeg(
-        pixels, quality=quality, colorsubsampling=chroma
-    )
-    return data
 
 
 def within(name: str, value: int, low: int, high: int | None, cure: str) -> None:
@@ -122,9 +111,9 @@ def claim(root: Path, recipe: str) -> None:
     """Mark `root` as drawn by a recipe, unless it holds something else: `SpecError`."""
     root.mkdir(parents=True, exist_ok=True)
     manifest = root / MANIFEST
-    names = {path.name for path in root.iterdir() if path.suffix != PART}
+    names = {path.name for path in root.iterdir() if path.suffix != PARTIAL}
     if not names:
-        write_whole(manifest, recipe.encode())
+        write_whole(manifest, recipe)
     elif MANIFEST not in names:
         raise SpecError(
             f"`folder` must be empty or drawn by this function, got {root} with other "
@@ -135,17 +124,6 @@ def claim(root: Path, recipe: str) -> None:
             "`folder` must be empty or drawn with the same arguments, got "
             f"{root} with {there}; give another folder, or remove this one"
         )
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file completely or not at all, even if the program ends meanwhile."""
-    path.parent.mkdir(exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}{PART}")
-    try:
-        part.write_bytes(data)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def photo(

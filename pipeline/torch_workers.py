@@ -96,6 +96,16 @@ class TorchsRow:
             log.torchs(seen)
 
 
+def explained(
+    meter: TrainerMeter, name: str, workers: int, why: str, *, tunable: bool
+) -> Explanation:
+    """Return the explanation of a loop that torch's own workers load."""
+    from ..autotune.explain import of_torchs
+
+    kind = "process" if workers else "inline"
+    return of_torchs(meter.read(), name, workers, kind, why, tunable=tunable)
+
+
 def resumed(
     begin: Callable[[], Any],
     drawing: Drawing,

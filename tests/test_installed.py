@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.pipeline.image.crop_decoder import crop_extension
+from penstock.pipeline.image.codec import crop_extension
 from support.doc_blocks import draw_given_photos, write_script
 
 BUILD = "import sys; from setuptools.build_meta import *; {}(sys.argv[1])"

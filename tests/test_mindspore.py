@@ -153,7 +153,7 @@ def test_an_unsupported_call_names_its_replacement(call: Any, told: str) -> None
         (lambda: ordered().map(abs, cache=1), "`cache` is not supported"),
         (lambda: ordered().batch(2, per_batch_map=abs), "`per_batch_map` is not"),
         (lambda: ordered().repeat(), "needs a count > 0"),
-        (lambda: next(iter(ordered())), "call .batch"),
+        (lambda: next(iter(ordered())), "end it with .batch"),
         (lambda: ds.GeneratorDataset(Points(), "x", sampler=1), "`sampler` is not"),
         (lambda: ds.GeneratorDataset(Points(), "x", num_shards=2), "go together"),
     ],

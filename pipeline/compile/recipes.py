@@ -36,7 +36,7 @@ from ...engine.witness.hazards import is_stateless
 from ...errors import SpecError, check
 from ...system.printing import name_of
 from ..schedule import Scheduled
-from ..sources.datasets import identity_of
+from ..sources.source import identity_of
 from ..stages import (
     BatchStage,
     CacheStage,

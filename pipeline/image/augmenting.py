@@ -41,13 +41,17 @@ def changed(picture: Picture, change: str, amount: float) -> Picture:
     Args:
         picture: the picture.
         change: its name; "identity" changes nothing.
-        amount: a factor, or for "hue" a share of the circle. For the changes that only
-            RandAugment has, a level from 0 to 1: the higher it is, the more bits are
-            cleared, and the lower is the threshold above which pixels are inverted.
+        amount: a factor, or for "hue" a share of the circle, by which all hues turn in
+            whole steps of 1/256. For the changes that only RandAugment has, a level
+            from 0 to 1: the higher it is, the more bits are cleared, and the lower is
+            the threshold above which pixels are inverted.
     """
     match change:
         case "hue":
-            picture = turned(picture, amount)
+            hue, *rest = picture.convert("HSV").split()
+            steps = math.trunc(amount * 255) % 256
+            hue = hue.point([(step + steps) % 256 for step in range(256)])
+            picture = PIL.Image.merge("HSV", (hue, *rest)).convert("RGB")
         case "posterize":
             picture = PIL.ImageOps.posterize(
                 picture, 8 - round(amount * MAX_POSTERIZED)
@@ -61,17 +65,6 @@ def changed(picture: Picture, change: str, amount: float) -> Picture:
         case _ if change in ENHANCERS:
             picture = ENHANCERS[change](picture).enhance(amount)
     return picture
-
-
-def turned(picture: Picture, share: float) -> Picture:
-    """Return the picture with its hues turned by a share of the circle.
-
-    The turn is in whole steps of 1/256.
-    """
-    hue, saturation, value = picture.convert("HSV").split()
-    steps = math.trunc(share * 255) % 256
-    shifted = hue.point([(step + steps) % 256 for step in range(256)])
-    return PIL.Image.merge("HSV", (shifted, saturation, value)).convert("RGB")
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ class cutmix(Mixing):
         share: float,
         rng: np.random.Generator,
     ) -> tuple[torch.Tensor, float]:
-        rows, columns = spatial_axes(images)
+        rows, columns = (2, 3) if images.shape[1] <= 4 else (1, 2)  # channels first?
         height, width = images.shape[rows], images.shape[columns]
         side = math.sqrt(1 - share)
         top, bottom = drawn_span(height, side, rng)
@@ -168,11 +168,6 @@ def drawn_span(length: int, side: float, rng: np.random.Generator) -> tuple[int,
     """Draw the start and the end of a part, in pixels, cut off at the image's edges."""
     middle, half = int(rng.integers(length)), int(length * side) // 2
     return max(0, middle - half), min(length, middle + half)
-
-
-def spatial_axes(images: torch.Tensor) -> tuple[int, int]:
-    """Return the axes of rows and columns in `[N, C, H, W]` or `[N, H, W, C]`."""
-    return (2, 3) if images.shape[1] <= 4 else (1, 2)
 
 
 def pair_of(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,14 +7,23 @@ array.
 
 simplejpeg (libjpeg-turbo) decodes JPEG; Pillow decodes everything else, such as PNG,
 CMYK and unusual sampling. Both release the GIL while they decode.
+
+Crops of JPEGs are decoded and resized in native code, several at once. `_photos.c` is
+compiled if a compiler and libjpeg-turbo's headers are installed. It may be linked to
+another release of libjpeg-turbo than simplejpeg, which brings its own, and it must
+resize as the installed torch does. So it is used only once it has made the same pixels.
+Without it, and for files that it refuses, the whole image is decoded.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -24,7 +33,7 @@ import simplejpeg
 import torch
 from numpy.typing import NDArray
 
-from .geometry import Image
+from .geometry import Box, Image, Placement, mirror, resize
 from .sample import Encoded, on_image, require_encoded, require_image
 
 SIMPLEJPEG_COLORS = frozenset({"Gray", "RGB", "YCbCr"})
@@ -67,19 +76,6 @@ def decode(sample: Any) -> Any:
     return on_image(sample, lambda data: decode_reduced(require_encoded(data), 1))
 
 
-def image_size(data: Encoded) -> tuple[int, int]:
-    """Return (height, width) in pixels from the file's header, without decoding it.
-
-    Raises:
-        ValueError: as for `decode`, if the header shows it.
-    """
-    size = simplejpeg_size(data)
-    if size is not None:
-        return size
-    with opened(data) as picture:
-        return picture.height, picture.width
-
-
 def decode_reduced(data: Encoded, factor: int) -> Image:
     """Decode at 1/`factor` scale: `uint8 [ceil(H / factor), ceil(W / factor), 3]`.
 
@@ -101,7 +97,9 @@ def decode_reduced(data: Encoded, factor: int) -> Image:
             data, min_height=height, min_width=width, strict=True
         )
     except ValueError as error:
-        if is_damage(str(error)):
+        # Stray bytes between two segments cost no pixels. Pillow skips them.
+        said, stray = str(error), "extraneous bytes" in str(error)
+        if said.startswith(("Corrupt JPEG data", "Premature end")) and not stray:
             raise ValueError(damage(data, error)) from error
         return decode_with_pillow(data, factor)
     return pixels
@@ -133,16 +131,6 @@ def is_bomb(height: int, width: int) -> bool:
     """Whether an image has so many pixels that it may be made to use up memory."""
     limit = PIL.Image.MAX_IMAGE_PIXELS
     return limit is not None and height * width > 2 * limit
-
-
-def is_damage(complaint: str) -> bool:
-    """Whether libjpeg's `complaint` means that pixels are missing or invented.
-
-    Stray bytes between two segments cost no pixels. Pillow skips them, and so do we.
-    """
-    if complaint.startswith("Corrupt JPEG data"):
-        return "extraneous bytes" not in complaint
-    return complaint.startswith("Premature end")
 
 
 def decode_with_pillow(data: Encoded, factor: int) -> Image:
@@ -238,10 +226,171 @@ def size_of(image: Any) -> tuple[int, int]:
         ValueError: it is the bytes of a file whose header cannot be read.
     """
     if isinstance(image, bytes | bytearray | memoryview):
-        return image_size(image)
+        if (size := simplejpeg_size(image)) is not None:
+            return size
+        with opened(image) as picture:
+            return picture.height, picture.width
     if isinstance(image, PIL.Image.Image):
         return image.height, image.width
     if isinstance(image, torch.Tensor) and image.ndim == 3:
         return int(image.shape[1]), int(image.shape[2])
     height, width, _ = require_image(image).shape
     return height, width
+
+
+# Crops, in native code.
+
+FULL = "in full"
+"""The version of a decoder without the extension."""
+TRIED = Box(19, 21, 33, 35)
+"""A box whose edges lie inside iMCUs, with rows and columns left out on all sides."""
+TRIED_SIDE = 96
+"""Height and width in pixels of the images on which the extension is tried."""
+TRIED_SIZES = ((TRIED.height, TRIED.width), (20, 47))
+MAX_SIDE = 65_500
+"""Pixels of a JPEG's side, beyond which the extension takes no image."""
+SAMPLINGS = ("444", "422", "440", "420", "Gray")
+
+
+@dataclass(frozen=True, slots=True)
+class CropDecoder:
+    """Decodes and resizes crops."""
+
+    def __penstock_fingerprint__(self) -> str:
+        """Return the versions of the extension and its libjpeg-turbo, or `FULL`."""
+        extension, _ = crop_extension()
+        return FULL if extension is None else str(extension.VERSION)
+
+    def sizes(self, files: list[Encoded]) -> list[tuple[int, int]]:
+        """Return the height and width of each image; (0, 0) if a file is refused."""
+        extension, _ = crop_extension()
+        found = np.zeros((len(files), 2), np.int32)
+        if extension is not None:
+            extension.sizes(files, found)
+        return [(height, width) for height, width in found.tolist()]
+
+    def crops(
+        self, files: list[Encoded], placements: Sequence[Placement], *, to_end: bool
+    ) -> list[Image | None]:
+        """Return what is placed of each file, `uint8 [H, W, 3]`, without a canvas.
+
+        Those of one size lie in one piece of memory.
+
+        Args:
+            files: the bytes of each.
+            placements: which part of each, and how large it becomes.
+            to_end: also read each file below its part. Otherwise a file that was cut
+                off there, or whose markers are out of order, is still refused, but
+                changed codes may go unnoticed.
+
+        Returns:
+            None for a file that is refused, or damaged.
+        """
+        made: list[Image | None] = [None] * len(files)
+        extension, _ = crop_extension()
+        if extension is None:
+            return made
+        sizes: dict[tuple[int, int], list[int]] = {}
+        for at, each in enumerate(placements):
+            if each.antialias or not each.resizes:
+                sizes.setdefault((each.height, each.width), []).append(at)
+        for size, places in sizes.items():
+            images = made_by(
+                extension,
+                [files[at] for at in places],
+                [placements[at] for at in places],
+                size,
+                to_end=to_end,
+            )
+            for at, image in zip(places, images, strict=True):
+                made[at] = image
+        return made
+
+    def crop(self, data: Encoded, placement: Placement, *, to_end: bool) -> Image:
+        """Return what is placed of any image file, as `crops` does.
+
+        Raises:
+            ValueError: as for `decode_reduced`.
+        """
+        (image,) = self.crops([data], [placement], to_end=to_end)
+        if image is not None:
+            return image
+        box, part = placement.reduced, None
+        if not placement.antialias:
+            upright = replace(
+                placement, height=box.height, width=box.width, mirrored=False
+            )
+            (part,) = self.crops([data], [upright], to_end=to_end)
+        if part is None:
+            part = box.cut(decode_reduced(data, placement.factor))
+        return shaped(part, placement)
+
+
+def shaped(part: Image, placement: Placement) -> Image:
+    """Return a part of an image, resized and mirrored as the placement says.
+
+    It is resized bilinearly, as `resize` does it.
+    """
+    size, antialias = (placement.height, placement.width), placement.antialias
+    extension, _ = crop_extension()
+    resizes = part.shape[:2] != size
+    if not resizes or not antialias or max(part.shape + size) > MAX_SIDE:
+        extension = None
+    if extension is None:
+        made = resize(part, *size, antialias=antialias) if resizes else part
+        return mirror(made) if placement.mirrored else made
+    pixels: Image = np.empty((*size, 3), np.uint8)
+    extension.resize(np.ascontiguousarray(part), pixels, placement.mirrored, False)  # noqa: FBT003
+    return pixels
+
+
+@cache
+def crop_extension() -> tuple[Any | None, str]:
+    """Return the extension and an empty text, or None and why it is not used."""
+    try:
+        extension = importlib.import_module("._photos", __package__)
+    except ModuleNotFoundError:
+        return None, "it was not built"
+    except ImportError as error:
+        return None, f"it cannot be loaded: {error}"
+    if not all(is_exact(extension, sampling) for sampling in SAMPLINGS):
+        found = extension.VERSION
+        return None, f"its pixels differ from simplejpeg's or torch's (version {found})"
+    return extension, ""
+
+
+def is_exact(extension: Any, sampling: str) -> bool:
+    """Whether the extension makes of an image of noise what simplejpeg and torch do."""
+    shape = (TRIED_SIDE, TRIED_SIDE, 1 if sampling == "Gray" else 3)
+    noise = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    data = simplejpeg.encode_jpeg(
+        noise, colorspace="Gray" if shape[2] == 1 else "RGB", colorsubsampling=sampling
+    )
+    whole = (TRIED_SIDE, TRIED_SIDE)
+    for factor, size in product((1, 2), TRIED_SIZES):
+        tried = Placement(TRIED, *size, whole, mirrored=True, factor=factor)
+        (made,) = made_by(extension, [data], [tried], size, to_end=True)
+        part = tried.reduced.cut(decode_reduced(data, factor))
+        expected = mirror(resize(part, *size, antialias=True))
+        if made is None or not np.array_equal(made, expected):
+            return False
+    return True
+
+
+def made_by(
+    extension: Any,
+    files: list[Encoded],
+    placements: Sequence[Placement],
+    size: tuple[int, int],
+    *,
+    to_end: bool,
+) -> list[Image | None]:
+    """Return what the extension makes, all of one size; None for what it refuses."""
+    pixels: Image = np.empty((len(files), *size, 3), np.uint8)
+    numbers = np.empty((len(files), 8), np.int32)
+    for row, each in zip(numbers, placements, strict=True):
+        box = each.reduced
+        sides = box.top, box.left, box.height, box.width
+        row[:] = *each.of, each.factor, *sides, each.mirrored
+    made = extension.crops(files, numbers, pixels, to_end)
+    return [image if done else None for image, done in zip(pixels, made, strict=True)]

@@ -75,17 +75,12 @@ def random_box(
             top = int(rng.integers(height - tall + 1))
             left = int(rng.integers(width - wide + 1))
             return Box(top, left, tall, wide)
-    return central_box(height, width, *widest_fit(height, width, ratio))
-
-
-def widest_fit(height: int, width: int, ratio: Range) -> tuple[int, int]:
-    """Return (height, width) of the largest box with its aspect within `ratio`."""
-    aspect = width / height
-    if aspect < ratio[0]:
-        return max(1, round(width / ratio[0])), width
-    if aspect > ratio[1]:
-        return height, max(1, round(height * ratio[1]))
-    return height, width
+    tall, wide = height, width
+    if width / height < ratio[0]:
+        tall = max(1, round(width / ratio[0]))
+    elif width / height > ratio[1]:
+        wide = max(1, round(height * ratio[1]))
+    return central_box(height, width, tall, wide)
 
 
 def central_box(height: int, width: int, tall: int, wide: int) -> Box:
@@ -171,7 +166,8 @@ class Placement:
         box = self.box
         made = masks[:, box.top : box.top + box.height, box.left : box.left + box.width]
         if made.shape[1:] != (self.height, self.width):
-            made = nearest(made, self.height, self.width)
+            rows = nearest_places(made.shape[1], self.height)
+            made = made[:, rows][:, :, nearest_places(made.shape[2], self.width)]
         if self.mirrored:
             made = made.flip(2)
         if self.canvas is not None:
@@ -187,15 +183,11 @@ class Placement:
         return (0, 0) if self.canvas is None else (self.canvas.left, self.canvas.top)
 
 
-def nearest(masks: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Return masks `[n, H, W]` resized: each pixel copies the one at its center."""
-    rows = nearest_places(masks.shape[1], height)
-    columns = nearest_places(masks.shape[2], width)
-    return masks[:, rows][:, :, columns]
-
-
 def nearest_places(before: int, after: int) -> torch.Tensor:
-    """Return which of `before` pixels each of `after` pixels copies, as in Pillow."""
+    """Return which of `before` pixels each of `after` pixels copies, as in Pillow.
+
+    It is the one at its center.
+    """
     middles = (np.arange(after) + 0.5) * (before / after)
     return torch.from_numpy(np.minimum(middles.astype(np.int64), before - 1))
 

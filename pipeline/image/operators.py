@@ -13,16 +13,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ...engine.plan import Context
-from ...errors import SpecError, check
-from .codec import is_bomb, like, on_pixels, pixels_of, size_of
-from .crop_decoder import CropDecoder, shaped
+from ...errors import SpecError, check, whole_number
+from .codec import (
+    CropDecoder,
+    is_bomb,
+    like,
+    on_pixels,
+    pixels_of,
+    shaped,
+    size_of,
+)
 from .geometry import (
     Box,
     Fill,
@@ -43,6 +50,7 @@ from .sample import (
 )
 
 DECODER = CropDecoder()
+USUAL_SIZE = "224 pixels are usual"
 REDUCTIONS = (8, 4, 2)
 """The n of the scales 1/n at which libjpeg decodes faster than at full size."""
 
@@ -91,43 +99,6 @@ def placed(
     return parts.made(image, target)
 
 
-def placed_together(
-    samples: Sequence[Any],
-    rngs: Iterator[np.random.Generator],
-    choose: Callable[[np.random.Generator, int, int], Placement],
-    *,
-    to_end: bool = True,
-) -> list[Any]:
-    """Return samples with their images placed, made in one call without the GIL.
-
-    Args:
-        samples: as for `placed`.
-        rngs: the generator of each.
-        choose: returns the placement for an image of this height and width.
-        to_end: see `CropDecoder.crops`.
-
-    Returns:
-        None for a sample that must be made by itself: its image is no file, or one that
-        the extension refuses, or it has annotations.
-    """
-    made: list[Any] = [None] * len(samples)
-    parts = [SampleParts.of(sample) for sample in samples]
-    files = [part.file for part in parts]
-    chosen = {
-        at: choose(rng, height, width)
-        for at, ((height, width), rng) in enumerate(
-            zip(DECODER.sizes(files), rngs, strict=True)
-        )
-        if height and not is_bomb(height, width)
-    }
-    taken = [files[at] for at in chosen]
-    images = DECODER.crops(taken, [*chosen.values()], to_end=to_end)
-    for (at, placement), image in zip(chosen.items(), images, strict=True):
-        if image is not None:
-            made[at] = parts[at].made(on_canvas(image, placement))
-    return made
-
-
 def drawn(image: Image, placement: Placement) -> Image:
     """Return the new image, `uint8 [H, W, 3]`, in new memory."""
     part = placement.box.cut(image) if placement.cuts else image
@@ -158,9 +129,26 @@ class Placing(ABC):
     def __penstock_rows__(
         self, samples: Sequence[Any], rngs: Iterator[np.random.Generator], ctx: Context
     ) -> list[Any]:
-        """Return samples that are placed, and None for those that are placed alone."""
-        choose = partial(self._choose, ctx)
-        return placed_together(samples, rngs, choose, to_end=self.TO_END)
+        """Return samples with their images placed, made in one call without the GIL.
+
+        None stands for a sample that must be made by itself: its image is no file, or
+        one that the extension refuses, or it has annotations.
+        """
+        made: list[Any] = [None] * len(samples)
+        parts = [SampleParts.of(sample) for sample in samples]
+        files = [part.file for part in parts]
+        sizes = zip(DECODER.sizes(files), rngs, strict=True)
+        chosen = {
+            at: self._choose(ctx, rng, height, width)
+            for at, ((height, width), rng) in enumerate(sizes)
+            if height and not is_bomb(height, width)
+        }
+        taken = [files[at] for at in chosen]
+        images = DECODER.crops(taken, [*chosen.values()], to_end=self.TO_END)
+        for (at, placement), image in zip(chosen.items(), images, strict=True):
+            if image is not None:
+                made[at] = parts[at].made(on_canvas(image, placement))
+        return made
 
     @abstractmethod
     def _choose(
@@ -196,7 +184,7 @@ class random_resized_crop(Placing):
 
     def __post_init__(self) -> None:
         if self.size is not None:
-            check_size(self.size)
+            whole_number("size", self.size, 1, USUAL_SIZE)
         check(
             0 < self.scale[0] <= self.scale[1] <= 1,
             "`scale` must be (min, max) with 0 < min <= max <= 1, got"
@@ -222,7 +210,7 @@ class random_resized_crop(Placing):
             ValueError: it has the bytes of a file that cannot be decoded.
         """
         choose = partial(self._choose, ctx, rng)
-        return placed(sample, choose, per_box=self.per_box)
+        return placed(sample, choose, per_box=self.per_box, to_end=self.TO_END)
 
     def _choose(
         self, ctx: Context | None, rng: np.random.Generator, height: int, width: int
@@ -289,7 +277,7 @@ class resize(Placing):
     def __post_init__(self) -> None:
         if self.size is not None:
             for side in sides(self.size):
-                check_size(side)
+                whole_number("size", side, 1, USUAL_SIZE)
 
     def __call__(self, sample: Any, ctx: Context | None = None) -> Any:
         """Return the sample with its image `[*size]`.
@@ -331,7 +319,7 @@ class resize_short_side(Placing):
     antialias: bool = True
 
     def __post_init__(self) -> None:
-        check_size(self.size)
+        whole_number("size", self.size, 1, USUAL_SIZE)
         check(
             self.max_size is None or self.max_size >= self.size,
             f"`max_size` must be at least `size`, {self.size}, got {self.max_size};"
@@ -371,7 +359,7 @@ class center_crop(Placing):
     per_box: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_size(self.size)
+        whole_number("size", self.size, 1, USUAL_SIZE)
 
     def __call__(self, sample: Any) -> Any:
         """Return the sample with its image `[size, size]`.
@@ -419,8 +407,8 @@ class random_crop:
 
     def __post_init__(self) -> None:
         for side in sides(self.size):
-            check_size(side)
-        check_padding(self.padding)
+            whole_number("size", side, 1, USUAL_SIZE)
+        whole_number("padding", self.padding, 0, "4 pixels are usual")
 
     def __call__(self, sample: Any, rng: np.random.Generator) -> Any:
         """Return the sample with its image `[*size]`.
@@ -472,7 +460,7 @@ class pad:
     def __post_init__(self) -> None:
         given = self.padding
         for number in given if isinstance(given, tuple) else (given,):
-            check_padding(number)
+            whole_number("padding", number, 0, "4 pixels are usual")
         check(
             self.to is None or self.padding == 0,
             f"`pad` takes `padding` or `to`, not both, got padding={self.padding}"
@@ -556,22 +544,16 @@ class decode_random_resized_crop(random_resized_crop):
             ValueError: the file cannot be decoded.
         """
         require_encoded(SampleParts.of(sample).image)
-        choose = partial(self._choose, ctx, rng)
-        return placed(sample, choose, per_box=self.per_box, to_end=self.TO_END)
+        return random_resized_crop.__call__(self, sample, rng, ctx)
 
     def _choose(
         self, ctx: Context | None, rng: np.random.Generator, height: int, width: int
     ) -> Placement:
-        size, of = wanted_size(self.size, ctx), (height, width)
-        box = random_box(height, width, self.scale, self.ratio, rng)
-        return Placement(
-            box,
-            size,
-            size,
-            of,
+        placement = random_resized_crop._choose(self, ctx, rng, height, width)  # noqa: SLF001
+        return replace(
+            placement,
             mirrored=bool(rng.random() < self.flip),
-            antialias=self.antialias,
-            factor=reduction(box, size * self.reducing_gap),
+            factor=reduction(placement.box, placement.width * self.reducing_gap),
         )
 
 
@@ -627,30 +609,6 @@ def with_pairs(sample: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
         order[one], order[other] = other, one
     changed = as_given(points[:, order], given)
     return parts.made(parts.image, {**parts.target, "keypoints": changed})
-
-
-def check_size(size: object) -> None:
-    """Check that `size` is the length of a side in pixels.
-
-    Raises:
-        SpecError: it is not.
-    """
-    check(
-        isinstance(size, int) and size >= 1,
-        f"`size` must be an int >= 1, in pixels, got {size!r}; 224 is usual",
-    )
-
-
-def check_padding(padding: object) -> None:
-    """Check that `padding` is a number of pixels.
-
-    Raises:
-        SpecError: it is not.
-    """
-    check(
-        isinstance(padding, int) and padding >= 0,
-        f"`padding` must be an int >= 0, in pixels, got {padding!r}; 4 is usual",
-    )
 
 
 def check_probability(name: str, value: float) -> None:

@@ -7,6 +7,7 @@ import logging
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -14,9 +15,8 @@ from numpy.typing import NDArray
 
 from ... import config
 from ...errors import SpecError, check
-from .paths import Paths, files_here, first_of
-from .per_process import PerProcess
-from .source import Source, digest, prints_of_rows
+from .folder import Paths, files_here, first_of
+from .source import PerProcess, Source, digest, prints_of_rows
 
 OPEN_FILES = 256
 GROUPS = 32
@@ -57,9 +57,9 @@ class Columnar(Source):
         self._ends = [*itertools.accumulate(self.group_sizes)]
         self._begins = [0, *self._ends]
         self._files = PerProcess(self._open, OPEN_FILES)
-        self._groups = PerProcess(
-            self._group, groups_in_memory, self._nbytes, groups_bytes
-        )
+        # The system drops pages of a mapped file when it needs memory.
+        weigh = None if self.MAPPED else attrgetter("nbytes")
+        self._groups = PerProcess(self._group, groups_in_memory, weigh, groups_bytes)
 
     @classmethod
     def find(
@@ -111,10 +111,6 @@ class Columnar(Source):
     @abstractmethod
     def _group(self, place: Any) -> Any:
         """Return a group of rows, given its file and number."""
-
-    def _nbytes(self, group: Any) -> int:
-        """Return the bytes of memory that a group takes."""
-        return int(group.nbytes)
 
     @property
     def shown(self) -> tuple[object, ...]:
@@ -250,10 +246,6 @@ class Arrow(Columnar):
         path, number = place
         batch = self._files(path)[number]
         return batch if self.columns is None else batch.select([*self.columns])
-
-    def _nbytes(self, group: Any) -> int:  # noqa: ARG002 the file is mapped
-        """Return 0: the system drops pages of the file when it needs memory."""
-        return 0
 
 
 def groups_bytes() -> int:

@@ -35,8 +35,7 @@ from ...engine.recipe import Executor
 from ...errors import SpecError, check
 from ...system.printing import Bare
 from .folder import SUFFIXES, is_image
-from .hedging import Bandwidth, HedgedReads
-from .patience import PATIENCE, Patience, ShortBodyError
+from .patience import PATIENCE, Bandwidth, HedgedReads, Patience, ShortBodyError
 from .source import Source, digest
 
 Url = str | os.PathLike[str]
@@ -400,21 +399,20 @@ def find_files(
         'listing that made it right? A pattern such as "photos/**/*.jpg" will do',
     )
     store = Store(listed[0], options or {}, patience)
-    paths = _matches(store) if alone else _paths(store, listed)
+    paths = _matches(store) if alone else tuple(_paths(store, listed))
     labelled = len(paths) if labels is None else len(labels)
     check(
         labelled == len(paths),
         f"`labels` must hold one label a file, got {labelled} labels for "
         f"{len(paths)} files; leave them out, or give one for each in the same order",
     )
-    kind = AsyncFiles if is_awaited(store, executor) else Files
     told = "" if labels is None else f"<{len(labels)} labels>"
     shown = listed[0] if alone else Bare(f"<{len(listed)} urls>")
     said = map(Bare, filter(None, (told, str(patience))))
-    return kind(store, paths, labels, (shown, *said))
+    return kind_of(store, executor)(store, paths, labels, (shown, *said))
 
 
-def find_folder(
+def find_remote_folder(
     root: str, options: Mapping[str, Any] | None, executor: Executor
 ) -> Files:
     """Return the images in class folders below a URL; labels number sorted folders.
@@ -447,7 +445,7 @@ def find_folder(
     names = sorted({classes[path] for path in paths})
     numbers = {name: number for number, name in enumerate(names)}
     labels = [numbers[classes[path]] for path in paths]
-    kind = AsyncFiles if is_awaited(store, executor) else Files
+    kind = kind_of(store, executor)
     return kind(store, tuple(paths), labels, (root,), "Folder")
 
 
@@ -457,15 +455,15 @@ def class_of(path: str, top: str) -> str:
     return name if inside else ""
 
 
-def is_awaited(store: Store, executor: Executor) -> bool:
-    """Whether an event loop reads the files; `SpecError` if it cannot but should."""
+def kind_of(store: Store, executor: Executor) -> type[Files]:
+    """Return what an event loop or threads read; `SpecError`: it cannot but should."""
     can_wait = store.can_wait()
     check(
         can_wait or executor != "async",
         f'executor="async" needs a file system that fsspec can read in an event loop, '
         f'which {store.protocol!r} is not; leave it out, or use executor="thread"',
     )
-    return can_wait and executor in ("auto", "async")
+    return AsyncFiles if can_wait and executor in ("auto", "async") else Files
 
 
 def _text(url: Any) -> str:
@@ -492,16 +490,16 @@ def _matches(store: Store) -> tuple[str, ...]:
     return tuple(paths)
 
 
-def _paths(store: Store, urls: Sequence[str]) -> tuple[str, ...]:
-    """Return the file system's own names of the files at `urls`."""
+def _paths(store: Store, urls: Sequence[str]) -> Iterable[str]:
+    """Yield the file system's own names of the files at `urls`.
+
+    URLs are stripped without opening the store: there are many, and a fork follows. A
+    chain of file systems has to be opened.
+    """
     kind = store.kind()
     if any("::" in url for url in urls):
-        return tuple(_chained(store, urls))
-    return tuple(_plain(kind, store, urls))
-
-
-def _plain(kind: Any, store: Store, urls: Iterable[str]) -> Iterable[str]:
-    """Strip URLs without opening the store: there are many, and a fork follows."""
+        yield from _chained(store, urls)
+        return
     own = {kind.protocol} if isinstance(kind.protocol, str) else {*kind.protocol}
     own.add(store.protocol)
     settings_of = kind._get_kwargs_from_urls  # noqa: SLF001 what url_to_fs asks

@@ -1,17 +1,20 @@
-"""Class folders of images on this machine."""
+"""Files of this machine: class folders of images, and what paths and patterns name."""
 
 from __future__ import annotations
 
+import glob
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...engine.recipe import Executor
 from ...errors import SpecError, check
 from .source import Source, digest
 
@@ -54,16 +57,13 @@ class Folder(Source, Sequence[tuple[bytes, int]]):
         found = [(c.name, list_images(c)) for c in sorted(top.iterdir()) if c.is_dir()]
         classes = [(name, files) for name, files in found if files]
         check(classes, empty(top, [name for name, _ in found]))
-        names, paths, labels = [], [], []
-        for label, (name, files) in enumerate(classes):
-            names.append(name)
-            paths += files
-            labels += [label] * len(files)
+        names = [name for name, _ in classes]
+        paths = [path for _, files in classes for path in files]
+        labels = [label for label, (_, files) in enumerate(classes) for _ in files]
         return cls(str(root), tuple(names), tuple(paths), tuple(labels))
 
     @property
     def shown(self) -> tuple[object, ...]:
-        """The arguments of this source as code."""
         return (self.root,)
 
     def __len__(self) -> int:
@@ -88,6 +88,21 @@ class Folder(Source, Sequence[tuple[bytes, int]]):
             f"<Folder {self.root!r}: {len(self.paths)} images in "
             f"{len(self.classes)} classes>"
         )
+
+
+def find_folder(
+    root: str | os.PathLike[str], options: Mapping[str, Any] | None, executor: Executor
+) -> Source:
+    """Return the images in class folders of this machine, or of a store.
+
+    Raises:
+        SpecError: the folder does not exist, or has no images in class folders.
+    """
+    if Path(root).is_dir() or not URL.match(os.fspath(root)):
+        return Folder.scan(root)
+    from .files import find_remote_folder
+
+    return find_remote_folder(os.fspath(root), options, executor)
 
 
 def list_images(folder: Path) -> list[str]:
@@ -130,3 +145,109 @@ def empty(top: Path, folders: list[str]) -> str:
         f"and images; give the folder that holds one sub-folder per class, with files "
         f"ending in {kinds}"
     )
+
+
+# Files one by one, or by a pattern.
+
+LocalPath = str | os.PathLike[str]
+Paths = LocalPath | Sequence[LocalPath]
+"""Files one by one, or one pattern that matches them."""
+BRACES = re.compile(r"[{](?:(\d+)[.][.](\d+)|([^{}]*,[^{}]*))[}]")
+"""Numbers from one to another, or alternatives."""
+MAX_FILES = 1_000_000
+"""More names than this in braces are taken for a mistake."""
+
+
+def files_here(source: str, paths: Paths) -> tuple[str, ...]:
+    """Return the files at `paths`; those of a pattern are sorted.
+
+    Args:
+        source: name of the method that the user called, for an error.
+        paths: the paths or the pattern that the user gave.
+
+    Raises:
+        SpecError: there is no file, or one is not on this machine.
+    """
+    given = listed(source, paths)
+    for each in given:
+        check(
+            not URL.match(each),
+            f"`{source}` reads files of this machine, got {each!r}; mount the store, or"
+            " copy its shards to a disk first",
+        )
+    if isinstance(paths, (str, os.PathLike)):
+        given = [path for each in given for path in matches(each)]
+    absent = next((each for each in given if not os.path.exists(each)), None)
+    if absent is not None or not given:
+        raise SpecError(
+            f"`{source}` found no file {absent or paths!r}; give paths, or one pattern"
+            ' such as "train-*" or "train-{000..099}"'
+        )
+    return tuple(map(os.path.abspath, given))
+
+
+def first_of(paths: Sequence[str]) -> str:
+    """Return the first path, with dots if there are more, as pipelines print it."""
+    return f"{paths[0]}, ..." if len(paths) > 1 else paths[0]
+
+
+def matches(pattern: str) -> list[str]:
+    """Return the files that match a pattern, sorted; a file's own name first."""
+    if os.path.exists(pattern) or not glob.has_magic(pattern):
+        return [pattern]
+    return sorted(glob.glob(pattern, recursive=True))
+
+
+def listed(source: str, paths: Paths) -> list[str]:
+    """Return the paths, URLs or patterns that were given, without braces.
+
+    Raises:
+        SpecError: one is a command, or the braces stand for too many.
+    """
+    found: list[str] = []
+    for given in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
+        each = os.fspath(given)
+        check(
+            not each.startswith("pipe:"),
+            f"`{source}` runs no commands: `pipe:` would hand what it reads to a"
+            f" program, got {each!r}",
+        )
+        found += islice(expanded(each), MAX_FILES + 1 - len(found))
+        check(
+            len(found) <= MAX_FILES,
+            f"`{source}` got braces for more than {MAX_FILES} files: {each!r}; see that"
+            " the numbers in them are right",
+        )
+    check(
+        found,
+        f"`{source}` needs at least one file, got {paths!r}"
+        "; check the listing or the pattern that made it",
+    )
+    return found
+
+
+def expanded(path: str) -> Iterator[str]:
+    """Yield the paths that braces stand for, as a shell does; a file's own name first.
+
+    "a-{08..10}.tar" is a-08.tar, a-09.tar and a-10.tar, and "{train,val}.tar" two.
+    """
+    found = None if os.path.exists(path) else BRACES.search(path)
+    if found is None:
+        yield path
+        return
+    for choice in choices(found):
+        yield from expanded(path[: found.start()] + choice + path[found.end() :])
+
+
+def choices(found: re.Match[str]) -> Iterator[str]:
+    """Yield what a pair of braces stands for."""
+    first, last, named = found.groups()
+    if named is not None:
+        yield from named.split(",")
+        return
+    padded = any(len(each) > 1 and each[0] == "0" for each in (first, last))
+    width = max(len(first), len(last)) if padded else 0
+    begin, end = int(first), int(last)
+    step = 1 if begin <= end else -1
+    for number in range(begin, end + step, step):
+        yield f"{number:0{width}}"

@@ -1,11 +1,22 @@
-"""What remote reads may cost: retries after errors that may pass, sizes, bandwidth."""
+"""What remote reads may cost: retries, second requests, sizes, bandwidth.
+
+A read that fails for a reason that may pass is repeated. One that is late gets a second
+request, and the first answer counts: in a store of many machines a few reads take far
+longer than the others, whichever files they read. A second request, sent after the time
+that nearly all reads take, costs a few per cent more requests and removes most of the
+tail (Dean and Barroso, "The Tail at Scale", Communications of the ACM 56 (2), 2013).
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -139,3 +150,141 @@ def tell_of_retry(state: RetryCallState) -> None:
     """Log that a read is retried."""
     error = None if state.outcome is None else state.outcome.exception()
     LOGGER.info("reading %s: %r; trying again", state.args[0], error)
+
+
+# Second requests for late reads.
+
+Read = Callable[[str], Awaitable[bytes]]
+
+KNOWN = 20
+"""The number of finished reads needed to estimate how long a read takes."""
+UNKNOWN_LATE_S = 1.0
+"""Seconds after which a read is late until there is an estimate."""
+REMEMBERED = 1000
+"""The number of latest reads in the estimate."""
+LATE = 0.9
+"""The quantile of read times used as the estimate. It is not the 95 % of the paper,
+because the first reads, which open connections, may be the other 5 %.
+"""
+LEEWAY = 2.0
+"""A read is late after this many times the estimate, so few are that will end soon."""
+MAX_SHARE = 0.05
+"""The largest share of requests that repeat another, apart from one in `REST_S`: when
+all reads are late the store is slow, and when all stall nothing else gets them going.
+"""
+REST_S = 1.0
+FIRST_FEW = 10
+"""Requests that may be repeated besides: a share of the first few reads is none."""
+MAX_REQUESTS = 3
+"""For one read: the second one may stall as well."""
+LOOK_S = 0.05
+"""Seconds, at least, between two looks at whether a read may be repeated."""
+
+
+class HedgedReads:
+    """Reads files in one event loop and requests late ones again."""
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque()
+        """Seconds that reads took, in the order in which they finished."""
+        self._sorted: list[float] = []
+        self._rested_s = 0.0
+        """The time from which a request may be repeated whatever its share."""
+        self.asked = 0
+        """Number of files requested."""
+        self.hedged = 0
+        """Number of further requests for them."""
+
+    async def read(self, function: Read, path: str) -> bytes:
+        """Return the result of the first call of `function(path)` that succeeds.
+
+        It is called again if the result is late. An error in one call is raised only if
+        the others fail, too.
+        """
+        self.asked += 1
+        begun_s = time.monotonic()
+        content = await self._hedged(function, path)
+        self._note(time.monotonic() - begun_s)
+        return content
+
+    def late_s(self) -> float:
+        """Return the seconds after which a read is late."""
+        known = len(self._sorted)
+        if known < KNOWN:
+            return UNKNOWN_LATE_S
+        return LEEWAY * self._sorted[int(LATE * (known - 1))]
+
+    def may_hedge(self) -> bool:
+        """Whether a request may be repeated now."""
+        within = self.hedged < FIRST_FEW + MAX_SHARE * self.asked
+        return within or time.monotonic() >= self._rested_s
+
+    async def _hedged(self, function: Read, path: str) -> bytes:
+        tasks = [asyncio.ensure_future(function(path))]
+        begun_s = time.monotonic()
+        try:
+            while True:
+                done, _ = await asyncio.wait(
+                    tasks,
+                    timeout=self._look_in_s(begun_s),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                late = time.monotonic() >= begun_s + self.late_s()
+                if not done and late and self.may_hedge():
+                    self.hedged += 1
+                    begun_s = time.monotonic()
+                    self._rested_s = begun_s + REST_S
+                    tasks.append(asyncio.ensure_future(function(path)))
+                if done or len(tasks) == MAX_REQUESTS:
+                    return await first_good(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _look_in_s(self, begun_s: float) -> float:
+        """Return the seconds until a read that began then may be late.
+
+        While there is no estimate, reads that finish meanwhile may make one.
+        """
+        left_s = begun_s + self.late_s() - time.monotonic()
+        if len(self._sorted) < KNOWN:
+            left_s = min(left_s, LOOK_S)
+        return max(left_s, 0.0 if self.may_hedge() else LOOK_S)
+
+    def _note(self, seconds: float) -> None:
+        self._latest.append(seconds)
+        insort(self._sorted, seconds)
+        if len(self._latest) > REMEMBERED:
+            oldest = self._latest.popleft()
+            del self._sorted[bisect_left(self._sorted, oldest)]
+
+
+async def first_good(tasks: Sequence[asyncio.Future[bytes]]) -> bytes:
+    """Return the first result; raise the last error if there is none."""
+    pending = set(tasks)
+    while True:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        good = next((task for task in done if task.exception() is None), None)
+        if good is not None or not pending:
+            return (good or done.pop()).result()
+
+
+class Bandwidth:
+    """Spreads reads so that the bytes per second stay within a limit.
+
+    Args:
+        limit: bytes per second, > 0.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._free_s = 0.0
+        """The time at which all bytes so far would have arrived at the limit."""
+
+    async def take(self, nbytes: int) -> None:
+        """Count received bytes; wait until more may come, at most a second ahead."""
+        now_s = time.monotonic()
+        self._free_s = max(self._free_s, now_s - 1.0) + nbytes / self._limit
+        if self._free_s > now_s:
+            await asyncio.sleep(self._free_s - now_s)

@@ -20,9 +20,7 @@ from ...cache.fingerprint import file_fingerprints
 from ...engine.recipe import Executor
 from ...errors import SpecError, check
 from .files import AsyncFiles, Store, find_files
-from .patience import PATIENCE
-from .tar_index import Index, Member, indexed, members_of
-from .tar_shards import Shards, checked_fields
+from .tar_shards import Index, Member, Shards, checked_fields, indexed, members_of
 
 FIRST_BYTES = 1 << 16
 """Read with a header after a gap; as long as headers lie close, each read doubles."""
@@ -46,9 +44,8 @@ class RemoteShards(Shards):
 
     def __getitem__(self, index: Any) -> Any:
         place = self._place(index)
-        data = b""
-        if place.begin < place.end:
-            data = self.store.read(place.path, (place.begin, place.end))
+        part = place.begin, place.end
+        data = self.store.read(place.path, part) if place.begin < place.end else b""
         return self._sample(place, data, place.begin)
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
@@ -69,9 +66,8 @@ class AsyncShards(RemoteShards):
 
     async def __getitem__(self, index: Any) -> Any:
         place = self._place(index)
-        data = b""
-        if place.begin < place.end:
-            data = await self.store.wait_for(place.path, (place.begin, place.end))
+        part, is_empty = (place.begin, place.end), place.begin == place.end
+        data = b"" if is_empty else await self.store.wait_for(place.path, part)
         return self._sample(place, data, place.begin)
 
     def in_threads(self) -> RemoteShards:
@@ -106,7 +102,7 @@ class ReadAhead:
         return self._data[at - self._begin : stop - self._begin]
 
 
-def find_shards(
+def find_remote_shards(
     urls: Sequence[str],
     fields: Sequence[str] | None,
     options: Mapping[str, Any] | None,
@@ -125,7 +121,7 @@ def find_shards(
             field may not be read.
     """
     given = urls[0] if len(urls) == 1 and "*" in urls[0] else urls
-    files = find_files(given, None, options, executor, PATIENCE)
+    files = find_files(given, None, options, executor)
     with ThreadPoolExecutor(INDEXED_AT_ONCE) as threads:
         found = threads.map(partial(members, files.store), files.paths)
         index = indexed(zip(files.paths, found, strict=True))

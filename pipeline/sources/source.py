@@ -1,20 +1,31 @@
-"""The common interface of all sources that penstock reads itself.
+"""Datasets: what a source is, and what is known of the user's own.
 
-A source is a map-style dataset: it knows its length, and returns sample i in any
-thread and process. It opens files in the process that reads them, so only a description
-of it is sent to other processes. `docs/sources.md` shows how to write one.
+A source is a map-style dataset that penstock reads itself: it knows its length, and
+returns sample i in any thread and process. It opens files in the process that reads
+them, so only a description of it is sent to other processes. `docs/sources.md` shows
+how to write one.
+
+A user's dataset is map-style if it has `__len__` and `__getitem__`: a torch dataset, a
+list, an array, an HF dataset. An iterable one is anything else with `__iter__`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import threading
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch.utils.data import IterableDataset
+
+from ...errors import SpecError, check
 
 
 class Source(ABC):
@@ -93,3 +104,184 @@ def prints_of_rows(
     # An odd factor maps each row to a different number; the sums in a file differ, too.
     found[:, 0] += rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return found
+
+
+# What each process opens for itself.
+
+T = TypeVar("T")
+
+
+class PerProcess(Generic[T]):
+    """Makes values by key, each once per process, and keeps the last used ones.
+
+    Any number of threads may ask at once; a thread waits for a value that another is
+    making. A child process starts without values, and so does an unpickled copy.
+
+    Args:
+        make: returns the value of a key.
+        kept: number of values to keep.
+        weigh: bytes of a value; None: they do not count.
+        limit: returns the bytes that values may take together. The newest one is kept
+            even if it takes more.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Any], T],
+        kept: int,
+        weigh: Callable[[T], int] | None = None,
+        limit: Callable[[], int] | None = None,
+    ) -> None:
+        self._make, self._kept = make, kept
+        self._weigh, self._limit = weigh, limit
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._values: OrderedDict[Hashable, Future[T]] = OrderedDict()
+        self._nbytes: dict[Hashable, int] = {}
+        self._process = os.getpid()  # last: a thread that sees it finds a free lock
+
+    def __call__(self, key: Hashable) -> T:
+        """Return the value of a key."""
+        if self._process != os.getpid():
+            self._begin()
+        with self._lock:
+            found = self._values.get(key)
+            mine = found is None
+            if found is None:
+                found = self._values[key] = Future()
+                if len(self._values) > self._kept:
+                    self._drop(next(iter(self._values)))
+            self._values.move_to_end(key)
+        if mine:
+            self._fill(key, found)
+        return found.result()
+
+    def _fill(self, key: Hashable, value: Future[T]) -> None:
+        try:
+            value.set_result(self._make(key))
+        except BaseException as error:
+            value.set_exception(error)
+            with self._lock:  # the next to ask tries again
+                self._values.pop(key, None)
+            raise
+        if self._weigh is not None and self._limit is not None:
+            nbytes, limit = self._weigh(value.result()), self._limit()
+            with self._lock:
+                self._make_room(key, nbytes, limit)
+
+    def _make_room(self, key: Hashable, nbytes: int, limit: int) -> None:
+        """Drop the values used longest ago until there is room for one just made."""
+        if key in self._values:
+            self._nbytes[key] = nbytes
+        for old in [each for each in self._values if each != key]:
+            if sum(self._nbytes.values()) <= limit:
+                break
+            if old in self._nbytes:
+                self._drop(old)
+
+    def _drop(self, key: Hashable) -> None:
+        del self._values[key]
+        self._nbytes.pop(key, None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._make, self._kept, self._weigh, self._limit)
+
+
+# The user's datasets.
+
+ONCE = frozenset(("builtins", "itertools", "_csv", "_io"))
+"""Modules whose iterators cannot restart: generators, `zip`, open files."""
+
+
+def is_iterable(dataset: Any) -> bool:
+    """Tell an iterable dataset from a map-style one.
+
+    Raises:
+        SpecError: it is neither.
+    """
+    if isinstance(dataset, IterableDataset):
+        return True
+    cure = cure_of(dataset)
+    check(
+        not cure,
+        f"`from_dataset` cannot take {type(dataset).__name__} objects: {cure}",
+    )
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        return False
+    if hasattr(dataset, "__iter__"):
+        return True
+    raise SpecError(
+        f"`from_dataset` needs a dataset with __len__ and __getitem__, or one with "
+        f"__iter__, got {type(dataset).__name__}; give an object of a torch Dataset, a "
+        "list or an array"
+    )
+
+
+def cure_of(data: Any) -> str:
+    """Say why an object only looks like a dataset; empty if it may be one."""
+    package = type(data).__module__.partition(".")[0]
+    kind = f"{package}.{type(data).__name__}"
+    if isinstance(data, (str, bytes, os.PathLike)):
+        return (
+            "a path is not a dataset of the files there; use from_folder(path) or"
+            " from_files(pattern)"
+        )
+    if kind == "pandas.DataFrame":
+        return 'an index picks a column of it; give its rows: df.to_dict("records")'
+    if kind in ("pyarrow.Table", "pyarrow.RecordBatch"):
+        return (
+            "an index picks a column of it; give its rows, table.to_pylist(), or"
+            " datasets.Dataset(table), which reads them on demand"
+        )
+    if isinstance(data, Mapping) and len(data) and 0 not in data:
+        return (
+            "samples are read by index, and its keys are not 0, 1, 2, ...; for a dict"
+            " of columns give torch.utils.data.StackDataset(**columns)"
+        )
+    if isinstance(data, Iterator) and type(data).__module__ in ONCE:
+        return (
+            "it can only be read once, but each epoch starts at the beginning; give an"
+            " object whose __iter__ starts again, such as a torch IterableDataset"
+        )
+    return ""
+
+
+def length_of(sized: Any) -> int | None:
+    """Return how long a dataset or a loader says it is; None: it does not say."""
+    try:
+        return len(sized)
+    except Exception:  # noqa: BLE001 whatever the user's dataset or sampler raises
+        return None
+
+
+def warn_of(data: Any) -> None:
+    """Warn if an object looks like a dataset to torch but is not one.
+
+    Torch would take the letters of a path for samples. A mapping gets no warning,
+    because a sampler may draw its keys.
+    """
+    if not isinstance(data, Mapping) and (cure := cure_of(data)):
+        kind = type(data).__name__
+        text = f"this {kind} is not a dataset: {cure}"
+        warnings.warn(text, UserWarning, stacklevel=3)
+
+
+# The identity of a dataset, as far as it gives one; a state is checked against it.
+
+
+def identity_of(dataset: Any) -> str | None:
+    """Return 32 hex digits; None if only the length is known.
+
+    penstock's own sources identify themselves; others do so by
+    `__penstock_fingerprint__`, or by the `_fingerprint` of Hugging Face's datasets.
+    Nothing else about an object is sure to be the same in the next run, and a run that
+    cannot be resumed is worse than one that can.
+    """
+    if isinstance(dataset, Source):
+        return dataset.identity()
+    from ...cache.digest import said_fingerprint
+
+    said = said_fingerprint(dataset)
+    return None if said is None else hashlib.blake2b(said, digest_size=16).hexdigest()

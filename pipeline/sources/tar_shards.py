@@ -1,23 +1,216 @@
-"""WebDataset shards: tar files, indexed once, then read by random access."""
+"""WebDataset shards: tar files, indexed once, then read by random access.
+
+As in the webdataset package, consecutive files whose names are equal up to the first
+dot form one sample. The index needs only headers. Those of usual tars are taken apart
+here, as that takes a tenth of tarfile's time; tarfile reads all others.
+"""
 
 from __future__ import annotations
 
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
+from zlib import adler32
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from ...errors import check
-from .paths import Paths, files_here, first_of
-from .per_process import PerProcess
-from .source import Source, digest, prints_of_rows
-from .tar_index import Index, Member, indexed, members_of
+from ...engine.recipe import Executor
+from ...errors import SpecError, check
+from .folder import URL, Paths, files_here, first_of, listed
+from .source import PerProcess, Source, digest, prints_of_rows
+
+NAME = re.compile(r"((?:.*/|)[^./]+)[.]([^/]*)")
+"""A key, and the name of a field."""
+NOTES = re.compile(r"__[^/]*__(/|$)")
+"""Files about the shard itself, which webdataset skips."""
+BLOCK = tarfile.BLOCKSIZE
+ADLER = 65521
+"""Adler-32's lower half is the sum of all bytes modulo this, plus one (RFC 1950)."""
+RECORD = re.compile(rb"(\d+) ([^=\n]+)=")
+"""The length of a pax header's record, and what it names."""
+HARMLESS = frozenset(
+    (b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname", b"comment")
+)
+"""What a pax header may say that is neither the name of a file nor its size."""
+
+ReadAt = Callable[[int, int], bytes]
+"""Returns a number of bytes from a place on; fewer at the end of the file."""
+Member = tuple[str, int, int]
+"""Name, first byte and bytes of a file in a tar."""
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """The places of the fields of all samples."""
+
+    names: tuple[str, ...]
+    """The name of each field, by number."""
+    keys: list[str]
+    shards: NDArray[np.int32]
+    """The number of each sample's file, `[n]`."""
+    firsts: NDArray[np.int64]
+    """The place in `fields` where each sample's fields begin, `[n + 1]`."""
+    fields: NDArray[np.int64]
+    """Number of the name, first byte and bytes of each field, `[f, 3]`."""
+
+    def only(self, names: set[str]) -> Index:
+        """Return the same samples with these fields alone."""
+        wanted = [number for number, name in enumerate(self.names) if name in names]
+        kept = np.isin(self.fields[:, 0], wanted)
+        before = np.concatenate(([0], np.cumsum(kept)))
+        fields = self.fields[kept]
+        return Index(self.names, self.keys, self.shards, before[self.firsts], fields)
+
+
+def indexed(shards: Iterable[tuple[str, list[Member]]]) -> Index:
+    """Return the index of shards, given the path and the members of each.
+
+    Raises:
+        SpecError: a field comes twice in one sample.
+    """
+    names: dict[str, int] = {}
+    samples: list[tuple[str, int, int]] = []
+    fields: list[tuple[int, int, int]] = []
+    for shard, (path, members) in enumerate(shards):
+        last, seen = None, set[str]()
+        for member, start, nbytes in members:
+            match = NAME.fullmatch(member)
+            if match is None or NOTES.match(member):
+                continue
+            key, name = match[1], match[2].lower()
+            if key != last:
+                samples.append((key, shard, len(fields)))
+                last, seen = key, set()
+            check(
+                name not in seen,
+                f"`from_webdataset` found the field {name!r} of sample {key!r} twice in"
+                f" {path!r}, and cannot tell which one is meant; write the shard"
+                " again with one of them, or with different names",
+            )
+            seen.add(name)
+            fields.append((names.setdefault(name, len(names)), start, nbytes))
+    return Index(
+        tuple(names),
+        [key for key, _, _ in samples],
+        np.array([shard for _, shard, _ in samples], np.int32),
+        np.array([*(first for _, _, first in samples), len(fields)], np.int64),
+        np.array(fields, np.int64).reshape(-1, 3),
+    )
+
+
+def members_of(path: str, read: ReadAt, reopen: Callable[[], Any]) -> list[Member]:
+    """Return the regular files in a tar.
+
+    Args:
+        path: for an error.
+        read: reads the tar at any place.
+        reopen: opens it as a file, if tarfile has to read it.
+
+    Raises:
+        SpecError: the file is not a tar file, or is compressed.
+    """
+    with suppress(tarfile.HeaderError):  # tarfile knows what is wrong with it
+        return [*usual_members(read)]
+    try:
+        with reopen() as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            return [*any_members(tar)]
+    except tarfile.TarError as error:
+        raise SpecError(
+            f"`from_webdataset` cannot read {path!r}: {error}; give tar files that are"
+            " not compressed: only these can be read at any place"
+        ) from error
+
+
+def any_members(tar: tarfile.TarFile) -> Iterator[Member]:
+    """Yield the regular files as tarfile finds them."""
+    for member in tar:
+        tar.members = []  # type: ignore[attr-defined]  # otherwise it keeps all members
+        if member.isreg() and not member.issparse():
+            yield member.name, member.offset_data, member.size
+
+
+def usual_members(read: ReadAt) -> Iterator[Member]:
+    """Yield the regular files of a tar as today's programs write them.
+
+    Raises:
+        HeaderError: a header says more than a name and a size, or is wrong.
+    """
+    at, said = 0, dict[bytes, bytes]()
+    while True:
+        header = read(at, BLOCK)
+        kind = header[156:157]
+        if not kind or not header.strip(b"\0"):
+            if len(header) not in (0, BLOCK) or at == 0 or not read(at - 1, 1) or said:
+                raise tarfile.HeaderError
+            return
+        nbytes, at = size_in(header), at + BLOCK
+        if kind in (b"x", b"L") and not said:
+            body = read(at, nbytes)
+            is_name = kind == b"L"
+            said = {b"path": up_to_zero(body)} if is_name else pax_records(body)
+        elif kind == b"5" or (
+            kind == b"\0" and up_to_zero(header[:100]).endswith(b"/")
+        ):
+            said, nbytes = {}, 0  # a folder
+        elif kind in (b"0", b"\0"):
+            nbytes = int(said.get(b"size", nbytes))
+            name = said.get(b"path") or name_in(header)
+            yield name.decode(errors="surrogateescape"), at, nbytes
+            said = {}
+        else:
+            raise tarfile.HeaderError
+        at += -(-nbytes // BLOCK) * BLOCK
+
+
+def size_in(header: bytes) -> int:
+    """Return the size that a header gives, once its checksum is right."""
+    number_in = tarfile.nti  # type: ignore[attr-defined]  # it has no stub
+    nbytes, checksum = number_in(header[124:136]), number_in(header[148:156])
+    found = (adler32(header) & 0xFFFF) - 1 - sum(header[148:156]) + 8 * ord(" ")
+    if len(header) != BLOCK or nbytes < 0 or (found - checksum) % ADLER:
+        raise tarfile.HeaderError
+    return int(nbytes)
+
+
+def name_in(header: bytes) -> bytes:
+    """Return the name that a header gives."""
+    name, prefix = up_to_zero(header[:100]), up_to_zero(header[345:500])
+    return prefix + b"/" + name if prefix else name
+
+
+def up_to_zero(field: bytes) -> bytes:
+    """Return what is in a field that a zero byte may end."""
+    return field.partition(b"\0")[0]
+
+
+def pax_records(body: bytes) -> dict[bytes, bytes]:
+    """Return the `path` and `size` in a pax header.
+
+    Each record is "length name=value" and a line feed (POSIX.1-2001, pax).
+    """
+    found, at = {}, 0
+    while at < len(body):
+        record = RECORD.match(body, at)
+        end = at + int(record[1]) if record else 0
+        if record is None or end <= record.end() or body[end - 1 : end] != b"\n":
+            raise tarfile.HeaderError
+        name, value = record[2], body[record.end() : end - 1]
+        if name == b"path" or (name == b"size" and value.isdigit()):
+            found[name] = value.rstrip(b"/")
+        elif name not in HARMLESS:
+            raise tarfile.HeaderError
+        at = end
+    return found
+
 
 PICKLES = frozenset(("pkl", "pickle", "pyd", "pth", "pt"))
 """Fields that webdataset unpickles, which would run code in them."""
@@ -188,9 +381,7 @@ class WebDataset(Shards):
         return cls(found, checked_fields(index, fields, found[0]), index)
 
     def __getitem__(self, index: Any) -> Any:
-        place = self._place(index)
-        data = self._shard(place.path).read(place.begin, place.end)
-        return self._sample(place, data, place.begin)
+        return self.__getitems__((index,))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return some samples; those that lie side by side are read at once."""
@@ -235,6 +426,26 @@ class WebDataset(Shards):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.paths, self.fields, self.index)
+
+
+def find_shards(
+    shards: Paths,
+    fields: Sequence[str] | None,
+    options: Mapping[str, Any] | None,
+    executor: Executor,
+) -> Shards:
+    """Index the shards of this machine, or of a store.
+
+    Raises:
+        SpecError: there is no shard or no sample, a shard cannot be read in parts, or a
+            field may not be read.
+    """
+    urls = listed("from_webdataset", shards)
+    if not any(map(URL.match, urls)):
+        return WebDataset.find(shards, fields)
+    from .remote_shards import find_remote_shards
+
+    return find_remote_shards(urls, fields, options, executor)
 
 
 def checked_fields(

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...errors import SampleError, check
+from ...errors import SampleError, check, whole_number
 from .sample import (
     FROM_ZERO,
     IDS,
@@ -25,7 +25,6 @@ from .sample import (
     Ids,
     ids_in,
     integers,
-    whole_number,
     without_none,
 )
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from ...errors import SampleError, check
+from ...errors import SampleError, check, whole_number
 from .sample import (
     IDS,
     IGNORED,
@@ -20,7 +20,6 @@ from .sample import (
     Ids,
     ids_in,
     row,
-    whole_number,
     without_none,
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...errors import SampleError, SpecError
+from ...errors import SampleError
 
 Ids: TypeAlias = NDArray[np.int64]
 """Token ids, or other integers."""
@@ -87,18 +86,3 @@ def described(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor {value.dtype} {list(value.shape)}"
     return f"a {type(value).__name__}: {value!r:.60}"
-
-
-def whole_number(name: str, value: Any, low: int, cure: str) -> int:
-    """Return an argument as an int >= `low`.
-
-    Raises:
-        SpecError: it is not one.
-    """
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < low:
-        raise SpecError(f"`{name}` must be an int >= {low}, got {value!r}; {cure}")
-    return number

@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...errors import SampleError, SpecError, check
+from ...errors import SampleError, SpecError, check, whole_number
+from ...system.printing import Bare, call
 from .padding import pad
-from .sample import IDS, MASK, described, whole_number
+from .sample import IDS, MASK, described
 
 Columns: TypeAlias = Mapping[str, list[list[int]]]
 """One list per text, under the tokenizer's names: `input_ids`, `attention_mask`, ..."""
@@ -124,13 +125,7 @@ class tokenize:
 
     def __repr__(self) -> str:
         """Return the call that makes this, with the type of the tokenizer."""
-        usual = {"add_special_tokens": True}
-        shown = [
-            f", {name}={value!r}"
-            for name, value in self._options().items()
-            if value != usual.get(name)
-        ]
-        return f"tokenize(<{type(self.tokenizer).__name__}>{''.join(shown)})"
+        return call("tokenize", self, Bare(f"<{type(self.tokenizer).__name__}>"))
 
     def _options(self) -> dict[str, Any]:
         names = ("max_length", "key", "add_special_tokens", "padding")

@@ -12,7 +12,7 @@ import torch
 
 import penstock as ps
 from penstock.cache.fingerprint import fingerprint
-from penstock.pipeline.sources.datasets import identity_of
+from penstock.pipeline.sources.source import identity_of
 
 datasets = pytest.importorskip("datasets")
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.pipeline.session import Epoch, Loop
+from penstock.pipeline.dataloader import Loop
+from penstock.pipeline.session import Epoch
 
 
 def pipeline() -> ps.Pipeline:

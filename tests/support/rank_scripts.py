@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import penstock as ps
-from penstock.pipeline.image import crop_decoder
+from penstock.pipeline.image import codec
 from support.functions import sized
 
 
@@ -57,7 +57,7 @@ def differing() -> dict[str, Any]:
 def decoding() -> dict[str, Any]:
     """Ranks that decode the same photographs by different decoders."""
     extension = SimpleNamespace(VERSION=f"libjpeg-turbo 2.{dist.get_rank()}")
-    crop_decoder.crop_extension = lambda: (extension, "")
+    codec.crop_extension = lambda: (extension, "")
     operator = ps.image.decode_only_random_resized_crop(8)
     pipe = ps.Pipeline.from_dataset([b""] * 8).map(operator).batch(4)
     try:

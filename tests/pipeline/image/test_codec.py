@@ -15,7 +15,7 @@ import pytest
 
 from penstock.errors import SampleError
 from penstock.pipeline.image import decode
-from penstock.pipeline.image.codec import decode_reduced, image_size
+from penstock.pipeline.image.codec import decode_reduced, size_of
 from penstock.pipeline.image.geometry import Image
 
 
@@ -53,7 +53,7 @@ def test_every_format_decodes_to_the_pixels_of_pillow(
     assert (pixels.dtype, pixels.shape) == (np.uint8, photo.shape)
     assert pixels.flags.writeable
     assert np.abs(pixels.astype(int) - by_pillow(data)).max() <= 1
-    assert image_size(data) == photo.shape[:2]
+    assert size_of(data) == photo.shape[:2]
 
 
 @pytest.mark.parametrize(("mode", "kind", "options"), JPEGS)
@@ -101,7 +101,7 @@ def test_no_image_starts_another_program(
     monkeypatch.setattr(
         PIL.EpsImagePlugin, "gs_binary", None
     )  # Pillow looks for the program again
-    for read in (decode, image_size):
+    for read in (decode, size_of):
         with pytest.raises(ValueError, match="must be one of .*JPEG"):
             read(POSTSCRIPT)
     assert not (tmp_path / "called").exists()
@@ -152,7 +152,7 @@ def test_a_picture_of_more_than_twice_pillows_limit_is_refused(
     data = encoded(photo, "RGB", kind)
     height, width, _ = photo.shape
     monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", height * width // 2 - 1)
-    for read in (decode, image_size):
+    for read in (decode, size_of):
         with pytest.raises(ValueError, match=r"187[45]\d\d"):
             read(data)
 

@@ -24,16 +24,17 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.cache.fingerprint import fingerprint
 from penstock.pipeline.image import (
-    crop_decoder,
+    codec,
     decode_only_random_resized_crop,
     decode_random_resized_crop,
 )
-from penstock.pipeline.image.codec import decode_reduced, image_size
-from penstock.pipeline.image.crop_decoder import (
+from penstock.pipeline.image.codec import (
     CropDecoder,
     crop_extension,
+    decode_reduced,
     made_by,
-    resized,
+    shaped,
+    size_of,
 )
 from penstock.pipeline.image.geometry import Box, Image, Placement, mirror, resize
 
@@ -170,7 +171,7 @@ USUAL = {
 @contextmanager
 def no_extension() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crop_decoder, "crop_extension", lambda: (None, "for a test"))
+        patch.setattr(codec, "crop_extension", lambda: (None, "for a test"))
         yield
 
 
@@ -238,7 +239,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
 def said_size(data: bytes) -> tuple[int, int]:
     """Return the size in the header, from whichever decoder can read it."""
     try:
-        return image_size(data)
+        return size_of(data)
     except ValueError:
         return 67, 70
 
@@ -260,7 +261,7 @@ def test_damage_never_makes_pixels_that_a_full_decode_does_not_make(
         if image is None:
             continue
         decoded += 1
-        assert size == image_size(data)
+        assert size == size_of(data)
         try:
             expected = box.cut(decode_reduced(data, 1))
         except ValueError:
@@ -397,7 +398,16 @@ def test_any_array_of_an_image_is_resized_as_torch_does_it(
     for each in (image, image[5:50, 7:61], image[::-2, ::-1], fixed, wide):
         expected = resize(each, 20, 33, antialias=antialias)
         expected = mirror(expected) if mirrored else expected
-        made = resized(each, (20, 33), antialias=antialias, mirrored=mirrored)
+        made = shaped(
+            each,
+            Placement.whole(
+                each.shape[:2],
+                height=20,
+                width=33,
+                antialias=antialias,
+                mirrored=mirrored,
+            ),
+        )
         assert np.array_equal(made, expected)
 
 
@@ -538,7 +548,7 @@ def test_an_extension_that_does_not_load_says_why(
     def missing(*_: object) -> None:
         raise ImportError("libjpeg.so.62: cannot open shared object file")
 
-    monkeypatch.setattr(crop_decoder.importlib, "import_module", missing)
+    monkeypatch.setattr(codec.importlib, "import_module", missing)
     extension, why_not = crop_extension()
     assert extension is None
     assert why_not.endswith("libjpeg.so.62: cannot open shared object file")
@@ -556,7 +566,7 @@ def test_a_cache_knows_which_decoder_filled_it(
 
     def keyed(version: str) -> bytes:
         extension = SimpleNamespace(VERSION=version)
-        monkeypatch.setattr(crop_decoder, "crop_extension", lambda: (extension, ""))
+        monkeypatch.setattr(codec, "crop_extension", lambda: (extension, ""))
         own = operator if inside == "a pipeline" else calls_it
         found = fingerprint([b""], [("map", own)])
         assert found.private_because is None

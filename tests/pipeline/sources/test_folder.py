@@ -13,8 +13,8 @@ import pytest
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from penstock.errors import SpecError
-from penstock.pipeline.sources.datasets import is_iterable
 from penstock.pipeline.sources.folder import Folder, list_images
+from penstock.pipeline.sources.source import is_iterable
 
 
 def touch(path: Path, content: bytes = b"") -> None:

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.pipeline.sources import paths
-from penstock.pipeline.sources.datasets import identity_of
+from penstock.pipeline.sources import folder as paths
+from penstock.pipeline.sources.source import identity_of
 
 N = 60
 SHARDS = 4

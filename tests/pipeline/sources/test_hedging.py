@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.pipeline.sources import files, hedging
-from penstock.pipeline.sources.hedging import (
+from penstock.pipeline.sources import files, patience
+from penstock.pipeline.sources.patience import (
     FIRST_FEW,
     KNOWN,
     MAX_SHARE,
@@ -110,8 +110,8 @@ def test_a_stall_beyond_the_allowed_share_is_repeated_later(
     """The share stays as it is, because nothing else is read meanwhile."""
     looks = count()
     clock = SimpleNamespace(monotonic=lambda: next(looks) / 1000)
-    monkeypatch.setattr(hedging, "time", clock)
-    monkeypatch.setattr(hedging, "LOOK_S", 0.001)
+    monkeypatch.setattr(patience, "time", clock)
+    monkeypatch.setattr(patience, "LOOK_S", 0.001)
 
     async def run() -> None:
         reads = await known()
@@ -148,7 +148,7 @@ def test_only_a_limited_share_is_requested_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As long as no second has passed, after which one more may be."""
-    monkeypatch.setattr(hedging, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: 0.0))
 
     async def run() -> int:
         reads = await known()
@@ -168,10 +168,10 @@ def test_a_default_limit_applies_until_enough_reads_are_known() -> None:
     reads = HedgedReads()
     for number in range(KNOWN - 1):
         reads._note(float(number))  # noqa: SLF001
-    assert reads.late_s() == hedging.UNKNOWN_LATE_S
+    assert reads.late_s() == patience.UNKNOWN_LATE_S
     reads._note(1000.0)  # noqa: SLF001
     assert reads.late_s() == pytest.approx(2.0 * 17)
-    for _ in range(hedging.REMEMBERED):
+    for _ in range(patience.REMEMBERED):
         reads._note(2.0)  # noqa: SLF001
     assert reads.late_s() == 4.0
 
@@ -179,7 +179,7 @@ def test_a_default_limit_applies_until_enough_reads_are_known() -> None:
 def test_a_stall_among_the_first_reads_is_requested_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hedging, "UNKNOWN_LATE_S", 0.01)
+    monkeypatch.setattr(patience, "UNKNOWN_LATE_S", 0.01)
 
     async def run() -> None:
         reads, calls = HedgedReads(), Calls(never, right)
@@ -195,8 +195,8 @@ def test_bandwidth_spreads_bytes_over_time(monkeypatch: pytest.MonkeyPatch) -> N
     async def sleep(seconds: float) -> None:
         now_s[0] += seconds
 
-    monkeypatch.setattr(hedging.time, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(hedging.asyncio, "sleep", sleep)
+    monkeypatch.setattr(patience.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(patience.asyncio, "sleep", sleep)
 
     async def run() -> None:
         bandwidth = Bandwidth(1000.0)

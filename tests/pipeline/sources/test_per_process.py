@@ -7,7 +7,7 @@ from collections import OrderedDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.sources.per_process import PerProcess
+from penstock.pipeline.sources.source import PerProcess
 
 
 @given(

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.pipeline.sources.tar_index import (
+from penstock.pipeline.sources.tar_shards import (
     Member,
-    UnusualError,
     any_members,
     members_of,
     usual_members,
@@ -104,7 +103,7 @@ def test_tars_from_webdataset_and_tar_programs_need_no_tarfile(form: str) -> Non
     content = written(chosen, FORMATS[form])
     read = partial(read_from, content)
     assert [name for name, _, _ in usual_members(read)] == [each[0] for each in chosen]
-    with pytest.raises(UnusualError):
+    with pytest.raises(tarfile.HeaderError):
         list(usual_members(partial(read_from, b"not a tar at all")))
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.text.packing import BestFit, Concatenated, best_fit
+from penstock.pipeline.text.blocks import BestFit, Concatenated, best_fit
 
 SAMPLES = 300
 Token = tuple[int, int]

@@ -49,8 +49,8 @@ def test_the_name_may_come_from_an_attribute_or_an_outer_variable() -> None:
 
 def test_the_name_is_file_and_line_where_there_is_no_variable() -> None:
     names = [Module().all["train"].name, two()[0].name]
-    assert all(name.startswith("test_naming.py:") for name in names)
-    assert ps.DataLoader(DATA).name.startswith("test_naming.py:")
+    assert all(name.startswith("test_face.py:") for name in names)
+    assert ps.DataLoader(DATA).name.startswith("test_face.py:")
 
 
 def test_a_given_name_is_kept() -> None:
