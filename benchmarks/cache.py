@@ -36,9 +36,9 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset
 from versus import show, versus
 
 import penstock as ps
-from penstock.cache.arena_registry import create
 from penstock.cache.codec import CODECS
 from penstock.cache.disk import Disk
+from penstock.cache.memory import create
 from penstock.cache.picking import measure
 from penstock.cache.record import decode, encode
 from penstock.pipeline.image.geometry import random_box
@@ -221,7 +221,7 @@ def first(folder: Folder, workspace: Path, rounds: int = 7) -> None:
 def stores(workspace: Path, count: int, size: int) -> Iterator[dict[str, Any]]:
     """Yield the functions that write and read a record, with the name of the store."""
     raw = CODECS[0]
-    arena, _ = create("benchmark", 2 * count * size, count)
+    arena = create("benchmark", 2 * count * size, count)
     disk = Disk(workspace / "gets")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as shm:
         env = lmdb.open(shm, map_size=1 << 36, sync=False, metasync=False)

@@ -11,20 +11,19 @@ import os
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from ..errors import SpecError
-from ..system.runtime_folder import runtime_folder
-from ..system.shared_memory import nameless
-from .arena_registry import Holder, join
+from ..system.shared_memory import runtime_folder, shared_file, titled
 from .disk import DiskError, opening
-from .fingerprint.key import Fingerprint
-from .memory import Arena
+from .fingerprint import Fingerprint
+from .memory import Arena, existing, join
 from .record import same
-from .statistics import CacheStatistics, Counters, Counts, TierStatistics
-from .tiers import Claim, Found, Here, Opening, Sleep
+from .statistics import NBYTES, CacheStatistics, Counters, TierStatistics
+from .tiers import Found, Here, Opening
 
 REPEATED = 3
 """Samples computed twice, to see whether the results differ."""
@@ -68,14 +67,12 @@ class Lookup:
     here: Here
     key: bytes
     index: int
-    compute: Callable[[int], Awaitable[Any]]
-    sleep: Sleep
+    compute: Callable[[], Awaitable[Any]]
+    in_loop: bool
 
-    async def sample(self) -> Any:
+    async def sample(self, found: Found | None) -> Any:
         """Return the sample, as described at `Cache.sample`."""
-        here = self.here
-        claims, stored_before = here.claims, here.stored
-        found = here.find(self.key)
+        here, claims = self.here, self.here.claims
         if found is not None:
             return await self._compared(found) if found.doubted else found.sample
         if claims is None or not here.admits(self.key):
@@ -83,30 +80,29 @@ class Lookup:
             refused = int(claims is not None)
             here.counters.add(misses=1, compute_ns=took_ns, refused=refused)
             return made
-        claim = await claims.claim(self.key, self.sleep)
+        claim = await claims.claim(self.key, in_loop=self.in_loop)
+        free = partial(claims.free, self.key, claim)
         try:
-            return await self._claimed(claim, stored_before)
+            return await self._claimed(free)
         except BaseException:
-            claim.free()
+            free()
             raise
 
-    async def _claimed(self, claim: Claim, stored_before: object) -> Any:
-        """Look again if anything was stored meanwhile; compute and store the sample."""
+    async def _claimed(self, free: Callable[[], object]) -> Any:
+        """Look if somebody stored it meanwhile; otherwise compute and store it."""
         here = self.here
-        if claim.waited:
-            here.counters.add(waits=1)
-        found = here.find(self.key) if here.stored != stored_before else None
+        found = here.find(self.key)
         if found is not None:
-            claim.free()
-            return await self._compared(found) if found.doubted else found.sample
+            free()
+            return await self.sample(found)
         made, took_ns = await self._computed()
-        again = [await self.compute(1)] if self._repeats() else []
+        again = [await self.compute()] if self._repeats() else []
         here.counters.add(misses=1, compute_ns=took_ns)
         if again and not same(made, again[0]):
             raise RandomUpstreamError(RANDOM.format(here.opening.name, self.index))
         if again:  # only now: a failure does not count
             here.counters.add(repeated=1)
-        here.keep(self.key, made, took_ns, claim.free)
+        here.keep(self.key, made, took_ns, free)
         return made
 
     async def _compared(self, found: Found) -> Any:
@@ -126,17 +122,14 @@ class Lookup:
     async def _computed(self) -> tuple[Any, int]:
         """Return the sample, and how many nanoseconds it took."""
         began_ns = time.perf_counter_ns()
-        made = await self.compute(0)
+        made = await self.compute()
         return made, time.perf_counter_ns() - began_ns
 
     def _repeats(self) -> bool:
-        """Whether to compute it twice: it is among the first that are stored."""
+        """Whether to compute it twice: it is among the first that this run computes."""
         here = self.here
-        if here.sure:
-            return False
-        wanted = here.opening.repeated
-        enough = here.counters.total("repeated") >= wanted
-        here.sure = enough or here.records(self.key[:8]) >= wanted
+        if not here.sure:
+            here.sure = here.counters.total("repeated") >= here.opening.repeated
         return not here.sure
 
 
@@ -154,17 +147,6 @@ def finished(coroutine: Coroutine[Any, Any, Result]) -> Result:
     raise RuntimeError(f"{coroutine} waits for an event loop, but there is none")
 
 
-@dataclass(frozen=True, slots=True)
-class Members:
-    """The shared memory of a cache, as opened by the process that created it."""
-
-    counters: Holder | None = None
-    """None: each process counts for itself, as there is no shared memory."""
-    arena: Holder | None = None
-    foreign_arena: bool = False
-    """Whether the arena held another run's records when this process joined it."""
-
-
 class Cache:
     """Samples stored between two stages of a pipeline.
 
@@ -179,10 +161,13 @@ class Cache:
         self.opening = opening
         self.fingerprint = fingerprint
         self._ram = ram
-        self._members: Members | None = None
+        # The process that opened it, and the titles of the memory that it shares.
+        self._opener = 0
+        self._counters_title = self._arena_title = ""
+        # Whether the arena held another run's records when that process joined it.
+        self._foreign_arena = False
+        # As the process that opened it sees it; a forked one opens its own.
         self._here: Here | None = None
-        # The process that `_here` belongs to.
-        self._pid = -1
         self._last: CacheStatistics | None = None
 
     def open(self) -> None:
@@ -191,48 +176,51 @@ class Cache:
         Call it in the process that outlives all others.
         """
         with opening():
-            if self._members is not None:
+            if self._opener:
                 return
-            counters, counted = new_counters()
-            arena = mine = None
-            why = UNSHARABLE
+            self._opener = os.getpid()
+            self._counters_title = f"penstock-counters-{os.urandom(8).hex()}"
+            arena, why = None, UNSHARABLE
             if self._ram:
-                name = self.fingerprint.digest.hex()
+                name, samples = self.fingerprint.digest.hex(), self.opening.samples
                 try:
-                    arena, mine = join(name, self._ram, self.opening.samples)
+                    arena, self._arena_title = join(name, self._ram, samples)
                 except OSError as error:
                     why = str(error)
-            foreign = arena is not None and arena.records > 0
-            self._members = Members(counted, mine, foreign)
-            self._begin(counters, arena, why)
+            self._foreign_arena = arena is not None and arena.records > 0
+            counters = None
+            with suppress(OSError):  # then each process counts for itself
+                counters = shared_file(self._counters_title, NBYTES)
+            self._begin(Counters(counters), arena, why)
 
-    def held(self, index: int, image_size: int | None) -> Any:
-        """Return a sample that is stored and need not be compared, or None.
+    def find(self, index: int, image_size: int | None) -> Found | None:
+        """Return a sample that is stored, or None.
 
-        A coroutine for each hit would take a sixth of its time.
+        Serve it if it is not doubted; otherwise, call `sample`. A coroutine for each
+        hit would take a sixth of its time.
         """
-        here, key = self._mine(), self.fingerprint.key(index, image_size)
-        found = here.find(key) if here.trusts(key[:8]) else None
-        return None if found is None else found.sample
+        return self._mine().find(self.fingerprint.key(index, image_size))
 
     def sample(
         self,
         index: int,
         image_size: int | None,
-        compute: Callable[[int], Awaitable[Any]],
-        sleep: Sleep,
+        found: Found | None,
+        compute: Callable[[], Awaitable[Any]],
+        *,
+        in_loop: bool,
     ) -> Coroutine[Any, Any, Any]:
         """Return a sample: the stored one, or a new one, which is stored if it fits.
 
-        It suspends only where `compute` or `sleep` does. If neither does, `finished`
-        runs it without an event loop.
+        Without an event loop, `finished` runs it, unless `compute` suspends.
 
         Args:
             index: index of the sample in the dataset.
             image_size: the image size that the sample is made for.
-            compute: computes the sample. Its argument counts the calls for this sample:
-                0, then perhaps 1. If the two results differ, the sample is random.
-            sleep: waits while another thread or process computes the sample.
+            found: what `find` returned.
+            compute: computes the sample. If two results differ, the sample is random.
+            in_loop: whether an event loop runs it, and runs other coroutines while
+                another thread or process computes the sample.
 
         Raises:
             RandomUpstreamError: the sample differs each time it is computed.
@@ -241,15 +229,16 @@ class Cache:
             Exception: whatever `compute` raises.
         """
         key = self.fingerprint.key(index, image_size)
-        return Lookup(self._mine(), key, index, compute, sleep).sample()
+        return Lookup(self._mine(), key, index, compute, in_loop).sample(found)
 
     def statistics(self) -> CacheStatistics | None:
         """Return the counts of all processes; None before the first sample."""
-        if self._here is None or self._pid != os.getpid():
+        here = self._opened()
+        if here is None:
             return self._last
-        counts = self._here.counters.totals()
-        tiers = tuple(_tiers(self._here, counts))
-        return CacheStatistics(**asdict(counts), name=self.opening.name, tiers=tiers)
+        counts = here.counters.totals()
+        tiers = tuple(_tiers(here, counts))
+        return replace(counts, name=self.opening.name, tiers=tiers)
 
     def flush(self, *, sync: bool = False) -> None:
         """Write what this process computed, before it ends.
@@ -257,73 +246,55 @@ class Cache:
         Args:
             sync: whether the records must survive a power cut.
         """
-        if self._here is not None and self._pid == os.getpid():
-            self._here.close(sync=sync)
-            self._here = None
+        here, self._here = self._here, None
+        if here is not None:
+            here.close(sync=sync)
 
     def close(self) -> None:
         """Close all tiers; what is on disk stays. The cache may be used again."""
         self._last = self.statistics()
         self.flush(sync=True)
-        self._members = None
+        self._opener = 0
+
+    def _opened(self) -> Here | None:
+        """Return this process's view, if it is open."""
+        here = self._here
+        return here if here is not None and here.pid == os.getpid() else None
 
     def _mine(self) -> Here:
         """Return this process's view, opened now if this is its first sample."""
-        if self._pid == os.getpid():  # checked first, because it is written last
-            here = self._here
-            if here is not None:
-                return here
-        with opening():
-            if self._here is None or self._pid != os.getpid():
-                return self._enter()
-            return self._here
+        here = self._opened()
+        if here is None:
+            with opening():  # another thread may be opening it
+                here = self._opened() or self._enter()
+        return here
 
     def _enter(self) -> Here:
         """Open the shared memory that another process created."""
-        members = self._members or Members()
-        found = None if members.counters is None else members.counters.open()
-        counters = new_counters()[0] if found is None else Counters(found)
-        found = None if members.arena is None else members.arena.open()
-        return self._begin(counters, None if found is None else Arena(found))
+        counters = next(titled(self._counters_title, self._opener), None)
+        title = self._arena_title
+        arena = existing(title, self._opener) if title else None
+        return self._begin(Counters(counters), arena)
 
     def _begin(
         self, counters: Counters, arena: Arena | None, why_none: str = UNSHARABLE
     ) -> Here:
-        foreign = self._members is not None and self._members.foreign_arena
-        here = Here(self.opening, arena, counters, foreign_arena=foreign)
+        here = Here(self.opening, arena, counters, foreign_arena=self._foreign_arena)
         if self._ram and arena is None:
             here.warn(f"it goes on without RAM: {why_none}", "ram_warnings")
         elif arena is not None and arena.capacity != self._ram:
             here.warn(OTHER_RAM.format(arena.capacity, self._ram), "ram_warnings")
         elif arena is not None and runtime_folder() is None:
             here.warn(UNSHARED, "ram_warnings")
-        weakref.finalize(self, finish, here, os.getpid())
+        weakref.finalize(self, here.close, sync=True)  # if it is garbage collected
         self._here = here
-        self._pid = os.getpid()
         return here
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_here": None, "_pid": -1, "_last": None}
+        return {**self.__dict__, "_here": None, "_last": None}
 
 
-def new_counters() -> tuple[Counters, Holder | None]:
-    """Return counters and where others find them; None if there is no shared memory."""
-    with suppress(OSError), ExitStack() as stack:
-        descriptor = nameless("penstock-counters")
-        stack.callback(os.close, descriptor)
-        found = Counters(descriptor), Holder.me(descriptor)
-        stack.pop_all()
-        return found
-    return Counters(None), None
-
-
-def finish(here: Here, pid: int) -> None:
-    """Close the tiers of a cache that was garbage collected."""
-    if os.getpid() == pid:
-        here.close(sync=True)
-
-
-def _tiers(here: Here, counts: Counts) -> Iterator[TierStatistics]:
+def _tiers(here: Here, counts: CacheStatistics) -> Iterator[TierStatistics]:
     arena, disk = here.arena, here.disk
     if arena is not None:
         saved_s = counts.saved_s(counts.ram_hits, counts.ram_ns)

@@ -1,11 +1,10 @@
 """The disk tier: LMDB, shared by the processes and the jobs of a host.
 
+    FOLDER                     locked by the one process that is writing
     FOLDER/data.mdb lock.mdb   the database: records by key, and namespaces
     FOLDER/users               locked (shared) by every process that has it open, plus
                                a byte for each namespace that one of them uses
-    FOLDER/writer              locked by the one process that is writing
     FOLDER/state.json          whether everything written has reached the disk
-    FOLDER/beside-1 ...        the same again, for processes of other pid namespaces
 
 LMDB's rules (lmdb.h, "Caveats"): open it once per process, never use it across a fork,
 do not map it writable (a full disk would be a SIGBUS), map it once for all sizes to
@@ -16,6 +15,7 @@ tears nothing.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -24,23 +24,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate, islice, takewhile
+from itertools import accumulate, groupby, islice, takewhile
 from pathlib import Path
 from typing import Any
 
-from ..system.file_locks import share, try_lock
+from ..system.file_locks import change, try_lock, try_lock_file
 from .folder import (
-    MAX_BESIDE,
     FolderState,
-    TakenError,
-    alone,
-    beside_bytes,
     check_folder,
     check_left,
     check_ours,
     enter,
     leased,
-    places,
     shortage,
     spare_bytes,
 )
@@ -106,7 +101,6 @@ class Disk:
 
     Raises:
         DistrustError: the folder is not fit for use: see `folder`.
-        TakenError: processes of another pid namespace have it open.
         DiskError: it cannot be opened.
     """
 
@@ -155,7 +149,7 @@ class Disk:
         about: str,
         limit: int | None = None,
     ) -> int:
-        """Store records of one namespace; return how many are new.
+        """Store records; return how many are new.
 
         It stores as many as fit below `limit`, in bytes; None means this disk's own.
 
@@ -168,8 +162,7 @@ class Disk:
             DiskError: it cannot be written to.
         """
         stored = 0
-        with failing("written", self.folder), leased(self.folder):
-            self._mark(clean=False)
+        with self._writing():
             for part in stretches(batch):
                 fitting = within(part, self._room(part, limit or self.limit))
                 if not fitting and part[0] == batch[0]:
@@ -186,12 +179,10 @@ class Disk:
         Raises:
             DiskError: the database cannot be written to.
         """
-        with failing("written", self.folder), leased(self.folder):
-            self._mark(clean=False)
-            with self._env.begin(write=True) as txn:
-                record = txn.pop(key)
-                if record is not None:
-                    self._count(txn, key[:8], "", -1, -room_of(record))
+        with self._writing(), self._env.begin(write=True) as txn:
+            record = txn.pop(key)
+            if record is not None:
+                self._count(txn, key[:8], "", -1, -room_of(record))
 
     def clear(self, namespace: bytes) -> int:
         """Delete a namespace; return how many records it had.
@@ -199,8 +190,7 @@ class Disk:
         Raises:
             DiskError: the database cannot be written to.
         """
-        with failing("written", self.folder), leased(self.folder):
-            self._mark(clean=False)
+        with self._writing():
             return self._drop(namespace)
 
     def open_namespace(self, namespace: bytes, about: str) -> Namespace:
@@ -211,9 +201,8 @@ class Disk:
         Raises:
             DiskError: the database cannot be written to.
         """
-        with failing("written", self.folder), leased(self.folder):
-            self._mark(clean=False)
-            share(self._users, byte_of(namespace))
+        with self._writing():
+            change(self._users, fcntl.F_RDLCK, byte_of(namespace))
             with self._env.begin(write=True) as txn:
                 return self._count(txn, namespace, about, 0, 0)
 
@@ -232,11 +221,10 @@ class Disk:
         Raises:
             DiskError: the database cannot be read.
         """
-        last: bytes | None = namespace
-        while last is not None:
-            keys = self._keys_from(last, namespace)
+        first = namespace
+        while keys := self._keys_from(first, namespace):
             yield from keys
-            last = keys[-1] + b"\0" if keys else None
+            first = keys[-1] + b"\0"
 
     @property
     def used(self) -> int:
@@ -260,7 +248,7 @@ class Disk:
             return
         with failing("written", self.folder), leased(self.folder):
             self._env.sync(True)  # noqa: FBT003 its only argument
-            self._mark(clean=True)
+            FolderState.now(self.folder, clean=True).write(self.folder)
 
     def shrink(self) -> None:
         """Return the free pages of the file to the disk, and close.
@@ -270,8 +258,8 @@ class Disk:
         Raises:
             DiskError: the disk is full, or fails.
         """
-        if alone(self._users):
-            with failing("written", self.folder), leased(self.folder):
+        if try_lock_file(self._users, fcntl.LOCK_EX):
+            with self._writing():
                 copy = self.folder / "compact"
                 shutil.rmtree(copy, ignore_errors=True)  # left by a killed process
                 copy.mkdir()
@@ -280,7 +268,6 @@ class Disk:
                 (copy / "data.mdb").replace(self.folder / "data.mdb")
                 (self.folder / "lock.mdb").unlink(missing_ok=True)
                 copy.rmdir()
-                self._mark(clean=False)
         self.close()
 
     def close(self) -> None:
@@ -303,7 +290,7 @@ class Disk:
     def _look(self) -> Any:
         """Open it read-only. If nobody else has it open, no lock file is needed."""
         check_ours(self.folder)
-        is_alone = alone(self._users)
+        is_alone = try_lock_file(self._users, fcntl.LOCK_EX)
         if is_alone:
             check_left(self.folder)
         env = self._opened(readonly=True, create=False, lock=not is_alone)
@@ -333,16 +320,20 @@ class Disk:
 
     # Writing: the lease is held
 
-    def _mark(self, *, clean: bool) -> None:
-        """Record whether everything is on the disk, before a write changes that."""
-        FolderState.now(self.folder, clean=clean).write(self.folder)
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Hold the lease; before anything is written, say that it is not synced."""
+        with failing("written", self.folder), leased(self.folder):
+            FolderState.now(self.folder, clean=False).write(self.folder)
+            yield
 
     def _put(self, records: Sequence[tuple[bytes, bytes]], about: str) -> int:
         """Store records in one transaction; return how many are new."""
         with self._env.begin(write=True) as txn:
             new = [each for each in records if txn.put(*each, overwrite=False)]
-            nbytes = sum(room_of(record) for _, record in new)
-            self._count(txn, records[0][0][:8], about, len(new), nbytes)
+            for name, those in groupby(new, lambda each: each[0][:8]):
+                sizes = [room_of(record) for _, record in those]
+                self._count(txn, name, about, len(sizes), sum(sizes))
         return len(new)
 
     def _room(self, part: Sequence[tuple[bytes, bytes]], limit: int) -> int:
@@ -354,10 +345,11 @@ class Disk:
         wanted = limit // 16 - room
         if wanted <= 0:
             return room
+        its_own = {key[:8] for key, _ in part}
         resting = {
             name: (each.used_s, each.nbytes)
             for name, each in self.namespaces().items()
-            if name != part[0][0][:8] and not self._in_use(name)
+            if name not in its_own and not self._in_use(name)
         }
         for name in victims(resting, time.time(), wanted):
             self.evicted += self._drop(name)
@@ -371,16 +363,12 @@ class Disk:
         file: int = PAGE * (self._env.info()["last_pgno"] + 1)
         slack = min(limit // 16, MAX_SLACK_BYTES) + 2 * churn
         reusable = max(0, file - self.used - slack)
-        grows = limit - file - beside_bytes(self.folder)
-        return min(grows, spare_bytes(self.folder)) + reusable - 2 * churn
+        return min(limit - file, spare_bytes(self.folder)) + reusable - 2 * churn
 
     def _in_use(self, namespace: bytes) -> bool:
         """Whether any process has it open, this one included."""
-        probe = os.open(self.folder / "users", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            return not try_lock(probe, byte_of(namespace))
-        finally:
-            os.close(probe)
+        with open(self.folder / "users", "r+b") as users:
+            return not try_lock(users.fileno(), byte_of(namespace))
 
     def _drop(self, namespace: bytes) -> int:
         """Delete a namespace, about a thousand records to a transaction."""
@@ -496,17 +484,12 @@ def shared_disk(folder: Path, limit: int | None) -> Disk:
         DistrustError: the folder is not fit for use.
         DiskError: it cannot be opened.
     """
-    for place in places(folder):
-        path = os.path.realpath(place)
-        with _opening, suppress(TakenError):
-            disk, users = _open.get(path, (None, 0))
-            disk = disk or Disk(place, limit)
-            _open[path] = disk, users + 1
-            return disk
-    raise DiskError(
-        f"{MAX_BESIDE} containers already use the cache in {folder}; give this one"
-        " another folder"
-    )
+    path = os.path.realpath(folder)
+    with _opening:
+        disk, users = _open.get(path, (None, 0))
+        disk = disk or Disk(folder, limit)
+        _open[path] = disk, users + 1
+        return disk
 
 
 def let_go(disk: Disk) -> None:

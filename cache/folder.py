@@ -1,7 +1,7 @@
 """A folder that holds a cache: whether it is fit, how it was left, who may write.
 
 Processes of one pid namespace at a time use a folder: LMDB identifies readers by their
-pids, and two containers have the same ones.
+pids, and two containers have the same ones. The second gives the folder up.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 
-from ..system.file_locks import lock_file
+from ..system.file_locks import lock_file, locked_folder, try_lock_file
 
 LOGGER = logging.getLogger("penstock")
 VERSION = 1
@@ -27,9 +27,6 @@ VERSION = 1
 FOLDER = "penstock-cache"
 """The folder created inside the one that the user names."""
 STATE = "state.json"
-BESIDE = "beside-"
-MAX_BESIDE = 8
-"""Containers that may use a cache at once, each with its own pids."""
 MAX_STATE_BYTES = 4096
 LOCAL = frozenset(
     (
@@ -63,6 +60,10 @@ UNREADABLE = (
     RecursionError,
 )
 """Errors from reading a file that somebody else wrote."""
+OTHER_PIDS = (
+    "another container uses the cache in {}, and its process ids mean something else"
+    " here; give this container another folder"
+)
 SLOW_S = 2.0
 """Work that takes longer is logged."""
 SPARE = 1 << 26
@@ -71,10 +72,6 @@ SPARE = 1 << 26
 
 class DistrustError(Exception):
     """A folder that must not be used; the text says why, and what helps."""
-
-
-class TakenError(Exception):
-    """Processes of another pid namespace have the folder open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +124,20 @@ class FolderState:
             os.fsync(file.fileno())
         new.replace(folder / STATE)
 
-    @property
-    def survived(self) -> bool:
-        """Whether no power cut can have lost anything that was written."""
-        return self.clean or self.boot == boot_id()
-
 
 def folder_in(place: Path) -> Path:
     """Return the folder of the cache in the folder that the user names."""
     return place if place.name == FOLDER else place / FOLDER
+
+
+def require(is_so: bool, text: str) -> None:  # noqa: FBT001 a condition, as in `assert`
+    """Distrust a folder unless something is so.
+
+    Raises:
+        DistrustError: it is not so.
+    """
+    if not is_so:
+        raise DistrustError(text)
 
 
 def check_folder(folder: Path) -> None:
@@ -147,38 +149,49 @@ def check_folder(folder: Path) -> None:
             or holds a database of another program.
     """
     kind = kind_of_place(folder)
-    if kind not in LOCAL:
-        raise DistrustError(
-            f"{folder} is on a file system that is not known to be local ({kind}),"
-            " where locks and shared memory may not work; give a folder on a disk of"
-            " this machine"
-        )
+    require(
+        kind in LOCAL,
+        f"{folder} is on a file system that is not known to be local ({kind}),"
+        " where locks and shared memory may not work; give a folder on a disk of"
+        " this machine",
+    )
     there = next(filter(os.path.lexists, (folder, *folder.parents)))
-    if not there.is_dir():
-        raise DistrustError(
-            f"{there} is not a folder, which a cache needs; give another path"
-        )
-    if there != folder:
-        return
+    require(
+        there.is_dir(),
+        f"{there} is not a folder, which a cache needs; give another path",
+    )
+    if there == folder:
+        check_alone_ours(folder)
+
+
+def check_alone_ours(folder: Path) -> None:
+    """Check that a folder is this user's alone, and penstock's.
+
+    Raises:
+        DistrustError: see `check_folder`.
+    """
     status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode):
-        raise DistrustError(f"{folder} is a link; give the folder that it points to")
-    if status.st_uid != os.getuid():
-        raise DistrustError(
-            f"{folder} belongs to user {status.st_uid}, but this process runs as user"
-            f" {os.getuid()}; give a folder of your own"
-        )
-    if status.st_mode & 0o022:
-        raise DistrustError(
-            f"other users may write to {folder}; if all of it is yours, chmod 700 it"
-        )
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise DistrustError(f"{folder} is not writable; chmod 700 it")
-    if (folder / "data.mdb").exists() and not (folder / "users").exists():
-        raise DistrustError(
-            f"{folder} holds a database that penstock did not write; give another"
-            " folder"
-        )
+    require(
+        stat.S_ISDIR(status.st_mode),
+        f"{folder} is a link; give the folder that it points to",
+    )
+    require(
+        status.st_uid == os.getuid(),
+        f"{folder} belongs to user {status.st_uid}, but this process runs as user"
+        f" {os.getuid()}; give a folder of your own",
+    )
+    require(
+        not status.st_mode & 0o022,
+        f"other users may write to {folder}; if all of it is yours, chmod 700 it",
+    )
+    require(
+        os.access(folder, os.W_OK | os.X_OK),
+        f"{folder} is not writable; chmod 700 it",
+    )
+    require(
+        (folder / "users").exists() or not (folder / "data.mdb").exists(),
+        f"{folder} holds a database that penstock did not write; give another folder",
+    )
 
 
 def check_ours(folder: Path) -> None:
@@ -188,17 +201,17 @@ def check_ours(folder: Path) -> None:
         DistrustError: another version did, or another program.
     """
     version = FolderState.read(folder).version
-    if not version:
-        raise DistrustError(
-            f"{folder} holds no penstock cache, or its {STATE} is damaged; give another"
-            f" folder, or empty it with `penstock cache clear {folder}`"
-        )
-    if version != VERSION:
-        raise DistrustError(
-            f"{folder} was written by another version of penstock (its format is"
-            f" {version}, this one reads {VERSION}); use that version, give another"
-            f" folder, or empty it with `penstock cache clear {folder}`"
-        )
+    require(
+        version > 0,
+        f"{folder} holds no penstock cache, or its {STATE} is damaged; give another"
+        f" folder, or empty it with `penstock cache clear {folder}`",
+    )
+    require(
+        version == VERSION,
+        f"{folder} was written by another version of penstock (its format is"
+        f" {version}, this one reads {VERSION}); use that version, give another"
+        f" folder, or empty it with `penstock cache clear {folder}`",
+    )
 
 
 def check_left(folder: Path) -> None:
@@ -214,8 +227,8 @@ def check_left(folder: Path) -> None:
     if not data.exists():
         return
     check_ours(folder)
-    if not left.survived:
-        raise DistrustError(f"{folder} was not closed before a power cut")
+    survived = left.clean or left.boot == boot_id()
+    require(survived, f"{folder} was not closed before a power cut")
     if left.whole == stamp(folder) or not data.stat().st_size:
         return
     with said_if_slow(f"checking the cache in {folder}, which a run did not close"):
@@ -247,34 +260,25 @@ def enter(folder: Path, users: int, *, mends: bool) -> None:
         mends: whether to empty a folder that was not left intact.
 
     Raises:
-        DistrustError: it was not left intact, or another version wrote it.
-        TakenError: processes of another pid namespace have it open.
+        DistrustError: it was not left intact, another version wrote it, or processes of
+            another pid namespace have it open.
         TimeoutError: another process has been checking it for too long.
     """
     for _ in range(3):
-        if alone(users):
+        if try_lock_file(users, fcntl.LOCK_EX):  # nobody else has it open
             begin_session(folder, mends=mends)
         with said_if_slow(f"waiting for another process to check {folder}"):
             lock_file(users, fcntl.LOCK_SH, OPENING_PATIENCE_S)  # others may check it
         state = FolderState.read(folder)
         if (state.version, state.boot) == (VERSION, boot_id()):
             if state.pids not in (0, pid_namespace()):
-                raise TakenError(str(folder))
+                raise DistrustError(OTHER_PIDS.format(folder))
             return
         fcntl.flock(users, fcntl.LOCK_UN)  # nobody has finished checking it
     raise DistrustError(
         f"{folder} could not be opened: the processes that checked it ended before they"
         " were done; start again, or empty it with `penstock cache clear`"
     )
-
-
-def alone(users: int) -> bool:
-    """Lock a folder exclusively; return False if somebody else has it open."""
-    try:
-        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def begin_session(folder: Path, *, mends: bool) -> None:
@@ -304,20 +308,9 @@ def wipe(folder: Path) -> None:
     FolderState.now(folder, clean=True).write(folder)
 
 
-@contextmanager
-def leased(folder: Path) -> Iterator[None]:
-    """Hold the write lease within the `with`. It ends with the process at the latest.
-
-    Raises:
-        TimeoutError: another process holds it, and was probably stopped.
-    """
-    lease = os.open(folder / "writer", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        lock_file(lease, fcntl.LOCK_EX, PATIENCE_S)
-        yield
-    finally:
-        fcntl.flock(lease, fcntl.LOCK_UN)  # a forked child may have it open, too
-        os.close(lease)
+def leased(folder: Path) -> AbstractContextManager[None]:
+    """Return the write lease, held within a `with`: see `locked_folder`."""
+    return locked_folder(folder, PATIENCE_S)
 
 
 @contextmanager
@@ -331,22 +324,6 @@ def said_if_slow(what: str) -> Iterator[None]:
     finally:
         timer.cancel()
         timer.join()
-
-
-def places(folder: Path) -> Iterator[Path]:
-    """Yield the places where a cache in a folder may be: there, and beside it."""
-    yield folder
-    yield from (folder / f"{BESIDE}{number}" for number in range(1, MAX_BESIDE))
-
-
-def beside_bytes(folder: Path) -> int:
-    """Return the total bytes of the cache's other databases."""
-    first = folder.parent if folder.name.startswith(BESIDE) else folder
-    total = 0
-    for place in places(first):
-        with suppress(FileNotFoundError):  # others may remove it
-            total += 0 if place == folder else (place / "data.mdb").stat().st_size
-    return total
 
 
 def spare_bytes(folder: Path) -> int:

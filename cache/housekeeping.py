@@ -6,7 +6,7 @@ that it cannot read, and only one that penstock wrote.
 
 from __future__ import annotations
 
-import os
+import fcntl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -14,8 +14,9 @@ from itertools import chain
 from pathlib import Path
 
 from ..errors import PenstockError
+from ..system.file_locks import try_lock_file
 from .disk import Disk, DiskError, Namespace
-from .folder import SLOW_S, DistrustError, alone, check_folder, folder_in, places, wipe
+from .folder import SLOW_S, DistrustError, check_folder, folder_in, wipe
 from .record import RecordError, check
 
 
@@ -34,8 +35,7 @@ def entries(folder: Path) -> list[tuple[str, Namespace]]:
         NoCacheError: there is no cache, another version of penstock wrote it, or it
             cannot be read.
     """
-    every = chain.from_iterable(held(place).items() for place in databases(folder))
-    found = [(name.hex(), namespace) for name, namespace in every]
+    found = [(name.hex(), each) for name, each in held(existing(folder)).items()]
     return sorted(found, key=lambda entry: -entry[1].used_s)
 
 
@@ -55,12 +55,13 @@ def verify(folder: Path, progress: Callable[[int], object]) -> tuple[int, int]:
     """
     seen = damaged = 0
     told_s = time.monotonic()
-    for whole in chain.from_iterable(map(checked, databases(folder))):
-        damaged += not whole
-        seen += 1
-        if time.monotonic() - told_s > SLOW_S:
-            progress(seen)
-            told_s = time.monotonic()
+    with opened(existing(folder)) as disk:
+        for key in chain.from_iterable(map(disk.keys, disk.namespaces())):
+            damaged += not is_whole(disk, key)
+            seen += 1
+            if time.monotonic() - told_s > SLOW_S:
+                progress(seen)
+                told_s = time.monotonic()
     return seen - damaged, damaged
 
 
@@ -73,41 +74,31 @@ def clear(folder: Path, name: str | None) -> int:
     Raises:
         NoCacheError: there is no cache, no such namespace in it, or it cannot be used.
     """
+    place = existing(folder)
     if name is None:
-        return sum(map(emptied, existing(folder)))
-    known = [each for each, _ in entries(folder)]
+        return emptied(place)
+    known = [each.hex() for each in held(place)]
     if name not in known:
         listed = ", ".join(known) or "nothing"
         raise NoCacheError(f"{folder} holds no {name!r}; it holds {listed}")
-    dropped = 0
-    for place in databases(folder):
-        with opened(place) as disk:
-            dropped += disk.clear(bytes.fromhex(name))
-            disk.shrink()
+    with opened(place) as disk:
+        dropped = disk.clear(bytes.fromhex(name))
+        disk.shrink()
     return dropped
 
 
-def existing(folder: Path) -> list[Path]:
-    """Return the places of a cache's databases.
+def existing(folder: Path) -> Path:
+    """Return the place of a cache's database.
 
     Raises:
         NoCacheError: there is no cache.
     """
-    top = folder_in(folder)
-    if not (top / "users").exists() or not (top / "state.json").exists():
+    place = folder_in(folder)
+    if not (place / "users").exists() or not (place / "state.json").exists():
         raise NoCacheError(
             f"there is no cache in {folder}; give the folder passed to .cache(disk=...)"
         )
-    return [place for place in places(top) if (place / "state.json").exists()]
-
-
-def databases(folder: Path) -> list[Path]:
-    """Return the places where something was stored.
-
-    Raises:
-        NoCacheError: there is no cache.
-    """
-    return [place for place in existing(folder) if (place / "data.mdb").exists()]
+    return place
 
 
 @contextmanager
@@ -133,19 +124,10 @@ def held(place: Path) -> dict[bytes, Namespace]:
     Raises:
         NoCacheError: it cannot be read.
     """
+    if not (place / "data.mdb").exists():  # it was emptied
+        return {}
     with opened(place, looks=True) as disk:
         return disk.namespaces()
-
-
-def checked(place: Path) -> Iterator[bool]:
-    """Check every record of a database: yield whether it is intact.
-
-    Raises:
-        NoCacheError: the database cannot be used.
-    """
-    with opened(place) as disk:
-        for key in chain.from_iterable(map(disk.keys, disk.namespaces())):
-            yield is_whole(disk, key)
 
 
 def is_whole(disk: Disk, key: bytes) -> bool:
@@ -156,7 +138,7 @@ def is_whole(disk: Disk, key: bytes) -> bool:
     """
     record = disk.get(key)
     try:
-        if record is not None:
+        if record is not None:  # a job may have dropped it
             check(record, key)
     except RecordError:
         disk.forget(key)
@@ -165,35 +147,25 @@ def is_whole(disk: Disk, key: bytes) -> bool:
 
 
 def emptied(place: Path) -> int:
-    """Delete all that a database holds; return its number of records, if known.
+    """Delete all that a database holds, whatever its state.
+
+    Returns:
+        its number of records, if known.
 
     Raises:
-        NoCacheError: the database cannot be used.
+        NoCacheError: the folder is not fit for use (see `check_folder`), or the
+            database of a running job cannot be used.
     """
     records = 0
     with suppress(NoCacheError):
         records = sum(each.records for each in held(place).values())
-    if wiped(place):
-        return records
-    with opened(place) as disk:
-        return sum(disk.clear(name) for name in disk.namespaces())
-
-
-def wiped(place: Path) -> bool:
-    """Delete a database, whatever its state; return False if a job has it open.
-
-    Raises:
-        NoCacheError: the folder is not fit for use: see `check_folder`.
-    """
     try:
         check_folder(place)
     except DistrustError as error:
         raise NoCacheError(str(error)) from error
-    users = os.open(place / "users", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        if alone(users):
+    with open(place / "users", "r+b") as users:
+        if try_lock_file(users.fileno(), fcntl.LOCK_EX):  # no job has it open
             wipe(place)
-            return True
-        return False
-    finally:
-        os.close(users)
+            return records
+    with opened(place) as disk:
+        return sum(disk.clear(name) for name in disk.namespaces())

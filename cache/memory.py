@@ -5,7 +5,8 @@
 The arena grows at its end only. No record is moved or overwritten, so reading takes no
 lock: each record shows whether it is whole and which key it has, and a record whose
 writer died halfway fails that check. When the arena is full and nobody asks for its
-content any more (another image size is in force), it is emptied as a whole.
+content any more (another image size is in force), it is emptied as a whole. The size
+of its first record stands for that content.
 
 Nothing else is evicted. An epoch asks for each sample once, in random order, so all are
 worth the same: with room for a share of the samples, that share is found. Evicting the
@@ -18,7 +19,9 @@ that a control group or another process needs is not the cache's to take.
 
 It is as fast as LMDB on tmpfs (records of 100 KB: a get takes 14 us in both;
 `benchmarks/cache.py gets` prints both). It has no name, so nothing of it is left when
-the last process that has it open ends, however it ends.
+the last process that has it open ends, however it ends. By its title, other processes
+of the user find it in /proc. While one looks for it, and perhaps creates it, that
+process holds a lock.
 """
 
 from __future__ import annotations
@@ -29,26 +32,26 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
-from ..system.file_locks import ByteLock
+from ..system.file_locks import ByteLock, locked_folder
 from ..system.resources import effective_memory_bytes
+from ..system.shared_memory import nameless, runtime_folder, titled
 
 MAGIC = int.from_bytes(b"penstock", sys.byteorder)
-VERSION = 3
+VERSION = 4
 PAGE = 4096
-HEADER = struct.Struct("=11Q")
+HEADER = struct.Struct("=13Q")
 _GENERATION, _SLOTS, _CAPACITY, _END, _RECORDS, _EVICTED, _LOOKUPS = range(2, 9)
 # Positions of the header's words, after magic and version. Each word is read and
 # written as a whole, so readers take no lock. Up to `_TAKEN` the file may grow without
 # another check of the free memory; `_RESERVE` bytes of memory stay free.
 _TAKEN, _RESERVE = 9, 10
-GROUPS = 32
-GROUP_WORDS = 3
-"""A namespace, its records, and the lookup count when it was last asked for."""
-GROUPS_AT = 32
+# The namespace of the first record, and the lookup count when it was last asked for.
+_OWNER, _ASKED = 11, 12
 SLOT = struct.Struct("<16sQII")
 """Key, where its record begins, its length, the generation it belongs to."""
 MIN_SLOTS = 1 << 10
@@ -70,7 +73,9 @@ SHORT_S = 1.0
 """How long to wait before checking the free memory again after it ran short."""
 WRITING = 0
 """The byte of the file that a writer locks."""
-
+LOOKING_PATIENCE_S = 30.0
+"""Seconds to wait for others that look for the same arena. A look at 10,000 open files
+takes some 100 ms, and the ranks of a host look in turn."""
 
 SHORT = (
     "its RAM holds {} of {} bytes and takes no more for now, as little memory is free"
@@ -134,6 +139,7 @@ class Arena:
 
     def get(self, key: bytes) -> memoryview | None:
         """Return an unchecked copy of the record under `key`, or None."""
+        self.note_use(key[:8])
         found = self._find(key)
         if found is None or found[1] is None:
             return None
@@ -158,8 +164,10 @@ class Arena:
             found = self._find(key)
             if found is not None and found[1] is not None:
                 return
-            if found is None or words[_END] + nbytes > self._start + self.capacity:
-                self._make_room(key, nbytes)
+            if found is None or nbytes > self._room:
+                if nbytes > self.capacity or not self._may_empty(key[:8]):
+                    raise Full
+                self._reset()
                 found = self._find(key)
             assert found is not None
             at, begin = found[0], words[_END]
@@ -168,16 +176,14 @@ class Arena:
             words[_END] = begin + nbytes  # first, so a writer that dies leaves a gap
             write_all(self._descriptor, record, begin)
             self._set_slot(at, key, begin, nbytes)
-            # After its slot: who missed it there sees this change (`Here.stored`).
+            if not words[_RECORDS]:
+                words[_OWNER], words[_ASKED] = number(key[:8]), words[_LOOKUPS]
             words[_RECORDS] += 1
-            group = self._group(key[:8])
-            if group is not None:
-                words[group + 1] += 1
 
     def admits(self, key: bytes, nbytes: int) -> bool:
         """Whether a record of this size would be stored."""
-        room = self._start + self.capacity - self._words[_END]
-        return nbytes <= room or (nbytes <= self.capacity and self._may_empty(key[:8]))
+        fits = nbytes <= self._room
+        return fits or (nbytes <= self.capacity and self._may_empty(key[:8]))
 
     def forget(self, key: bytes) -> None:
         """Remove the record under this key, because it is damaged.
@@ -203,9 +209,8 @@ class Arena:
         """Record that `lookups` keys of a namespace were asked for."""
         words = self._words
         words[_LOOKUPS] = total = words[_LOOKUPS] + lookups
-        at = self._group(namespace)
-        if at is not None:
-            words[at + 2] = total
+        if words[_OWNER] == number(namespace):
+            words[_ASKED] = total
 
     @property
     def used(self) -> int:
@@ -246,7 +251,7 @@ class Arena:
         start = PAGE + slots * SLOT.size
         os.ftruncate(self._descriptor, start + capacity)  # sparse: only use takes room
         reserve = effective_memory_bytes() // RESERVE_SHARE
-        words = (1, slots, capacity, start, 0, 0, 0, start, reserve)
+        words = (1, slots, capacity, start, 0, 0, 0, start, reserve, 0, 0)
         os.pwrite(self._descriptor, HEADER.pack(MAGIC, VERSION, *words), 0)
 
     def _take(self, end: int) -> None:
@@ -275,47 +280,33 @@ class Arena:
 
         None: the table is full there.
         """
-        generation, slots = self._words[_GENERATION], self._slots
-        number = int.from_bytes(key[8:16], "little") & (slots - 1)
+        generation, slots, start = self._words[_GENERATION], self._slots, self._start
+        first = int.from_bytes(key[8:16], "little")
         for probe in range(MAX_PROBES):
-            at = PAGE + ((number + probe) & (slots - 1)) * SLOT.size
+            at = PAGE + ((first + probe) & (slots - 1)) * SLOT.size
             there, begin, length, era = SLOT.unpack_from(self._memory, at)
             if era != generation:
                 return at, None
             if there == key:
-                return at, (begin, length) if self._contains(begin, length) else None
+                # If the arena cannot hold such a record, it is stored again.
+                end = len(self._memory) - length
+                return at, (begin, length) if length and start <= begin <= end else None
         return None
 
-    def _contains(self, begin: int, length: int) -> bool:
-        """Whether the arena can hold such a record; if not, it is stored again."""
-        return length > 0 and self._start <= begin <= len(self._memory) - length
-
-    def _group(self, namespace: bytes) -> int | None:
-        """Return where a namespace is counted, or None if there are too many."""
-        words, name = self._words, int.from_bytes(namespace, sys.byteorder)
-        for at in range(GROUPS_AT, GROUPS_AT + GROUPS * GROUP_WORDS, GROUP_WORDS):
-            if words[at] == name:
-                return at
-            if not words[at + 1] and not words[at + 2]:
-                words[at] = name
-                return at
-        return None
-
-    def _others(self, namespace: bytes) -> Iterator[tuple[int, int]]:
-        """Yield the counts of the other namespaces."""
-        words, name = self._words, int.from_bytes(namespace, sys.byteorder)
-        for at in range(GROUPS_AT, GROUPS_AT + GROUPS * GROUP_WORDS, GROUP_WORDS):
-            if words[at + 1] and words[at] != name:
-                yield words[at + 1], words[at + 2]
-
-    def _make_room(self, key: bytes, nbytes: int) -> None:
-        """Empty the arena, if no other namespace is in use any more."""
-        if not self._may_empty(key[:8]) or nbytes > self.capacity:
-            raise Full
-        self._reset()
+    @property
+    def _room(self) -> int:
+        """Bytes of records that still fit."""
+        return self._start + self.capacity - self._words[_END]
 
     def _may_empty(self, namespace: bytes) -> bool:
-        return all_idle(self._others(namespace), self._words[_LOOKUPS])
+        """Whether it may be emptied for this namespace, as nobody asks for its owner.
+
+        A namespace in use is asked for within an epoch, that is, before the number of
+        lookups has grown by its number of records.
+        """
+        words = self._words
+        is_others = words[_RECORDS] > 0 and words[_OWNER] != number(namespace)
+        return is_others and words[_LOOKUPS] - words[_ASKED] > words[_RECORDS]
 
     def _reset(self) -> None:
         words = self._words
@@ -323,19 +314,54 @@ class Arena:
         words[_GENERATION] += 1
         words[_RECORDS] = 0
         words[_END] = self._start
-        for at in range(GROUPS_AT, GROUPS_AT + GROUPS * GROUP_WORDS):
-            words[at] = 0
 
 
-def all_idle(others: Iterable[tuple[int, int]], lookups: int) -> bool:
-    """Whether nobody asks for the other namespaces of an arena any more.
+def number(namespace: bytes) -> int:
+    """Return a namespace as a word of the header."""
+    return int.from_bytes(namespace, sys.byteorder)
 
-    A namespace in use is asked for within an epoch, that is, before the number of
-    lookups has grown by its number of records.
+
+def join(name: str, capacity: int, samples: int) -> tuple[Arena, str]:
+    """Return the arena of that name, another process's or a new one, and its title.
+
+    Processes find each other if they have the same runtime folder.
 
     Args:
-        others: for each, its records, and `lookups` when it was last asked for.
-        lookups: lookups in the arena so far.
+        name: name of the cache; letters and digits.
+        capacity: bytes of records in a new arena.
+        samples: expected number of records in a new arena.
+
+    Raises:
+        OSError: there is not enough memory, or the lock cannot be opened.
+        TimeoutError: another process holds the lock.
     """
-    found = list(others)
-    return bool(found) and all(lookups - last > records for records, last in found)
+    place = runtime_folder()
+    if place is None:
+        title = f"penstock-cache-{os.urandom(8).hex()}"
+        return create(title, capacity, samples), title
+    title = f"penstock-cache-{place.stat().st_ino}-{name}"
+    with locked_folder(place, LOOKING_PATIENCE_S):
+        return existing(title) or create(title, capacity, samples), title
+
+
+def existing(title: str, pid: int | str = "[0-9]*") -> Arena | None:
+    """Return the arena of that title, if that process of this user has it open."""
+    for descriptor in titled(title, pid):
+        with suppress(OSError, ValueError):
+            return Arena(descriptor)
+        os.close(descriptor)  # of another version
+    return None
+
+
+def create(title: str, capacity: int, samples: int) -> Arena:
+    """Return a new arena.
+
+    Raises:
+        OSError: there is not enough memory.
+    """
+    descriptor = nameless(title)
+    try:
+        return Arena(descriptor, capacity, samples)
+    except BaseException:
+        os.close(descriptor)
+        raise

@@ -53,58 +53,6 @@ class Measured:
     decode_ns: float
 
 
-@dataclass(frozen=True, slots=True)
-class TierFacts:
-    """Where records will be found."""
-
-    samples: int
-    """Number of samples in an epoch."""
-    capacity_bytes: float
-    read_bytes_per_s: float
-    """Its speed; infinite for memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What a codec would cost in later epochs, as means for one sample."""
-
-    name: str
-    hit: float
-    """Share of samples found in the tier, 0 to 1."""
-    cost_ns: float
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.cost_ns / 1e6:.3f} ms ({self.hit:.0%} found)"
-
-
-def choose(costs: Sequence[Expected], compute_ns: float) -> str:
-    """Return the codec with the lowest expected cost; ties go to the simpler one.
-
-    Args:
-        costs: at least one; the simplest codec first.
-        compute_ns: time that computing a sample takes.
-    """
-    least_ns = min(each.cost_ns for each in costs)
-    bound = (1 + TIE) * least_ns + SLIGHT * compute_ns
-    return next(each.name for each in costs if each.cost_ns <= bound)
-
-
-def expected(tier: TierFacts, compute_ns: float, measured: Measured) -> Expected:
-    """Return the expected cost of a codec.
-
-    Computing a sample takes `compute_ns`, which a hit saves.
-
-    A full tier that keeps its content and admits no more has a hit rate in proportion
-    to what fits, in whatever order (MinIO of CoorDL, J. Mohan et al., VLDB 2021). Only
-    admitted samples are encoded, once each.
-    """
-    hit = min(1.0, tier.capacity_bytes / (tier.samples * measured.nbytes))
-    read_ns = measured.decode_ns + 1e9 * measured.nbytes / tier.read_bytes_per_s
-    fill_ns = measured.encode_ns / EPOCHS
-    cost_ns = hit * (read_ns + fill_ns) + (1 - hit) * compute_ns
-    return Expected(measured.name, hit, cost_ns)
-
-
 def measure(
     samples: Sequence[Any], clock: Callable[[], int] = time.perf_counter_ns
 ) -> list[Measured]:
@@ -146,13 +94,24 @@ class Picker:
 
     Args:
         name: a codec's name, or "auto".
-        tier: where they are stored.
         owner: the name of the cache in the log.
+        samples: number of samples in an epoch.
+        capacity_bytes: bytes that the tier may hold.
+        read_bytes_per_s: the speed of the tier; infinite for memory.
     """
 
-    def __init__(self, name: str, tier: TierFacts, owner: str) -> None:
-        self._tier = tier
+    def __init__(
+        self,
+        name: str,
+        owner: str,
+        samples: int,
+        capacity_bytes: float,
+        read_bytes_per_s: float,
+    ) -> None:
         self._owner = owner
+        self._samples = samples
+        self._capacity_bytes = capacity_bytes
+        self._read_bytes_per_s = read_bytes_per_s
         self._lock = threading.Lock()
         # Samples, and how many nanoseconds each took to compute.
         self._seen: list[tuple[Any, int]] = []
@@ -167,31 +126,56 @@ class Picker:
             UnstorableError: the sample cannot be stored.
         """
         record = encode_parts(sample, key, self._codec or CODECS[0])
-        if self._codec is None:
-            with self._lock:
+        with self._lock:
+            if self._codec is None:
                 self._look(sample, sum(map(len, record)), took_ns)
         return record, unpacked_bytes(record)
 
+    def expected(self, measured: Measured, compute_ns: float) -> tuple[float, float]:
+        """Return a codec's expected cost in later epochs, as a mean for one sample.
+
+        A full tier that keeps its content and admits no more has a hit rate in
+        proportion to what fits, in whatever order (MinIO of CoorDL, J. Mohan et al.,
+        VLDB 2021). Only admitted samples are encoded, once each.
+
+        Args:
+            measured: what the codec achieves.
+            compute_ns: time that computing a sample takes, which a hit saves.
+
+        Returns:
+            the cost in nanoseconds, and the share of samples that are found, 0 to 1.
+        """
+        hit = min(1.0, self._capacity_bytes / (self._samples * measured.nbytes))
+        read_ns = measured.decode_ns + 1e9 * measured.nbytes / self._read_bytes_per_s
+        fill_ns = measured.encode_ns / EPOCHS
+        return hit * (read_ns + fill_ns) + (1 - hit) * compute_ns, hit
+
+    def choice(self, measured: Sequence[Measured], compute_ns: float) -> Codec:
+        """Return the codec with the lowest expected cost, and log all costs.
+
+        Args:
+            measured: at least one; the simplest codec first, to which ties go.
+            compute_ns: time that computing a sample takes.
+        """
+        costs = {each.name: self.expected(each, compute_ns) for each in measured}
+        bound_ns = (1 + TIE) * min(costs.values())[0] + SLIGHT * compute_ns
+        chosen = next(name for name, (ns, _) in costs.items() if ns <= bound_ns)
+        shown = (
+            f"{name} {ns / 1e6:.3f} ms ({hit:.0%} found)"
+            for name, (ns, hit) in costs.items()
+        )
+        log = '%s: codec "%s"; expected per sample: %s'
+        LOGGER.info(log, self._owner, chosen, ", ".join(shown))
+        return codec(chosen)
+
     def _look(self, sample: Any, raw_bytes: int, took_ns: int) -> None:
         """Keep this sample for the measurement; choose once there are enough."""
-        if self._codec is not None:
-            return
-        tier = self._tier
-        in_ram = tier.read_bytes_per_s == math.inf
-        if in_ram and ROOMY * raw_bytes * tier.samples <= tier.capacity_bytes:
+        in_ram = self._read_bytes_per_s == math.inf
+        if in_ram and ROOMY * raw_bytes * self._samples <= self._capacity_bytes:
             self._codec = CODECS[0]  # all fit, and smaller is no faster to read
             return
         self._seen.append((sample, took_ns))
-        if len(self._seen) < SAMPLES:
-            return
-        samples, times_ns = zip(*self._seen, strict=True)
-        self._seen = []
-        compute_ns = statistics.fmean(times_ns)
-        costs = [expected(tier, compute_ns, each) for each in measure(samples)]
-        self._codec = codec(choose(costs, compute_ns))
-        LOGGER.info(
-            '%s: codec "%s"; expected per sample: %s',
-            self._owner,
-            self._codec.name,
-            ", ".join(map(str, costs)),
-        )
+        if len(self._seen) == SAMPLES:
+            samples, times_ns = zip(*self._seen, strict=True)
+            self._seen = []
+            self._codec = self.choice(measure(samples), statistics.fmean(times_ns))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from xxhash import xxh3_64
@@ -52,19 +52,9 @@ class RecordError(ValueError):
     """The bytes are not a whole, undamaged, current record of that sample."""
 
 
-def refuse(name: str) -> NoReturn:
-    """Refuse a value outside JSON, such as NaN.
-
-    Raises:
-        ValueError: always.
-    """
-    raise ValueError(f"{name} in a structure")
-
-
 ENCODER = json.JSONEncoder(
     ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":")
 )
-DECODER = json.JSONDecoder(parse_constant=refuse)
 
 
 def encode(sample: Any, key: bytes, codec: Codec) -> bytes:
@@ -125,7 +115,7 @@ def decode(record: Packed, key: bytes) -> Any:
     """
     codec, text, stored, body_bytes = check(record, key)
     try:
-        structure = DECODER.decode(str(text, "utf-8", "surrogatepass"))
+        structure = json.loads(str(text, "utf-8", "surrogatepass"))
         body = memoryview(codec.unpack(stored, body_bytes))
         is_ours = not body.readonly and (codec.number > 0 or is_aligned(body))
         return Reader(body, is_ours, codec.predicts).read(structure)

@@ -12,6 +12,7 @@ import os
 import threading
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, fields
+from typing import Any
 
 from ..system.file_locks import ByteLock, try_lock
 
@@ -22,8 +23,31 @@ ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """Totals. Times are in nanoseconds."""
+class TierStatistics:
+    """What one tier did."""
+
+    name: str
+    """`RAM` or `disk`."""
+    hits: int
+    """Samples found here."""
+    records: int
+    """Number of records, including those of other jobs on this host."""
+    nbytes: int
+    """Size of these records in bytes."""
+    capacity: int
+    """Bytes that the tier may hold."""
+    evictions: int
+    """Records dropped to make room: from RAM by any process, from disk by this one."""
+    seconds_saved: float
+    """Worker-seconds that hits here saved over computing the samples again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatistics:
+    """What a cache did: totals of this pipeline on this host since it began.
+
+    Times are in nanoseconds.
+    """
 
     misses: int = 0
     """Samples computed."""
@@ -32,8 +56,6 @@ class Counts:
     ram_ns: int = 0
     disk_hits: int = 0
     disk_ns: int = 0
-    waits: int = 0
-    """Samples that another thread or process was computing already."""
     stored: int = 0
     stored_bytes: int = 0
     body_bytes: int = 0
@@ -50,6 +72,9 @@ class Counts:
     """All warnings; only the first of a kind, over all processes, is logged."""
     ram_warnings: int = 0
     disk_warnings: int = 0
+    name: str = ""
+    """Name of the cache in the log, such as `Cache(ID:2)`."""
+    tiers: tuple[TierStatistics, ...] = ()
 
     def saved_s(self, hits: int, took_ns: int) -> float:
         """Return the seconds saved by finding `hits` samples in `took_ns`, 0 or more.
@@ -62,21 +87,54 @@ class Counts:
         again_ns = hits * self.compute_ns / self.misses
         return max(0.0, (again_ns - took_ns) / 1e9)
 
+    @property
+    def ratio(self) -> float:
+        """Stored bytes for each byte of the samples; 1.0 before any is stored."""
+        return self.stored_bytes / self.body_bytes if self.body_bytes else 1.0
+
+    @property
+    def line(self) -> str:
+        """A summary in one line."""
+        parts = [
+            f"{tier.name} {tier.hits:,} ({tier.nbytes / MIB:,.0f} of"
+            f" {tier.capacity / MIB:,.0f} MiB, {tier.seconds_saved:.1f} s of work"
+            " saved)"
+            for tier in self.tiers
+        ]
+        short = f"; no room for {self.refused:,}" if self.refused else ""
+        return (
+            f"{self.name}: {self.hit_share:.0%} of samples found: {', '.join(parts)}"
+            f"{short}"
+        )
+
+    @property
+    def hits(self) -> int:
+        """Samples found in any tier."""
+        return sum(tier.hits for tier in self.tiers)
+
+    @property
+    def hit_share(self) -> float:
+        """Share of samples, 0 to 1, that were found."""
+        asked = self.hits + self.misses
+        return self.hits / asked if asked else 0.0
+
 
 NAMESPACES = 64
 """Most namespaces of one pipeline; records of any others are compared each time."""
-COLUMNS = {each.name: at for at, each in enumerate(fields(Counts))}
+COLUMNS = {each.name: at for at, each in enumerate(fields(CacheStatistics)[:-2])}
+"""Where each count is in a row."""
 AGREED = ROWS * len(COLUMNS)
 """Where the pairs of a namespace and its count of equal records begin."""
 END = AGREED + 2 * NAMESPACES
+NBYTES = 8 * END
 
 
 class Counters:
     """A row of counts, and the sums over all rows.
 
     Args:
-        descriptor: a shared file of zeros; `close` closes it. None means that this
-            process counts for itself.
+        descriptor: a shared file of `NBYTES` zeros; `close` closes it. None means that
+            this process counts for itself.
 
     Raises:
         OSError: there is no memory for the file.
@@ -84,10 +142,8 @@ class Counters:
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
-        if descriptor is not None:
-            os.ftruncate(descriptor, 8 * END)
         place = -1 if descriptor is None else descriptor
-        self._memory: mmap.mmap | None = mmap.mmap(place, 8 * END)
+        self._memory: mmap.mmap | None = mmap.mmap(place, NBYTES)
         self._numbers = memoryview(self._memory).cast("q")
         self._lock = threading.Lock()
         self._alone: AbstractContextManager[object] = (
@@ -131,9 +187,10 @@ class Counters:
         """Return one sum over all processes."""
         return sum(self._numbers[COLUMNS[name] : AGREED : len(COLUMNS)])
 
-    def totals(self) -> Counts:
+    def totals(self) -> CacheStatistics:
         """Return the sums over all processes."""
-        return Counts(**{name: self.total(name) for name in COLUMNS})
+        totals: dict[str, Any] = {name: self.total(name) for name in COLUMNS}
+        return CacheStatistics(**totals)
 
     def close(self) -> None:
         """Unmap the memory. Idempotent."""
@@ -143,63 +200,3 @@ class Counters:
             self._memory = None
             if self._descriptor is not None:
                 os.close(self._descriptor)
-
-
-@dataclass(frozen=True, slots=True)
-class TierStatistics:
-    """What one tier did."""
-
-    name: str
-    """`RAM` or `disk`."""
-    hits: int
-    """Samples found here."""
-    records: int
-    """Number of records, including those of other jobs on this host."""
-    nbytes: int
-    """Size of these records in bytes."""
-    capacity: int
-    """Bytes that the tier may hold."""
-    evictions: int
-    """Records dropped to make room: from RAM by any process, from disk by this one."""
-    seconds_saved: float
-    """Worker-seconds that hits here saved over computing the samples again."""
-
-
-@dataclass(frozen=True, slots=True)
-class CacheStatistics(Counts):
-    """What a cache did; counts are of this pipeline on this host since it began."""
-
-    name: str = ""
-    """Name of the cache in the log, such as `Cache(ID:2)`."""
-    tiers: tuple[TierStatistics, ...] = ()
-
-    @property
-    def ratio(self) -> float:
-        """Stored bytes for each byte of the samples; 1.0 before any is stored."""
-        return self.stored_bytes / self.body_bytes if self.body_bytes else 1.0
-
-    @property
-    def line(self) -> str:
-        """A summary in one line."""
-        parts = [
-            f"{tier.name} {tier.hits:,} ({tier.nbytes / MIB:,.0f} of"
-            f" {tier.capacity / MIB:,.0f} MiB, {tier.seconds_saved:.1f} s of work"
-            " saved)"
-            for tier in self.tiers
-        ]
-        short = f"; no room for {self.refused:,}" if self.refused else ""
-        return (
-            f"{self.name}: {self.hit_share:.0%} of samples found: {', '.join(parts)}"
-            f"{short}"
-        )
-
-    @property
-    def hits(self) -> int:
-        """Samples found in any tier."""
-        return sum(tier.hits for tier in self.tiers)
-
-    @property
-    def hit_share(self) -> float:
-        """Share of samples, 0 to 1, that were found."""
-        asked = self.hits + self.misses
-        return self.hits / asked if asked else 0.0

@@ -34,8 +34,6 @@ ALIGNMENT = 16
 """Bytes; each buffer is aligned to it, for complex128 and vector instructions."""
 
 MAX_DEPTH = 64
-MAX_DIMENSIONS = 64
-"""Most dimensions of an array or tensor, in numpy and torch."""
 
 SHORT_TEXT = 64
 """Longer texts become buffers, which are packed; the structure is not."""
@@ -66,6 +64,8 @@ TENSOR_NAMES = {dtype: name for name, dtype in TENSOR_DTYPES.items()}
 
 BYTES: dict[str, type[bytes]] = {"b": bytes, "B": np.bytes_}
 TEXT: dict[str, type[str]] = {"u": str, "U": np.str_}
+BUFFERED = {kind: tag for tag, kind in (BYTES | TEXT).items()}
+"""The tags of values whose bytes become buffers, apart from short texts."""
 
 CURE = (
     "a cache keeps bytes, text, numbers, bool, None, numpy arrays, dense CPU tensors"
@@ -107,16 +107,20 @@ class TakenBytes:
         if kind is torch.Tensor:
             return self._tensor(value, path)
         if isinstance(value, np.generic) and kind is value.dtype.type:
-            return self._scalar(value, path)
+            if not name_of(value.dtype):
+                raise unstorable(value, path)
+            return self._array("s", np.asarray(value), path)
         raise unstorable(value, path)
 
     def _plain(self, value: Any) -> Node:
         """Return what JSON expresses exactly, and a tagged list for the rest."""
         kind = type(value)
-        if kind is bytes:
-            return self._bytes("b", value)
-        if kind is str and len(value) > SHORT_TEXT:
-            return self._bytes("u", value.encode("utf-8", "surrogatepass"))
+        if kind in BUFFERED and (kind is not str or len(value) > SHORT_TEXT):
+            whole = value[:]  # numpy strips zeros off the end of a scalar's buffer
+            is_bytes = isinstance(whole, bytes)
+            data = whole if is_bytes else whole.encode("utf-8", "surrogatepass")
+            self.buffers.append(np.frombuffer(data, np.uint8))
+            return [BUFFERED[kind], len(data)]
         if kind is int and value not in INTS:
             return ["i", f"{value:x}"]
         if kind is float and not math.isfinite(value):
@@ -147,16 +151,6 @@ class TakenBytes:
         self.buffers.append(data.reshape(array.shape) if dtype == "|B" else data)
         return [tag, dtype, *array.shape]
 
-    def _scalar(self, value: np.generic, path: Path) -> Node:
-        # numpy strips zeros off the end of a scalar made from an array
-        if isinstance(value, np.bytes_):
-            return self._bytes("B", value[:])
-        if isinstance(value, np.str_):
-            return self._bytes("U", value.encode("utf-8", "surrogatepass"))
-        if not name_of(value.dtype):
-            raise unstorable(value, path)
-        return self._array("s", np.asarray(value), path)
-
     def _tensor(self, tensor: torch.Tensor, path: Path) -> Node:
         why = unlike_plain(tensor)
         if why:
@@ -167,14 +161,10 @@ class TakenBytes:
         self.buffers.append(data.reshape(tensor.shape) if is_bytes else data)
         return ["p", TENSOR_NAMES[tensor.dtype], *tensor.shape]
 
-    def _bytes(self, tag: str, data: bytes) -> Node:
-        self.buffers.append(np.frombuffer(data, np.uint8))
-        return [tag, len(data)]
-
 
 NOTHING = np.empty(0, np.uint8)
-PLAIN = {bytes, str, int, float, bool, type(None)}
-KEYS = PLAIN - {bytes}
+KEYS = {str, int, float, bool, type(None)}
+PLAIN = KEYS | BUFFERED.keys()
 
 
 def name_of(dtype: np.dtype[Any]) -> str:
@@ -272,18 +262,19 @@ class Reader:
 
     def _tagged(self, tag: str, *rest: Any) -> Any:
         match tag:
-            case "a":
-                return self._array(*rest)
-            case "s":
-                return self._scalar(*rest)
+            case "a" | "s":
+                array = self._array(*rest)
+                return array.reshape(())[()] if tag == "s" else array
             case "p":
                 return self._tensor(*rest)
             case "b" | "B":
                 return BYTES[tag](bytes(self._take(*rest)))
             case "u" | "U":
                 return TEXT[tag](str(self._take(*rest), "utf-8", "surrogatepass"))
-            case "i" | "f":
-                return number(tag, *rest)
+            case "i":
+                return int(rest[0], 16)
+            case "f":
+                return DOUBLE.unpack(bytes.fromhex(rest[0]))[0]
         raise ValueError(f"{tag!r} is no tag of a structure")
 
     def _items(self, rest: list[Node], depth: int) -> Iterator[tuple[Any, Any]]:
@@ -311,9 +302,6 @@ class Reader:
         is_view = self.is_ours and len(data) > SMALL_BYTES
         return np.ndarray(shape, dtype, data if is_view else bytearray(data))
 
-    def _scalar(self, name: str) -> Any:
-        return self._array(name)[()]
-
     def _tensor(self, name: str, *shape: int) -> torch.Tensor:
         dtype = TENSOR_DTYPES[name]
         if dtype == torch.uint8:
@@ -322,21 +310,12 @@ class Reader:
         return torch.from_numpy(data).view(dtype).reshape(shape)
 
 
-def number(tag: str, digits: str) -> int | float:
-    """Return a number that JSON cannot express, from hexadecimal digits."""
-    if tag == "i":
-        return int(digits, 16)
-    value: float = DOUBLE.unpack(bytes.fromhex(digits))[0]
-    return value
-
-
 def count(shape: tuple[int, ...]) -> int:
     """Return the number of elements of an array of this shape.
 
     Raises:
         ValueError: it is not a shape.
     """
-    is_shape = all(type(size) is int and size >= 0 for size in shape)
-    if not is_shape or len(shape) > MAX_DIMENSIONS:
+    if not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f"{shape!r} is no shape")
     return math.prod(shape)

@@ -9,17 +9,18 @@ sample itself: a process that was stopped in the middle delays others only once.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_digest
 
@@ -27,7 +28,7 @@ from ..system.file_locks import release, try_lock
 from .disk import Disk, DiskError, byte_of, let_go, shared_disk
 from .folder import DistrustError, folder_in
 from .memory import Arena, Full
-from .picking import DISK_BYTES_PER_S, Picker, TierFacts
+from .picking import DISK_BYTES_PER_S, Picker
 from .record import RecordError, decode
 from .statistics import Counters
 from .writer import Writer
@@ -39,21 +40,15 @@ PATIENCE_S = 30.0
 FIRST_PAUSE_S = 0.0005
 MAX_PAUSE_S = 0.01
 """The system offers no time limit for waiting on another process's lock, so it is tried
-repeatedly, with pauses that double up to a hundredth of a second. So is one that
-another thread of this process holds: few wait for that."""
+repeatedly, with pauses that double up to a hundredth of a second. A thread that frees
+one wakes the threads of its own process."""
 
 STOPPED = (
     "another process was stopped while it stored a sample in RAM; nothing more can be"
     " stored there until that process continues or ends"
 )
 
-Sleep = Callable[[float], Awaitable[object]]
-"""Waits for so many seconds: `asyncio.sleep`, or `blocking_sleep`."""
-
-
-async def blocking_sleep(wait_s: float) -> None:
-    """Wait in this thread, whatever else might run in it."""
-    time.sleep(wait_s)  # noqa: ASYNC251 that is the point
+DAMAGED = "a record was damaged; damaged records are computed again"
 
 
 class Claims:
@@ -66,56 +61,47 @@ class Claims:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lock = threading.Lock()
-        self._mine: set[bytes] = set()
+        # For each key, an event that is set when it is freed.
+        self._mine: dict[bytes, threading.Event] = {}
 
-    async def claim(self, key: bytes, sleep: Sleep) -> Claim:
+    async def claim(self, key: bytes, *, in_loop: bool) -> threading.Event:
         """Claim a key; wait while others hold it, for up to `PATIENCE_S`.
 
-        If others held it, they may have stored the sample, so the caller looks for it
-        again.
+        Others may have stored the sample meanwhile, so the caller looks for it again.
+
+        Args:
+            key: the key of a sample.
+            in_loop: whether to let an event loop run other coroutines meanwhile.
+
+        Returns:
+            what `free` needs.
         """
+        claim = threading.Event()
         end_s = time.monotonic() + PATIENCE_S
         pause_s = FIRST_PAUSE_S
-        waited = False
-        while not self._try(key):
-            if time.monotonic() > end_s:
-                return Claim(self, key, ours=False, waited=True)
-            waited = True
-            await sleep(pause_s)
+        while (held := self._try(key, claim)) is not claim and time.monotonic() < end_s:
+            if in_loop:
+                await asyncio.sleep(pause_s)
+            else:
+                held.wait(pause_s)  # whatever else might run in this thread
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
-        return Claim(self, key, ours=True, waited=waited)
+        return claim
 
-    def free(self, key: bytes) -> None:
-        """Release a claim of ours."""
+    def free(self, key: bytes, claim: threading.Event) -> None:
+        """Release a claim, unless others hold it. Idempotent."""
         with self._lock:
-            self._mine.remove(key)
-            release(self._descriptor, place(key))
+            if self._mine.get(key) is claim:
+                del self._mine[key]
+                release(self._descriptor, place(key))
+        claim.set()
 
-    def _try(self, key: bytes) -> bool:
+    def _try(self, key: bytes, claim: threading.Event) -> threading.Event:
+        """Return the claim that this process holds now, or one that nobody sets."""
         with self._lock:
             # The lock is this process's, so it does not keep out other threads.
-            if key in self._mine or not try_lock(self._descriptor, place(key)):
-                return False
-            self._mine.add(key)
-            return True
-
-
-@dataclass(slots=True)
-class Claim:
-    """The result of claiming a key."""
-
-    claims: Claims
-    key: bytes
-    ours: bool
-    """Whether the caller computes the sample while others wait for it."""
-    waited: bool
-    """Whether somebody else held the claim before."""
-
-    def free(self) -> None:
-        """Release it, if it is still ours."""
-        if self.ours:
-            self.ours = False
-            self.claims.free(self.key)
+            if key not in self._mine and try_lock(self._descriptor, place(key)):
+                self._mine[key] = claim
+            return self._mine.get(key) or threading.Event()
 
 
 def place(key: bytes) -> int:
@@ -147,8 +133,7 @@ class Opening:
     """Samples computed twice, to see whether the results differ."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """A sample that was stored."""
 
     sample: Any
@@ -176,6 +161,8 @@ class Here:
         foreign_arena: bool,
     ) -> None:
         self.opening = opening
+        self.pid = os.getpid()
+        """The process that it belongs to."""
         self.arena = arena
         self.counters = counters
         self._foreign_arena = foreign_arena
@@ -185,96 +172,72 @@ class Here:
         # Those whose records need no comparison.
         self._trusted: set[bytes] = set()
         self.sure = False
-        """Whether enough samples were computed twice, by any process."""
+        """Whether enough samples were computed twice, by all processes together."""
         self._last_bytes = 0
         self._stack = ExitStack()
         self._stack.callback(counters.close)
         if arena is not None:
             self._stack.callback(arena.close)
-        self.disk = self._opened_disk()
+        self.disk = disk = self._opened_disk()
+        self.disk_limit = 0 if disk is None else opening.disk_limit or disk.limit
+        """Largest size of the file on disk in bytes; 0 without a disk."""
         self.claims = self._open_claims()
         self._writer: Writer | None = None
-        if self.disk is not None:
-            self._writer = Writer(
-                self.disk,
-                opening.about,
-                self._disk_off,
-                partial(self.warn, kind="disk_warnings"),
-                self.disk_limit,
-            )
+        if disk is not None:
+            tell = partial(self.warn, kind="disk_warnings")
+            off, limit = self._disk_off, self.disk_limit
+            self._writer = Writer(disk, opening.about, off, tell, limit)
         capacity = max(0 if arena is None else arena.capacity, self.disk_limit)
         speed = DISK_BYTES_PER_S if arena is None else math.inf
-        tier = TierFacts(opening.samples, capacity, speed)
-        self._picker = Picker(opening.codec, tier, opening.name)
+        self._picker = Picker(
+            opening.codec, opening.name, opening.samples, capacity, speed
+        )
 
     def trusts(self, namespace: bytes) -> bool:
-        """Whether nothing stored there has to be compared with what is computed now."""
-        return namespace in self._trusted or not self.doubts(namespace)
+        """Whether nothing stored there has to be compared with what is computed now.
 
-    def find(self, key: bytes) -> Found | None:
-        """Return the sample under `key`; None if it is missing or damaged."""
-        namespace = key[:8]
-        # Ask this first: a record that is read before a drop then stays doubted.
-        doubted = not self.trusts(namespace)
-        arena, disk = self.arena, self.disk  # another thread may give them up
-        began_ns = time.perf_counter_ns()
-        if arena is not None:
-            arena.note_use(namespace)
-            record = arena.get(key)
-            found = self._decoded(key, record, arena, began_ns, doubted=doubted)
-            if found is not None:
-                return found
-        return None if disk is None else self._on_disk(key, disk, doubted=doubted)
-
-    def _decoded(
-        self,
-        key: bytes,
-        record: bytes | memoryview | None,
-        tier: Arena | Disk,
-        began_ns: int,
-        *,
-        doubted: bool,
-    ) -> Found | None:
-        """Return the sample of a record that a tier holds; drop a damaged record."""
-        if record is None:
-            return None
-        kind = "ram" if isinstance(tier, Arena) else "disk"
-        try:
-            sample = decode(record, key)
-        except RecordError:
-            self.counters.add(damaged=1)
-            if kind == "disk":
-                self.warn("a record was damaged; damaged records are computed again")
-            with suppress(TimeoutError, DiskError):
-                tier.forget(key)
-            return None
-        took_ns = time.perf_counter_ns() - began_ns
-        self.counters.add(**{f"{kind}_hits": 1, f"{kind}_ns": took_ns})
-        return Found(sample, doubted)
-
-    def doubts(self, namespace: bytes) -> bool:
-        """Whether records of a namespace must be compared before they are served.
-
-        This holds for records from before this run, until its processes have computed
+        Records from before this run are compared until its processes have computed
         `COMPARED` of them again with equal results. The first thread holds the lock
         while it looks, so that no other reads a record before that.
         """
+        if namespace in self._trusted:
+            return True
         with self._looking:
             if namespace not in self._known and not self._left(namespace):
                 self.counters.agree(namespace, COMPARED)
             self._known.add(namespace)
-            if self.counters.agree(namespace, 0) < COMPARED:
-                return True
-            self._trusted.add(namespace)
-            return False
+            if self.counters.agree(namespace, 0) >= COMPARED:
+                self._trusted.add(namespace)
+            return namespace in self._trusted
 
-    @property
-    def stored(self) -> object:
-        """A value that changes whenever anybody stores something."""
-        arena = self.arena
-        if arena is None or self.disk is not None:
-            return object()  # asking LMDB costs as much as looking again
-        return arena.evicted + arena.records
+    def find(self, key: bytes) -> Found | None:
+        """Return the sample under `key`; None if it is missing or damaged."""
+        # Ask this first: a record that is read before a drop then stays doubted.
+        doubted = not self.trusts(key[:8])
+        for kind, tier in (("ram", self.arena), ("disk", self._writer)):
+            if tier is None:
+                continue
+            began_ns = time.perf_counter_ns()
+            try:
+                record = tier.get(key)
+                if record is None:
+                    continue
+                sample = decode(record, key)
+            except RecordError:
+                self.counters.add(damaged=1)
+                if kind == "disk":
+                    self.warn(DAMAGED)
+                with suppress(TimeoutError, DiskError):
+                    tier.forget(key)
+            except DiskError as error:
+                self._disk_off(str(error))
+            else:
+                took_ns = time.perf_counter_ns() - began_ns
+                self.counters.add(**{f"{kind}_hits": 1, f"{kind}_ns": took_ns})
+                if kind == "disk" and not doubted:
+                    self._keep_in_ram(key, record)
+                return Found(sample, doubted)
+        return None
 
     def admits(self, key: bytes) -> bool:
         """Whether a sample of the last one's size would be stored."""
@@ -292,7 +255,7 @@ class Here:
             key: the key of the sample.
             sample: the sample itself.
             took_ns: how long it took to compute, in nanoseconds.
-            done: called once, even if there was no room; not if this raises.
+            done: called at least once, even if there was no room; not if this raises.
 
         Raises:
             UnstorableError: it holds something that cannot be stored.
@@ -302,28 +265,13 @@ class Here:
         in_ram = self._keep_in_ram(key, *record)
         if in_ram:
             done()
-        told = (lambda: None) if in_ram else done
         writer = self._writer
-        on_way = writer is not None and writer.offer(key, b"".join(record), told)
+        on_way = writer is not None and writer.offer(key, b"".join(record), done)
         if in_ram or on_way:
             self.counters.add(stored=1, stored_bytes=nbytes, body_bytes=body_bytes)
         else:
             self.counters.add(refused=1)
             done()
-
-    def records(self, namespace: bytes) -> int:
-        """Return a number of stored records, whoever stored them.
-
-        These are all records in RAM. If there are none, they are those of `namespace`
-        on disk.
-        """
-        if self.arena is not None and self.arena.records:
-            return self.arena.records
-        with suppress(DiskError):
-            if self.disk is not None:
-                found = self.disk.namespaces().get(namespace)
-                return 0 if found is None else found.records
-        return 0
 
     def drop(self, namespace: bytes) -> None:
         """Delete a namespace on disk, and all of RAM: a record was no longer right.
@@ -346,9 +294,13 @@ class Here:
     def close(self, *, sync: bool = False) -> None:
         """Write what is waiting, and close everything. Idempotent.
 
+        In a forked process, which must not use any of it, it does nothing.
+
         Args:
             sync: whether the records must survive a power cut; for the last to close.
         """
+        if self.pid != os.getpid():
+            return
         with self._stack:
             if self._writer is not None:
                 self._writer.close()
@@ -366,15 +318,14 @@ class Here:
         except Full as full:
             if str(full):
                 self.warn(str(full), "ram_warnings")
-            return False
         except TimeoutError:
             self.warn(STOPPED, "ram_warnings")
-            return False
         except OSError as error:  # no memory is left
             self.warn(f"it goes on without RAM: {error}", "ram_warnings")
             self.arena = None
-            return False
-        return True
+        else:
+            return True
+        return False
 
     # Disk
 
@@ -409,19 +360,6 @@ class Here:
         self._stack.callback(os.close, descriptor)
         return Claims(descriptor)
 
-    def _on_disk(self, key: bytes, disk: Disk, *, doubted: bool) -> Found | None:
-        writer, began_ns = self._writer, time.perf_counter_ns()
-        try:
-            waiting = None if writer is None else writer.get(key)
-            record = waiting or disk.get(key)
-        except DiskError as error:
-            self._disk_off(str(error))
-            return None
-        found = self._decoded(key, record, disk, began_ns, doubted=doubted)
-        if found is not None and record is not None and not doubted:
-            self._keep_in_ram(key, record)
-        return found
-
     def _left(self, namespace: bytes) -> bool:
         """Whether records of a namespace were there before; mark it as in use."""
         disk = self.disk
@@ -436,12 +374,6 @@ class Here:
         if self.disk is not None:
             self.warn(f"it goes on without its disk: {reason}", "disk_warnings")
         self.disk = self._writer = None
-
-    @property
-    def disk_limit(self) -> int:
-        """Largest size of the file on disk in bytes; 0 without a disk."""
-        disk = self.disk
-        return 0 if disk is None else self.opening.disk_limit or disk.limit
 
     def warn(self, text: str, kind: str = "warnings") -> None:
         """Log a warning, only the first of a kind over all processes."""

@@ -6,9 +6,9 @@ import contextlib
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import groupby, islice, takewhile
+from typing import NamedTuple
 
 from .disk import Disk, DiskError
 from .memory import Full
@@ -26,8 +26,7 @@ NICE = 10
 """A tenth of the trainer's weight. With 19, nothing was written on a busy machine."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """A record on its way to the disk."""
 
     key: bytes
@@ -60,15 +59,16 @@ class Writer:
         self._limit = limit
         self._off = off
         self._tell = tell
+        # Guards the records.
         self._lock = threading.Lock()
-        # Notified when the first record of a batch arrives, and on closing.
-        self._come = threading.Condition(self._lock)
-        self._closing = threading.Condition(self._lock)
-        # In order of arrival; the first `_writing` are being written.
-        self._on_way: dict[bytes, Waiting] = {}
-        self._writing = 0
+        # Records that wait, in order of arrival.
+        self._waiting: deque[Waiting] = deque()
+        # These, and those that are being written.
+        self._on_way: dict[bytes, bytes] = {}
         self._nbytes = 0
-        self._closed = False
+        # Set while records wait, and on closing.
+        self._come = threading.Event()
+        self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._unsynced_since_s: float | None = None
         self.full = False
@@ -82,12 +82,13 @@ class Writer:
             this very record is waiting already, or the writer is closed.
         """
         with self._lock:
-            crowded = self._nbytes + len(record) > MAX_BYTES and self._waits
-            if self._closed or self.full or crowded or key in self._on_way:
+            crowded = self._nbytes + len(record) > MAX_BYTES and self._waiting
+            if self._closed.is_set() or self.full or crowded or key in self._on_way:
                 return False
-            self._on_way[key] = Waiting(key, record, done)
+            self._on_way[key] = record
             self._nbytes += len(record)
-            self._come.notify()
+            self._waiting.append(Waiting(key, record, done))
+            self._come.set()
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._work, name="penstock cache writer", daemon=True
@@ -95,10 +96,21 @@ class Writer:
                 self._thread.start()
         return True
 
-    def get(self, key: bytes) -> bytes | None:
-        """Return a record that is waiting to be written, or None."""
-        waiting = self._on_way.get(key)
-        return None if waiting is None else waiting.record
+    def get(self, key: bytes) -> bytes | memoryview | None:
+        """Return an unchecked record that waits to be written or is on disk, or None.
+
+        Raises:
+            DiskError: the database or its disk is damaged.
+        """
+        return self._on_way.get(key) or self._disk.get(key)
+
+    def forget(self, key: bytes) -> None:
+        """Delete a record that is damaged.
+
+        Raises:
+            DiskError: the database cannot be written to.
+        """
+        self._disk.forget(key)
 
     def close(self, wait_s: float = 10.0) -> None:
         """Write what is waiting, in the calling thread, without a sync. Idempotent.
@@ -109,59 +121,27 @@ class Writer:
         Args:
             wait_s: how long to wait for it, in seconds.
         """
-        left = self._end()
+        self._end()
         if self._thread is not None:
             self._thread.join(wait_s)
         try:
-            for _, batch in groupby(left, lambda each: each.key[:8]):
-                self._write(list(batch))
-        except DiskError as error:
-            self._settle([each for each in left if each.key in self._on_way])
-            self._off(str(error))
-
-    @property
-    def _waits(self) -> int:
-        """Number of records that the thread has not taken yet."""
-        return len(self._on_way) - self._writing
-
-    def _end(self) -> list[Waiting]:
-        """Close it; return the waiting records, which the caller must settle now."""
-        with self._lock:
-            self._closed = True
-            left = list(self._on_way.values())[self._writing :]
-            self._writing = len(self._on_way)
-            self._come.notify()
-            self._closing.notify()
-            return left
-
-    # The writer's thread
-
-    def _work(self) -> None:
-        with contextlib.suppress(OSError):  # of this thread alone, on Linux
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-        try:
-            while not self._closed:
-                batch = self._next()
-                if batch:
-                    self._write(batch)
-                self._sync(after_s=SYNC_S if batch else 0.0)
+            while batch := self._next():
+                self._write(batch)
         except DiskError as error:
             self._give_up(str(error))
-        except Exception as error:  # noqa: BLE001 training goes on without it
-            self._give_up(f"{type(error).__name__}: {error}")
+
+    def _end(self) -> None:
+        with self._lock:
+            self._closed.set()
+            self._come.set()
 
     def _next(self) -> list[Waiting]:
-        """Return the next batch, of one namespace; [] when closed, or to sync."""
+        """Take the next batch; [] if nothing waits."""
         with self._lock:
-            pause_s = None if self._unsynced_since_s is None else SYNC_S
-            self._come.wait_for(lambda: self._waits or self._closed, pause_s)
-            if self._waits and not self._closed:
-                self._closing.wait_for(lambda: self._closed, GATHER_S)
-            if self._closed:
-                return []
-            first = list(islice(self._on_way.values(), BATCH))
-            batch = list(takewhile(lambda e: e.key[:8] == first[0].key[:8], first))
-            self._writing = len(batch)
+            count = min(BATCH, len(self._waiting))
+            batch = [self._waiting.popleft() for _ in range(count)]
+            if not self._waiting and not self._closed.is_set():
+                self._come.clear()
             return batch
 
     def _write(self, batch: list[Waiting]) -> None:
@@ -182,17 +162,37 @@ class Writer:
             for each in batch:
                 del self._on_way[each.key]
                 self._nbytes -= len(each.record)
-            self._writing -= len(batch)
         for each in batch:
             with contextlib.suppress(OSError):  # the cache is closed: nobody is waiting
                 each.done()
 
+    def _give_up(self, reason: str) -> None:
+        self._end()
+        while batch := self._next():
+            self._settle(batch)
+        self._off(reason)
+
+    # The writer's thread
+
+    def _work(self) -> None:
+        with contextlib.suppress(OSError):  # of this thread alone, on Linux
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        try:
+            while True:
+                self._come.wait(None if self._unsynced_since_s is None else SYNC_S)
+                if self._closed.wait(GATHER_S):
+                    return
+                batch = self._next()
+                if batch:
+                    self._write(batch)
+                self._sync(after_s=SYNC_S if batch else 0.0)
+        except DiskError as error:
+            self._give_up(str(error))
+        except Exception as error:  # noqa: BLE001 training goes on without it
+            self._give_up(f"{type(error).__name__}: {error}")
+
     def _sync(self, after_s: float) -> None:
-        since = None if self._closed else self._unsynced_since_s
-        if since is not None and time.monotonic() - since >= after_s:
+        since_s = None if self._closed.is_set() else self._unsynced_since_s
+        if since_s is not None and time.monotonic() - since_s >= after_s:
             self._disk.sync()
             self._unsynced_since_s = None
-
-    def _give_up(self, reason: str) -> None:
-        self._settle(self._end())
-        self._off(reason)

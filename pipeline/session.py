@@ -31,7 +31,7 @@ import torch
 from .. import config
 from ..engine.plan import BatchPlan, Cursor
 from ..errors import PenstockError, check, set_on, users_frames
-from ..system.runtime_folder import runtime_folder
+from ..system.shared_memory import runtime_folder
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation

@@ -17,7 +17,9 @@ import fcntl
 import os
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 FLOCK = struct.Struct("@hhqqi4x")
 """Type, whence, start, length, pid (0 for locks of open files)."""
@@ -29,11 +31,6 @@ PATIENCE_S = 2.0
 """How long a `ByteLock` waits for another process, in seconds."""
 
 
-def request(kind: int, offset: int) -> bytes:
-    """Return the argument with which `fcntl` changes the lock of one byte."""
-    return FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0)
-
-
 call = ctypes.PyDLL(None, use_errno=True).fcntl
 """The system call, made without releasing the GIL: it never waits here. When other
 threads want the GIL, Python's own `fcntl` takes 50 us or more to get it back."""
@@ -41,13 +38,19 @@ call.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_char_p
 call.restype = ctypes.c_int
 
 
-def change(descriptor: int, wanted: bytes) -> bool:
+def change(descriptor: int, kind: int, offset: int) -> bool:
     """Lock or unlock a byte; return False if somebody else has it locked.
+
+    Args:
+        descriptor: the file's descriptor.
+        kind: `fcntl.F_WRLCK` for this file alone, `F_RDLCK` together with others,
+            `F_UNLCK` for no longer.
+        offset: the byte.
 
     Raises:
         OSError: the call failed for any other reason.
     """
-    if call(descriptor, SET, wanted) == 0:
+    if call(descriptor, SET, FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0)) == 0:
         return True
     code = ctypes.get_errno()
     if code in (errno.EAGAIN, errno.EACCES):  # POSIX allows both
@@ -61,16 +64,7 @@ def try_lock(descriptor: int, offset: int) -> bool:
     Raises:
         OSError: the call failed for any other reason.
     """
-    return change(descriptor, request(fcntl.F_WRLCK, offset))
-
-
-def share(descriptor: int, offset: int) -> bool:
-    """Lock a byte together with others; return False if somebody has it exclusively.
-
-    Raises:
-        OSError: the call failed for any other reason.
-    """
-    return change(descriptor, request(fcntl.F_RDLCK, offset))
+    return change(descriptor, fcntl.F_WRLCK, offset)
 
 
 def release(descriptor: int, offset: int) -> None:
@@ -79,30 +73,53 @@ def release(descriptor: int, offset: int) -> None:
     Raises:
         OSError: the call failed.
     """
-    change(descriptor, request(fcntl.F_UNLCK, offset))
+    change(descriptor, fcntl.F_UNLCK, offset)
 
 
-def lock_file(descriptor: int, kind: int, patience_s: float) -> None:
-    """Lock a whole file (`flock`).
+def try_lock_file(descriptor: int, kind: int) -> bool:
+    """Lock a whole file (`flock`); return False if somebody else has it locked.
 
     Args:
         descriptor: the file's descriptor.
         kind: `fcntl.LOCK_EX` or `LOCK_SH`.
-        patience_s: how long to wait, in seconds.
+
+    Raises:
+        OSError: the call failed for any other reason.
+    """
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def lock_file(descriptor: int, kind: int, patience_s: float) -> None:
+    """Lock a whole file, as `try_lock_file` does; wait for up to `patience_s` seconds.
 
     Raises:
         TimeoutError: another process held the lock all this time.
         OSError: the call failed for any other reason.
     """
+    wait_until(lambda: try_lock_file(descriptor, kind), patience_s)
 
-    def locked() -> bool:
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
 
-    wait_until(locked, patience_s)
+@contextmanager
+def locked_folder(folder: Path, patience_s: float) -> Iterator[None]:
+    """Keep out other threads and processes that lock a folder, within the `with`.
+
+    The lock ends with the process at the latest.
+
+    Raises:
+        TimeoutError: another process held the lock for `patience_s` seconds.
+        OSError: the folder cannot be opened.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        lock_file(descriptor, fcntl.LOCK_EX, patience_s)
+        yield
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may have it open, too
+        os.close(descriptor)
 
 
 def wait_until(done: Callable[[], bool], patience_s: float) -> None:
@@ -134,15 +151,17 @@ class ByteLock:
 
     def __init__(self, descriptor: int, offset: int) -> None:
         self._descriptor = descriptor
-        self._taken = request(fcntl.F_WRLCK, offset)
-        self._freed = request(fcntl.F_UNLCK, offset)
+        self._offset = offset
         self._patience_s = PATIENCE_S
 
     def __enter__(self) -> None:
-        if not change(self._descriptor, self._taken):
+        if not self._locked():
             patience_s, self._patience_s = self._patience_s, 0.0
-            wait_until(lambda: change(self._descriptor, self._taken), patience_s)
+            wait_until(self._locked, patience_s)
         self._patience_s = PATIENCE_S
 
     def __exit__(self, *_: object) -> None:
-        change(self._descriptor, self._freed)
+        release(self._descriptor, self._offset)
+
+    def _locked(self) -> bool:
+        return try_lock(self._descriptor, self._offset)

@@ -1,13 +1,18 @@
-"""Forking while other threads run: none of them imports, or forks as well."""
+"""Forking while other threads run: none of them imports, or forks as well.
+
+A Ctrl-C that comes between a fork and what must follow it is handled a moment later.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 FORKS = hasattr(os, "fork") and hasattr(os, "memfd_create")
 """Whether this system supports our worker processes; macOS and Windows do not."""
@@ -74,3 +79,30 @@ def _imported_elsewhere() -> Iterator[str]:
         owner = getattr(reference(), "owner", None)
         if owner in others:
             yield name
+
+
+@contextlib.contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Put off a Ctrl-C that comes within this `with` until the block ends.
+
+    Python raises KeyboardInterrupt between any two steps of the main thread, even
+    between a fork and the assignment that records the child. Use it for steps that take
+    a second at most. Several Ctrl-C count as one.
+
+    Raises:
+        KeyboardInterrupt: one came, and the program's handler raises this, as Python's
+            own does.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    main = threading.current_thread() is threading.main_thread()
+    if not main or not callable(handler):  # nothing is raised here
+        yield
+        return
+    came: list[Any] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            handler(*came[-1])

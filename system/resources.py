@@ -149,17 +149,13 @@ def usable_cores() -> frozenset[int]:
 
 def _quotas(proc: Path, cgroup: Path) -> Iterator[float]:
     for group in _groups(proc, cgroup, "cpu"):
-        quota, _, period = _text(group / "cpu.max").partition(" ")
-        yield from _cores(quota, period)
-        yield from _cores(
-            _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
+        version_1 = (
+            _text(group / f"cpu.cfs_{each}_us") for each in ("quota", "period")
         )
-
-
-def _cores(quota_us: str, period_us: str) -> Iterator[float]:
-    # "max" (version 2) and -1 (version 1) stand for no limit.
-    if quota_us.isdigit() and period_us.isdigit() and int(period_us) > 0:
-        yield int(quota_us) / int(period_us)
+        for limit in (_text(group / "cpu.max").split(), [*version_1]):
+            # "max" (version 2) and -1 (version 1) stand for no limit.
+            if len(limit) == 2 and all(map(str.isdigit, limit)) and int(limit[1]):
+                yield int(limit[0]) / int(limit[1])
 
 
 def oom_kills(proc: Path = PROC, cgroup: Path = CGROUP) -> int:

@@ -15,7 +15,7 @@ from penstock.cache import cache
 from penstock.cache import tiers as cache_tiers
 from penstock.cache.cache import REPEATED, RandomUpstreamError
 from penstock.cache.tiers import COMPARED
-from penstock.system.runtime_folder import runtime_folder
+from penstock.system.shared_memory import runtime_folder
 from support import cached_data
 from support.cached_data import (
     EXECUTORS,
@@ -285,6 +285,24 @@ def test_states_with_and_without_a_cache_are_interchangeable(
         next(rest)
         pipe.load_state_dict(plain.state_dict())
         assert digest(pipe) == digest(rest)
+
+
+def test_a_miss_is_looked_for_once_more_when_it_is_claimed_and_a_hit_once(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[bytes] = []
+    find = cache_tiers.Here.find
+
+    def noted(here: cache_tiers.Here, key: bytes) -> Any:
+        looks.append(key)
+        return find(here, key)
+
+    monkeypatch.setattr(cache_tiers.Here, "find", noted)
+    with cached(log, INLINE, {"ram": "1MB"}) as pipe:
+        assert [*pipe]
+        assert len(looks) == 2 * LENGTH
+        assert [*pipe]
+        assert len(looks) == 3 * LENGTH
 
 
 # What is reported

@@ -29,7 +29,7 @@ from functools import partial
 from multiprocessing import util
 from typing import NamedTuple
 
-from ...system.interrupts import interrupts_deferred
+from ...system.forking import interrupts_deferred
 from ...system.shared_memory import shared_file
 from ..recipe import Recipe, SegmentRecipe, StartMethod
 from .assigned_engine import be_worker, find_libraries, set_up_libraries

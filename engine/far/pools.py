@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from ...errors import check
-from ...system.forking import FORKS
-from ...system.interrupts import interrupts_deferred
+from ...system.forking import FORKS, interrupts_deferred
 from ..core.connector import Connector
 from ..recipe import Recipe, SegmentRecipe, StartMethod
 from ..witness.hazards import Finding, find_on_device

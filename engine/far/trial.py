@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import product
 
-from ...system.interrupts import interrupts_deferred
+from ...system.forking import interrupts_deferred
 from ..core.chunk import Chunk
 from ..plan import Plan
 from ..program.cached import Cached, Stored

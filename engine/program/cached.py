@@ -7,15 +7,14 @@ is found thus costs neither a read nor any function before the cache.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ...cache.cache import Cache, RandomUpstreamError, finished
 from ...cache.structure import UnstorableError
-from ...cache.tiers import blocking_sleep
+from ...cache.tiers import Found
 from ...errors import SampleError, SpecError, set_on
 from ..plan import Context
 from .program import NO_SAMPLE, STOPPED, Calling, Calls, Map, Read, Work
@@ -58,10 +57,11 @@ class Cached(Calling):
         """Return a sample without an event loop."""
         (*_, stored) = self.steps
         assert isinstance(stored, Stored)
-        sample = stored.cache.held(index, stored.size_of(context))
-        if sample is None:
-            return finished(self._make(len(self.steps) - 1, index, context))
-        return sample
+        found = stored.cache.find(index, stored.size_of(context))
+        if found is not None and not found.doubted:
+            return found.sample
+        last = len(self.steps) - 1
+        return finished(self._stored(stored, last, index, context, found))
 
     def leave(self) -> None:
         """Write records to disk that are still waiting for it."""
@@ -83,19 +83,24 @@ class Cached(Calling):
                         SampleError(NO_SAMPLE.format(step.stage)), step.stage
                     )
                 return made
-            case Stored() as stored:
-                size = stored.size_of(context)
+            case Stored() as step:
+                found = step.cache.find(index, step.size_of(context))
+                if found is not None and not found.doubted:
+                    return found.sample
+                return await self._stored(step, at, index, context, found)
 
-                def compute(_number: int) -> Awaitable[Any]:
-                    return self._make(at - 1, index, context)
-
-                sleep = asyncio.sleep if self.waits else blocking_sleep
-                try:
-                    return await stored.cache.sample(index, size, compute, sleep)
-                except (RandomUpstreamError, UnstorableError) as error:
-                    if not hasattr(error, "penstock_stage"):  # of an earlier cache
-                        of_stage(error, stored.cache.opening.name)
-                    raise
+    async def _stored(
+        self, stored: Stored, at: int, index: int, context: Context, found: Found | None
+    ) -> Any:
+        """Return the sample of the cache at step `at`, which found this."""
+        compute = partial(self._make, at - 1, index, context)
+        size, cache = stored.size_of(context), stored.cache
+        try:
+            return await cache.sample(index, size, found, compute, in_loop=self.waits)
+        except (RandomUpstreamError, UnstorableError) as error:
+            if not hasattr(error, "penstock_stage"):  # of an earlier cache
+                of_stage(error, cache.opening.name)
+            raise
 
     async def _called(
         self, stage: str, function: Callable[..., Any], *args: Any, **extras: Any

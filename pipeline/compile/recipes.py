@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Subset
 
 from ...cache.cache import REPEATED, REPEATED_DRAWS, Cache
-from ...cache.fingerprint.key import fingerprint
+from ...cache.fingerprint import fingerprint
 from ...cache.tiers import Opening
 from ...config import Settings
 from ...engine.batch.buffer import Buffers

@@ -159,7 +159,7 @@ class Columnar(Source):
 
         It depends on the file's path, size and time, the row's number, and the columns.
         """
-        from ...cache.fingerprint.key import file_fingerprints
+        from ...cache.fingerprint import file_fingerprints
 
         sizes = np.array([sum(groups) for groups in self.sizes], np.int64)
         read = digest([repr(self.columns)])

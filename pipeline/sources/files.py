@@ -30,7 +30,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import get_protocol
 from numpy.typing import NDArray
 
-from ...cache.fingerprint.key import file_fingerprints
+from ...cache.fingerprint import file_fingerprints
 from ...engine.recipe import Executor
 from ...errors import SpecError, check
 from ...system.printing import Bare

@@ -75,7 +75,7 @@ class Folder(Source, Sequence[tuple[bytes, int]]):
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
         """Return a fingerprint of each file and its label: `uint64 [n, 2]`."""
-        from ...cache.fingerprint.key import file_fingerprints
+        from ...cache.fingerprint import file_fingerprints
 
         return file_fingerprints(self.paths, labels=self.labels)
 

@@ -131,7 +131,7 @@ class Lmdb(Source):
 
         All change when the file does: its path, size and time stand for its content.
         """
-        from ...cache.fingerprint.key import file_fingerprints
+        from ...cache.fingerprint import file_fingerprints
 
         inside = os.path.isdir(self.path)
         files = [os.path.join(self.path, "data.mdb") if inside else self.path]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cache.fingerprint.key import file_fingerprints
+from ...cache.fingerprint import file_fingerprints
 from ...engine.recipe import Executor
 from ...errors import SpecError, check
 from .files import AsyncFiles, Store, find_files

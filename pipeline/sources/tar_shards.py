@@ -420,7 +420,7 @@ class WebDataset(Shards):
 
         It depends on the shard's path, size and time, and the sample's place in it.
         """
-        from ...cache.fingerprint.key import file_fingerprints
+        from ...cache.fingerprint import file_fingerprints
 
         return self._prints_of(file_fingerprints(self.paths))
 

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.autotune.host_peers import SUSPENDED_S, HostPeers
 from penstock.system.resources import Budget
-from penstock.system.runtime_folder import runtime_folder
+from penstock.system.shared_memory import runtime_folder
 from support import warm
 
 ALL = Budget(8.0, 1 << 30, whole_machine=True)

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache.disk import RESTING_S, victims
-from penstock.cache.memory import all_idle
 
 NOW_S = 1e9
 HELD = st.dictionaries(
     st.binary(min_size=8, max_size=8),
     st.tuples(st.floats(0, 3 * RESTING_S).map(NOW_S.__sub__), st.integers(1, 99)),
 )
-
-
-@pytest.mark.parametrize(
-    ("others", "lookups", "idle"),
-    [
-        ([], 100, False),  # there is nothing to gain
-        ([(10, 90)], 100, False),  # an epoch may just have begun
-        ([(10, 89)], 100, True),
-        ([(10, 0), (10, 95)], 100, False),
-        ([(10, 0), (10, 5)], 100, True),
-    ],
-)
-def test_other_namespaces_are_idle_an_epoch_after_their_last_lookup(
-    others: list[tuple[int, int]], lookups: int, *, idle: bool
-) -> None:
-    assert all_idle(others, lookups) is idle
 
 
 @given(held=HELD, wanted=st.integers(-9, 999))

@@ -18,11 +18,10 @@ import pytest
 from penstock.cache import folder as folder_module
 from penstock.cache.cache import REPEATED, Cache, RandomUpstreamError
 from penstock.cache.disk import Disk
-from penstock.cache.folder import FOLDER
 from penstock.cache.housekeeping import entries
 from penstock.cache.record import UnstorableError
-from penstock.cache.tiers import COMPARED
-from penstock.system.runtime_folder import runtime_folder
+from penstock.cache.tiers import COMPARED, Here
+from penstock.system.shared_memory import runtime_folder
 from support.forked import End, forked
 from support.tiers import Computing, a_cache, ask, is_right, sample_of
 
@@ -188,17 +187,17 @@ def test_a_sample_that_cannot_be_stored_frees_its_claim() -> None:
 
 
 def test_an_event_loop_gets_the_same_as_threads() -> None:
-    async def compute(number: int) -> Any:
+    async def compute() -> Any:
         await asyncio.sleep(0)
         return sample_of(1, None)
 
-    async def fail(number: int) -> Any:
+    async def fail() -> Any:
         raise OSError(5, "the disk of the dataset")
 
     async def main(cache: Cache) -> None:
         with pytest.raises(OSError, match="of the dataset"):
-            await cache.sample(1, None, fail, asyncio.sleep)
-        asked = [cache.sample(1, None, compute, asyncio.sleep) for _ in range(8)]
+            await cache.sample(1, None, None, fail, in_loop=True)
+        asked = [cache.sample(1, None, None, compute, in_loop=True) for _ in range(8)]
         assert all(is_right(each, 1, None) for each in await asyncio.gather(*asked))
 
     with opened() as cache:
@@ -267,27 +266,30 @@ def test_ram_that_other_processes_cannot_find_is_reported_once(
     assert "set XDG_RUNTIME_DIR" in told
 
 
-def test_processes_of_another_pid_namespace_have_a_disk_of_their_own(
+def test_processes_of_another_pid_namespace_go_on_without_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LMDB identifies readers by their pids, which mean nothing across namespaces."""
 
     def contained(end: End) -> None:
+        told: list[str] = []
         monkeypatch.setattr(folder_module, "pid_namespace", lambda: 42)
+        monkeypatch.setattr(Here, "warn", lambda _, text, kind: told.append(text))
         with opened(tmp_path / "disk", ram=0) as mine:
-            ask = Computing(mine)
-            assert all(map(ask.right, range(12)))
+            assert all(map(Computing(mine).right, range(12)))
             assert mine._here is not None
-            assert mine._here.disk is not None
-            end.tell(mine._here.disk.folder.name)
+            end.tell(str(mine._here.disk is not None))
+            end.tell("".join(told) or "nothing")
 
     with opened(tmp_path / "disk", ram=0) as cache:
         assert Computing(cache).right(0)
         with forked(contained) as child:
-            assert child.hear() == "beside-1"
+            assert child.hear() == "False"
+            assert "give this container another folder" in child.hear()
             assert child.ended() == 0
     with forked(contained) as child:
-        assert child.hear() == FOLDER  # nobody uses it now
+        assert child.hear() == "True"  # nobody uses it now
+        assert child.hear() == "nothing"
         assert child.ended() == 0
     held = dict(entries(tmp_path / "disk"))
     assert [each.records for each in held.values()] == [12]

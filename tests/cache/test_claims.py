@@ -15,7 +15,7 @@ import pytest
 
 from penstock.cache import tiers as module
 from penstock.cache.cache import finished
-from penstock.cache.tiers import Claim, Claims, blocking_sleep
+from penstock.cache.tiers import Claims
 from support.forked import End, forked
 
 KEY = bytes(range(16))
@@ -34,13 +34,13 @@ def claims(path: Path) -> Iterator[Claims]:
     os.close(descriptor)
 
 
-def claim(claims: Claims, key: bytes) -> Claim:
+def claim(claims: Claims, key: bytes) -> threading.Event:
     """Claim a key, as a thread does."""
-    return finished(claims.claim(key, blocking_sleep))
+    return finished(claims.claim(key, in_loop=False))
 
 
-def told(claim: Claim) -> tuple[bool, bool]:
-    return claim.ours, claim.waited
+def is_ours(claims: Claims, claim: threading.Event, key: bytes = KEY) -> bool:
+    return claims._mine.get(key) is claim
 
 
 def holder(path: Path) -> Claims:
@@ -54,11 +54,12 @@ def test_one_thread_at_a_time_has_a_key(claims: Claims) -> None:
     def work() -> None:
         nonlocal inside, most
         for _ in range(50):
-            assert claim(claims, KEY).ours
+            mine = claim(claims, KEY)
+            assert is_ours(claims, mine)
             inside += 1
             most = max(most, inside)
             inside -= 1
-            claims.free(KEY)
+            claims.free(KEY, mine)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for each in threads:
@@ -69,16 +70,44 @@ def test_one_thread_at_a_time_has_a_key(claims: Claims) -> None:
 
 
 def test_a_key_that_is_freed_goes_to_a_waiter(claims: Claims) -> None:
-    assert told(claim(claims, KEY)) == (True, False)
-    assert told(claim(claims, OTHER)) == (True, False)
-    got: list[Claim] = []
+    mine, other = claim(claims, KEY), claim(claims, OTHER)
+    assert is_ours(claims, mine)
+    assert is_ours(claims, other, OTHER)
+    got: list[threading.Event] = []
     waiting = threading.Thread(target=lambda: got.append(claim(claims, KEY)))
     waiting.start()
-    claims.free(KEY)
+    claims.free(KEY, mine)
     waiting.join()
-    assert got[0].ours
-    claims.free(KEY)
-    claims.free(OTHER)
+    assert is_ours(claims, got[0])
+    claims.free(KEY, mine)  # it is not ours any more
+    assert is_ours(claims, got[0])
+    claims.free(KEY, got[0])
+    claims.free(OTHER, other)
+
+
+def test_a_thread_that_frees_a_key_wakes_those_of_its_process(
+    claims: Claims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 60.0)
+    monkeypatch.setattr(module, "MAX_PAUSE_S", 60.0)
+    mine = claim(claims, KEY)
+    waits = threading.Event()
+    tries = claims._try
+
+    def noted(key: bytes, claim: threading.Event) -> threading.Event:
+        held = tries(key, claim)
+        waits.set()
+        return held
+
+    monkeypatch.setattr(claims, "_try", noted)
+    got: list[threading.Event] = []
+    other = threading.Thread(target=lambda: got.append(claim(claims, KEY)))
+    other.start()
+    assert waits.wait(60)
+    claims.free(KEY, mine)
+    other.join(30)
+    assert is_ours(claims, got[0])
+    claims.free(KEY, got[0])
 
 
 def test_a_cache_does_not_wait_for_what_another_computes(
@@ -93,24 +122,27 @@ def test_a_cache_does_not_wait_for_what_another_computes(
 
     with forked(work) as child:
         assert child.hear() == "has them"
-        assert told(claim(claims, KEY)) == (True, False)
-    claims.free(KEY)
+        mine = claim(claims, KEY)
+        assert is_ours(claims, mine)
+    claims.free(KEY, mine)
 
 
 def test_one_process_at_a_time_has_a_key(claims: Claims, path: Path) -> None:
     def work(end: End) -> None:
         mine = holder(path)
-        claim(mine, KEY)
+        its = claim(mine, KEY)
         end.tell("has it")
         end.hear()
-        mine.free(KEY)
+        mine.free(KEY, its)
 
     with forked(work) as child:
         assert child.hear() == "has it"
-        assert not claims._try(KEY)
+        mine = threading.Event()
+        assert claims._try(KEY, mine) is not mine
         child.tell("free it")
-        assert claim(claims, KEY).ours
-    claims.free(KEY)
+        mine = claim(claims, KEY)
+        assert is_ours(claims, mine)
+    claims.free(KEY, mine)
 
 
 def test_the_claim_of_a_killed_process_is_free(claims: Claims, path: Path) -> None:
@@ -123,8 +155,9 @@ def test_the_claim_of_a_killed_process_is_free(claims: Claims, path: Path) -> No
     with forked(work) as child:
         assert child.hear() == "has it"
         child.kill()
-        assert told(claim(claims, KEY)) == (True, False)
-    claims.free(KEY)
+        mine = claim(claims, KEY)
+        assert is_ours(claims, mine)
+    claims.free(KEY, mine)
 
 
 def test_a_stopped_process_delays_others_only_for_a_while(
@@ -140,20 +173,22 @@ def test_a_stopped_process_delays_others_only_for_a_while(
     with forked(work) as child:
         assert child.hear() == "has it"
         child.signal(signal.SIGSTOP)
-        assert told(claim(claims, KEY)) == (False, True)
-        late = asyncio.run(claims.claim(KEY, asyncio.sleep))
-        assert told(late) == (False, True)
+        assert not is_ours(claims, claim(claims, KEY))
+        late = asyncio.run(claims.claim(KEY, in_loop=True))
+        assert not is_ours(claims, late)
 
 
 def test_a_thread_that_takes_long_blocks_nobody(
     claims: Claims, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 0.02)
-    claim(claims, KEY)
-    assert told(claim(claims, KEY)) == (False, True)
-    late = asyncio.run(claims.claim(KEY, asyncio.sleep))
-    assert told(late) == (False, True)
-    claims.free(KEY)
+    mine = claim(claims, KEY)
+    assert not is_ours(claims, claim(claims, KEY))
+    late = asyncio.run(claims.claim(KEY, in_loop=True))
+    assert not is_ours(claims, late)
+    claims.free(KEY, late)
+    assert is_ours(claims, mine)
+    claims.free(KEY, mine)
 
 
 def test_one_coroutine_at_a_time_has_a_key(claims: Claims) -> None:
@@ -161,13 +196,14 @@ def test_one_coroutine_at_a_time_has_a_key(claims: Claims) -> None:
 
     async def work() -> bool:
         nonlocal inside, most
-        mine = await claims.claim(KEY, asyncio.sleep)
+        mine = await claims.claim(KEY, in_loop=True)
         inside += 1
         most = max(most, inside)
         await asyncio.sleep(0)
         inside -= 1
-        claims.free(KEY)
-        return mine.ours
+        ours = is_ours(claims, mine)
+        claims.free(KEY, mine)
+        return ours
 
     async def main() -> list[bool]:
         return await asyncio.gather(*(work() for _ in range(8)))
@@ -178,14 +214,15 @@ def test_one_coroutine_at_a_time_has_a_key(claims: Claims) -> None:
 
 def test_a_coroutine_that_is_cancelled_leaves_the_claim_alone(claims: Claims) -> None:
     async def main() -> None:
-        waiting = asyncio.ensure_future(claims.claim(KEY, asyncio.sleep))
+        waiting = asyncio.ensure_future(claims.claim(KEY, in_loop=True))
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        claims.free(KEY)
-        assert (await claims.claim(KEY, asyncio.sleep)).ours
-        claims.free(KEY)
+        claims.free(KEY, mine)
+        again = await claims.claim(KEY, in_loop=True)
+        assert is_ours(claims, again)
+        claims.free(KEY, again)
 
-    claim(claims, KEY)
+    mine = claim(claims, KEY)
     asyncio.run(main())

@@ -18,7 +18,7 @@ KILLS = TESTS / "support" / "cache_faults.py"
 DAMAGE = TESTS / "support" / "cache_damage.py"
 SHARES = [(97, first) for first in (5, 40, 70)]
 """Cases that each flip a bit of one in 97 bytes of a database, from the first on."""
-FILES = ["lock.mdb", "users", "writer", "claims"]
+FILES = ["lock.mdb", "users", "claims"]
 
 
 def happens(script: Path, *arguments: object, timeout_s: float = 100) -> None:

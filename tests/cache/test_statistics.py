@@ -10,27 +10,24 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.cache.arena_registry import Holder
-from penstock.cache.statistics import Counters, Counts
-from penstock.system.shared_memory import nameless
+from penstock.cache.statistics import NBYTES, CacheStatistics, Counters
+from penstock.system.shared_memory import shared_file, titled
 from support.forked import End, forked
 
 
 @pytest.fixture
-def shared() -> Iterator[tuple[Counters, Holder]]:
-    descriptor = nameless("test")
-    counters = Counters(descriptor)
-    yield counters, Holder.me(descriptor)
+def shared() -> Iterator[tuple[Counters, str]]:
+    title = f"test-{os.urandom(8).hex()}"
+    counters = Counters(shared_file(title, NBYTES))
+    yield counters, title
     counters.close()
 
 
-def opened(holder: Holder) -> Counters:
-    descriptor = holder.open()
-    assert descriptor is not None
-    return Counters(descriptor)
+def opened(title: str) -> Counters:
+    return Counters(next(titled(title)))
 
 
-def test_threads_lose_no_count(shared: tuple[Counters, Holder]) -> None:
+def test_threads_lose_no_count(shared: tuple[Counters, str]) -> None:
     counters, _ = shared
 
     def work() -> None:
@@ -42,14 +39,14 @@ def test_threads_lose_no_count(shared: tuple[Counters, Holder]) -> None:
         each.start()
     for each in threads:
         each.join()
-    assert counters.totals() == Counts(misses=4000, compute_ns=8000)
+    assert counters.totals() == CacheStatistics(misses=4000, compute_ns=8000)
 
 
-def test_processes_count_in_rows_of_their_own(shared: tuple[Counters, Holder]) -> None:
-    counters, holder = shared
+def test_processes_count_in_rows_of_their_own(shared: tuple[Counters, str]) -> None:
+    counters, title = shared
 
     def work(end: End) -> None:
-        mine = opened(holder)
+        mine = opened(title)
         mine.add(misses=5)
         end.tell(str(mine._start))
         end.hear()
@@ -62,27 +59,27 @@ def test_processes_count_in_rows_of_their_own(shared: tuple[Counters, Holder]) -
 
 
 def test_a_killed_process_leaves_its_counts_and_its_row_to_others(
-    shared: tuple[Counters, Holder],
+    shared: tuple[Counters, str],
 ) -> None:
-    counters, holder = shared
+    counters, title = shared
 
     def work(end: End) -> None:
-        mine = opened(holder)
-        mine.add(waits=3)
+        mine = opened(title)
+        mine.add(misses=3)
         end.tell(str(mine._start))
         end.hear()
 
     with forked(work) as child:
         row = int(child.hear())
-    heir = opened(holder)
+    heir = opened(title)
     assert heir._start == row
-    heir.add(waits=1)
-    assert counters.total("waits") == 4
+    heir.add(misses=1)
+    assert counters.total("misses") == 4
     heir.close()
 
 
 def test_closing_twice_closes_no_file_of_others() -> None:
-    counters = Counters(nameless("test"))
+    counters = Counters(shared_file("test", NBYTES))
     counters.close()
     other = os.open(os.devnull, os.O_RDONLY)
     counters.close()

@@ -111,7 +111,7 @@ class TiersMachine(RuleBasedStateMachine):
     def is_held(self, asked: Asked) -> bool:
         """Return whether it is stored now, and is not to be computed once more."""
         key = self.ask.cache.fingerprint.key(*asked)
-        if self.here.doubts(key[:8]):
+        if not self.here.trusts(key[:8]):
             return False
         arena, disk = self.here.arena, self.here.disk
         if arena is not None and whole(arena.get(key), key):

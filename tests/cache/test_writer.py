@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.cache import writer as module
-from penstock.cache.disk import Disk
+from penstock.cache.disk import Disk, DiskError
 from penstock.cache.folder import FolderState, leased
 from penstock.cache.writer import Writer
 
@@ -64,10 +64,12 @@ def test_a_record_on_its_way_is_found_and_not_taken_twice(
         assert writer.offer(key(1), b"one", lambda: None)
         assert not writer.offer(key(1), b"one", lambda: None)
         assert writer.get(key(1)) == b"one"
+        assert disk.get(key(1)) is None
         assert writer.get(key(2)) is None
     writer.close()
+    assert bytes(writer.get(key(1)) or b"") == b"one"
+    writer.forget(key(1))
     assert writer.get(key(1)) is None
-    assert bytes(disk.get(key(1)) or b"") == b"one"
 
 
 def test_a_record_is_not_taken_while_too_many_wait(
@@ -113,7 +115,8 @@ def test_a_disk_that_fails_is_reported_and_all_records_are_settled(
     assert done
     assert "cannot be written" in reasons[0]
     assert len(reasons) == 1
-    assert writer.get(key(0)) is None
+    with pytest.raises(DiskError):  # nothing is on its way
+        writer.get(key(0))
 
 
 def test_closing_writes_and_leaves_syncing_to_the_disk(

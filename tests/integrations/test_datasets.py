@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.cache.fingerprint.key import fingerprint
+from penstock.cache.fingerprint import fingerprint
 from penstock.pipeline.sources.source import identity_of
 
 datasets = pytest.importorskip("datasets")

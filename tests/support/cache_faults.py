@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from penstock.cache.cache import Cache
 from penstock.cache.codec import CODECS
 from penstock.cache.disk import Disk
-from penstock.cache.fingerprint.key import Fingerprint
+from penstock.cache.fingerprint import Fingerprint
 from penstock.cache.folder import FOLDER, leased
 from penstock.cache.record import encode
 from penstock.cache.tiers import Opening

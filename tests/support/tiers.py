@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from penstock.cache.cache import Cache, finished
-from penstock.cache.fingerprint.key import Fingerprint
-from penstock.cache.tiers import Opening, blocking_sleep
+from penstock.cache.fingerprint import Fingerprint
+from penstock.cache.tiers import Opening
 
 __all__ = ["Computing", "a_cache", "ask", "is_right", "sample_of"]
 
@@ -27,11 +28,13 @@ def ask(
     cache: Cache, index: int, image_size: int | None, compute: Callable[[int], Any]
 ) -> Any:
     """Return a sample of a cache; a plain function computes it."""
+    numbers = itertools.count()  # of the calls for this sample
 
-    async def awaited(number: int) -> Any:
-        return compute(number)
+    async def awaited() -> Any:
+        return compute(next(numbers))
 
-    return finished(cache.sample(index, image_size, awaited, blocking_sleep))
+    found = cache.find(index, image_size)
+    return finished(cache.sample(index, image_size, found, awaited, in_loop=False))
 
 
 def sample_of(index: int, image_size: int | None, version: int = 0) -> tuple[Any, ...]:

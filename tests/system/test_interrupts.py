@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from penstock.system.interrupts import interrupts_deferred
+from penstock.system.forking import interrupts_deferred
 
 
 def test_ctrl_c_is_handled_once_the_steps_are_done() -> None:

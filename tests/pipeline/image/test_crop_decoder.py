@@ -22,7 +22,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.cache.fingerprint.key import fingerprint
+from penstock.cache.fingerprint import fingerprint
 from penstock.pipeline.image import (
     codec,
     decode_only_random_resized_crop,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.cache.fingerprint import key
-from penstock.cache.fingerprint.key import (
+from penstock.cache import fingerprint as key
+from penstock.cache.fingerprint import (
     Fingerprint,
     file_fingerprints,
     fingerprint,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.cache.fingerprint.digest import (
+from penstock.cache.digest import (
     ATTRIBUTES,
     GLOBALS,
     Undigestible,

@@ -5,7 +5,8 @@
 
 All records of one fingerprint and size begin with the same bytes, so that they can be
 deleted together. With 64 bits for the sample, the chance that any two of ten million
-share a key is 3 in a million (n^2 / 2^65); indices never do.
+share a key is 3 in a million (n^2 / 2^65); indices never do. The README of `cache`
+says what identifies data and code.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from penstock.cache.fingerprint import digest
-from penstock.cache.fingerprint.key import fingerprint
+from penstock.cache import digest
+from penstock.cache.fingerprint import fingerprint
 from penstock.pipeline.sources.files import find_files
 from penstock.pipeline.sources.folder import Folder
 

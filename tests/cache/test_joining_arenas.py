@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cache import arena_registry as module
-from penstock.cache.arena_registry import Holder, join, locked
-from penstock.cache.memory import Arena
-from penstock.system.runtime_folder import runtime_folder
+from penstock.cache import memory as module
+from penstock.cache.memory import Arena, join
+from penstock.system.file_locks import locked_folder
+from penstock.system.shared_memory import nameless, runtime_folder, titled
 from support.forked import End, forked
 
 pytestmark = pytest.mark.usefixtures("own_runtime_folder")
@@ -24,10 +24,10 @@ NAME = "test"
 KEY = bytes(range(16))
 
 
-def the_lock() -> Path:
+def the_folder() -> Path:
     folder = runtime_folder()
     assert folder is not None
-    return folder / NAME
+    return folder
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def test_nothing_is_left_after_the_last_process_has_left() -> None:
         arena.put(KEY, b"of one who is gone")
     with joined() as arena:
         assert arena.get(KEY) is None
-    assert not [*the_lock().parent.iterdir()]
+    assert not [*the_folder().iterdir()]
 
 
 def test_a_killed_holder_is_followed_by_a_new_arena() -> None:
@@ -98,7 +98,7 @@ def test_processes_with_another_name_or_runtime_folder_have_other_arenas(
 
 @pytest.mark.parametrize("content", [b"", bytes(1 << 16)], ids=["empty", "zeros"])
 def test_what_only_has_the_title_of_an_arena_is_not_used(content: bytes) -> None:
-    title = f"penstock-cache-{the_lock().parent.stat().st_ino}-{NAME}"
+    title = f"penstock-cache-{the_folder().stat().st_ino}-{NAME}"
     impostor = os.memfd_create(title)
     os.write(impostor, content)
     with joined() as arena:
@@ -109,20 +109,21 @@ def test_what_only_has_the_title_of_an_arena_is_not_used(content: bytes) -> None
     os.close(impostor)
 
 
-def test_a_file_that_its_holder_has_closed_is_not_opened(tmp_path: Path) -> None:
-    with open(tmp_path / "one", "w+b") as one:
-        holder = Holder.me(one.fileno())
-        descriptor = holder.open()
-        assert descriptor is not None
-        os.close(descriptor)
-        with open(tmp_path / "other", "w+b") as other:
-            os.dup2(other.fileno(), one.fileno())
-            assert holder.open() is None
-    assert holder.open() is None
+def test_memory_is_found_at_the_process_that_holds_it_until_it_is_closed() -> None:
+    title = f"test-{os.urandom(8).hex()}"
+    one, other = nameless(title), nameless("another")
+    found = next(titled(title, os.getpid()))
+    assert os.path.samestat(os.fstat(found), os.fstat(one))
+    assert list(titled(title, os.getppid())) == []
+    os.close(found)
+    os.dup2(other, one)
+    assert list(titled(title)) == []
+    os.close(one)
+    os.close(other)
 
 
 def test_a_folder_that_others_may_write_to_is_not_used() -> None:
-    the_lock().parent.chmod(0o777)
+    the_folder().chmod(0o777)
     assert runtime_folder() is None
     with joined():
         pass
@@ -133,18 +134,17 @@ def test_one_process_or_thread_at_a_time_looks_for_an_arena() -> None:
 
     def come_and_go(number: int) -> None:
         for _ in range(60):
-            with locked(the_lock()):
+            with locked_folder(the_folder(), 60.0):
                 inside.append(number)
                 assert inside == [number]
                 inside.remove(number)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(come_and_go, range(4)))
-    assert not the_lock().exists()
 
 
 def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
-    folder = the_lock().parent
+    folder = the_folder()
     folder.rmdir()
     folder.symlink_to(tmp_path)
     assert runtime_folder() is None
@@ -168,11 +168,11 @@ def test_nobody_waits_for_a_lock_that_a_stopped_process_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def stops(end: End) -> None:
-        with locked(the_lock()):
+        with locked_folder(the_folder(), 60.0):
             end.tell("looks")
             end.hear()
 
-    monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(module, "LOOKING_PATIENCE_S", 0.05)
     with forked(stops) as child:
         assert child.hear() == "looks"
         child.signal(signal.SIGSTOP)
