@@ -12,7 +12,6 @@ print(pipe.explain())
 import importlib as _importlib
 import typing as _typing
 
-from .autotune.listeners import on_verdict
 from .config import (
     get_autotune_interval,
     get_enable_autotune,
@@ -37,6 +36,7 @@ from .errors import (
 )
 
 if _typing.TYPE_CHECKING:
+    from .autotune.log import on_verdict
     from .engine.plan import BatchPlan, Shard
     from .pipeline import detection, image, optim, schedule, testing, text
     from .pipeline.dataloader import DataLoader
@@ -79,11 +79,12 @@ __all__ = [
 ]
 
 
-_CLASSES = {
+_LAZY = {
     "BatchPlan": ".engine.plan",
     "DataLoader": ".pipeline.dataloader",
     "Pipeline": ".pipeline.pipeline",
     "Shard": ".engine.plan",
+    "on_verdict": ".autotune.log",
 }
 
 
@@ -91,8 +92,8 @@ def __getattr__(name: str) -> object:
     """Load what brings libraries of its own (torch, Pillow) when it is used."""
     if name in ("detection", "image", "optim", "schedule", "testing", "text"):
         return _importlib.import_module(f".pipeline.{name}", __name__)
-    if name in _CLASSES:
-        found = getattr(_importlib.import_module(_CLASSES[name], __name__), name)
+    if name in _LAZY:
+        found = getattr(_importlib.import_module(_LAZY[name], __name__), name)
         return globals().setdefault(name, found)
     message = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(message)

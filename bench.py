@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -51,43 +51,34 @@ def bench(
     Raises:
         SpecError: `target` is neither, or yields no batch.
     """
-    make = factory_of(target, batch_size)
+    face = face_of(target, batch_size)
+    check(hasattr(face, "explain"), NOT_OURS.format(target, type(face).__name__))
     as_set_s, tuned_s = AS_SET * seconds, (1.0 - AS_SET) * seconds
     with Progress(
         TextColumn("{task.description}"), TimeRemainingColumn(), console=console
     ) as progress:
-        task = progress.add_task("as set", total=seconds)
-
-        def tick(spent_s: float) -> None:
-            progress.advance(task, spent_s)
-
-        face = make()
-        check(hasattr(face, "explain"), NOT_OURS.format(target, type(face).__name__))
-        before = rate_of(face, as_set_s, as_set_s, step_s, tick)
-        progress.update(task, description="tuned")
+        before = rate_of(face, as_set_s, as_set_s, step_s, progress, "as set")
         config.set_enable_autotune(enable=True)
-        after = rate_of(face, tuned_s, LAST * tuned_s, step_s, tick)
+        after = rate_of(face, tuned_s, LAST * tuned_s, step_s, progress, "tuned")
     console.print(f"as set: {before:,.0f} samples/s; tuned: {after:,.0f} samples/s")
     console.print(str(face.explain()), markup=False, highlight=False, soft_wrap=True)
     config.set_enable_autotune(enable=False)
     face.close()
 
 
-def factory_of(target: str, batch_size: int) -> Callable[[], Any]:
-    """Return the function that makes the loader."""
+def face_of(target: str, batch_size: int) -> Any:
+    """Return what to loop over."""
     if os.path.isdir(target):
         crop = decode_random_resized_crop(CROP)
-        source = Pipeline.from_folder(target).shuffle(seed=0).map(crop)
-        return lambda: source.batch(batch_size)
+        return Pipeline.from_folder(target).shuffle(seed=0).map(crop).batch(batch_size)
     module, separator, name = target.partition(":")
     check(bool(module and separator and name), NO_FACTORY.format(target))
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found = getattr(importlib.import_module(module), name)
+        make = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise SpecError(f"{NO_FACTORY.format(target)} ({error})") from error
-    made: Callable[[], Any] = found
-    return made
+    return make()
 
 
 def rate_of(
@@ -95,24 +86,24 @@ def rate_of(
     seconds: float,
     last_s: float,
     step_s: float,
-    tick: Callable[[float], None],
+    progress: Progress,
+    doing: str,
 ) -> float:
     """Train for some seconds; return the samples per second over the last of them."""
-    begun_s = looked_s = time.perf_counter()
+    task = progress.add_task(doing, total=seconds)
+    begun_s = time.perf_counter()
     since_s, rows = 0.0, 0
     for batch in endless(face):
         if step_s:
             time.sleep(step_s)
-        now_s = time.perf_counter()
-        tick(now_s - looked_s)
-        looked_s = now_s
-        spent_s = now_s - begun_s
+        spent_s = time.perf_counter() - begun_s
+        progress.update(task, completed=spent_s)
         if since_s:
             rows += rows_of(batch)
         elif spent_s >= seconds - last_s:
-            since_s = now_s
-        if spent_s >= seconds and since_s < now_s:
-            return rows / (now_s - since_s)
+            since_s = spent_s
+        if spent_s >= seconds and since_s < spent_s:
+            return rows / (spent_s - since_s)
     raise SpecError(
         "the loader yields no batch, so nothing can be measured; give one that does"
     )

@@ -14,12 +14,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -28,7 +28,7 @@ from .autotune.report.recording import read_recording
 from .autotune.report.terminal import report_on
 from .errors import PenstockError, check
 from .system.forking import FORKS
-from .system.resources import effective_cpus, parse_bytes
+from .system.resources import Budget, effective_cpus, parse_bytes
 from .system.shared_memory import SHARED_MEMORY
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -276,9 +276,6 @@ def report(
     html: Annotated[
         Path | None, typer.Option(help="Also write a web page, in one file.")
     ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Also write a trace for Perfetto, in JSON.")
-    ] = None,
 ) -> None:
     """Report what a tuned run found, what was changed, and what it gained."""
     with busy("reading the log"):
@@ -290,12 +287,6 @@ def report(
         with busy("writing the page"):
             write_page(found, html)
         print(f"written: {html}")
-    if trace is not None:
-        from .autotune.report.trace import write_trace
-
-        with busy("writing the trace"):
-            write_trace(found, trace)
-        print(f"written: {trace}")
 
 
 @app.command()
@@ -399,17 +390,17 @@ def doctor() -> None:
         print(finding)
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(NamedTuple):
     """One thing the doctor looked at."""
 
     what: str
     value: str
+    bad: bool = False
     cure: str = ""
-    """What to do about it; empty if all is well."""
+    """What to do about it, if it is bad."""
 
     def __str__(self) -> str:
-        cure = f"\n{'':17}cure: {self.cure}" if self.cure else ""
+        cure = f"\n{'':17}cure: {self.cure}" if self.bad else ""
         return f"{self.what:17}{self.value}{cure}"
 
 
@@ -419,45 +410,46 @@ def findings() -> Iterator[Diagnosis]:
 
     from .pipeline.image.crop_decoder import crop_extension
 
-    budget = config.budget()
     yield Diagnosis("penstock", __version__)
     yield Diagnosis("Python", f"{platform.python_version()}, {platform.system()}")
     gpus = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
     found = ", ".join(gpus) or "no CUDA device"
     yield Diagnosis("torch", f"{torch.__version__}, {found}")
-    yield of_cpus(budget.cpu_cores)
-    yield of_torch_threads(torch.get_num_threads(), budget.cpu_cores)
-    yield of_memory(budget.memory_bytes)
-    yield of_shared_memory(SHARED_MEMORY)
-    yield of_worker_processes(multiprocessing.get_all_start_methods())
-    for package in PACKAGES:
-        yield of_package(package)
+    yield from of_machine(config.budget(), torch.get_num_threads())
+    yield from map(of_package, PACKAGES)
     yield of_crop_decoding(*crop_extension())
 
 
-def of_cpus(budget_cores: float) -> Diagnosis:
-    """Compare the cores in the machine with those that may be used."""
-    value = (
+def of_machine(budget: Budget, torch_threads: int) -> Iterator[Diagnosis]:
+    """Check whether cores and memory suffice, and processes can share memory."""
+    cores, nbytes = budget.cpu_cores, budget.memory_bytes
+    yield Diagnosis(
+        "CPUs",
         f"{os.cpu_count()} in the machine, {effective_cpus():g} by affinity and quota, "
-        f"budget {budget_cores:g}"
+        f"budget {cores:g}",
+        cores < CORES_WANTED,
+        "training and loading take turns: allow this process more cores",
     )
-    few = budget_cores < CORES_WANTED
-    cure = "training and loading take turns: allow this process more cores"
-    return Diagnosis("CPUs", value, cure if few else "")
-
-
-def of_torch_threads(threads: int, budget_cores: float) -> Diagnosis:
-    """Compare torch's threads with the cores available for them."""
-    most = max(1, int(budget_cores))
-    cure = f"more threads than cores hinder each other: torch.set_num_threads({most})"
-    return Diagnosis("torch threads", str(threads), cure if threads > most else "")
-
-
-def of_memory(budget_bytes: int) -> Diagnosis:
-    """Check whether a few batches fit."""
-    cure = 'that is few batches: free some memory, or ps.set_memory_budget("512MB")'
-    value = f"budget {budget_bytes / GIB:.1f} GiB for batches in flight"
-    return Diagnosis("memory", value, cure if budget_bytes < MEMORY_WANTED else "")
+    most = max(1, int(cores))
+    yield Diagnosis(
+        "torch threads",
+        str(torch_threads),
+        torch_threads > most,
+        f"more threads than cores hinder each other: torch.set_num_threads({most})",
+    )
+    yield Diagnosis(
+        "memory",
+        f"budget {nbytes / GIB:.1f} GiB for batches in flight",
+        nbytes < MEMORY_WANTED,
+        'that is few batches: free some memory, or ps.set_memory_budget("512MB")',
+    )
+    yield of_shared_memory(SHARED_MEMORY)
+    yield Diagnosis(
+        "start methods",
+        ", ".join(multiprocessing.get_all_start_methods()),
+        not FORKS,
+        'worker processes need Linux: use executor="thread"',
+    )
 
 
 def of_shared_memory(folder: str) -> Diagnosis:
@@ -467,15 +459,9 @@ def of_shared_memory(folder: str) -> Diagnosis:
     except OSError:
         return Diagnosis(folder, "not on this system; penstock does not need it")
     cure = "torch's own DataLoader needs more, penstock does not: docker --shm-size=1g"
-    short = total < SHARED_MEMORY_WANTED
-    return Diagnosis(folder, f"{total / GIB:.1f} GiB", cure if short else "")
-
-
-def of_worker_processes(methods: list[str]) -> Diagnosis:
-    """Check whether worker processes can run: they are forked and share memory."""
-    able = "fork" in methods and FORKS
-    cure = 'worker processes need Linux: use executor="thread"'
-    return Diagnosis("start methods", ", ".join(methods), "" if able else cure)
+    return Diagnosis(
+        folder, f"{total / GIB:.1f} GiB", total < SHARED_MEMORY_WANTED, cure
+    )
 
 
 def of_package(name: str) -> Diagnosis:
@@ -483,15 +469,15 @@ def of_package(name: str) -> Diagnosis:
     try:
         return Diagnosis(name, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Diagnosis(name, "not installed", f"pip install {name}")
+        return Diagnosis(name, "not installed", bad=True, cure=f"pip install {name}")
 
 
 def of_crop_decoding(extension: Any, why_not: str) -> Diagnosis:
     """Check whether JPEGs can be decoded only where they are cropped."""
-    if extension is not None:
-        return Diagnosis("crop decoding", f"version {extension.VERSION}")
-    cure = (
+    return Diagnosis(
+        "crop decoding",
+        f"version {extension.VERSION}" if extension else f"none: {why_not}",
+        extension is None,
         "to decode only the crops of photographs: a C compiler and the headers of"
-        " libjpeg-turbo >= 2.1 and of Python, then install penstock again from source"
+        " libjpeg-turbo >= 2.1 and of Python, then install penstock again from source",
     )
-    return Diagnosis("crop decoding", f"none: {why_not}", cure)

@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from io import FileIO
@@ -22,7 +22,6 @@ from typing import Any, Self, cast
 from ..engine.observe.observation import Move, Observation, TrainerObservation
 from . import phrases
 from .explain import Explanation, verdict_of
-from .listeners import tell_verdict
 from .policies.per_regime import Values
 from .saved import VERSION, Saved, write_whole
 from .situation import Decision, DecisionOutcome, Row, Situation
@@ -40,6 +39,8 @@ _begun: set[Path] = set()
 _found: dict[Path, dict[str, tuple[Saved, int]]] = {}
 # Names of the pipelines being tuned.
 _tuned: set[str] = set()
+# The user's functions that are called with each verdict.
+_listeners: list[Callable[[str, Explanation], object]] = []
 VERDICT_S = 60.0
 """The verdict is repeated after this long."""
 VERDICT_CHANGE_S = 5.0
@@ -49,9 +50,10 @@ FEW_STEPS, FEW_STEPS_S = 4, 2.0
 """Fewer steps than this, in less time than this, change no verdict."""
 FREE_BYTES = 4_000_000
 """Bytes of rows that are always written."""
-BYTES_PER_S = 450
-"""Beyond them, for all pipelines together: windows on which nothing was decided are
-left out above this rate. A day therefore takes at most 45 MB."""
+BYTES_PER_S = 100
+"""Beyond them, for all pipelines together: windows on which nothing was decided or said
+are left out above this rate. A day therefore takes some 13 MB, and reports can read
+every row."""
 
 
 class Released:
@@ -201,7 +203,7 @@ class AutotuneLog:
         """Log who waits for whom, from time to time."""
         self.say(explanation.line)
         self._explained("verdict", explanation, time_s)
-        tell_verdict(self.name, explanation)
+        _tell(self.name, explanation)
 
     def torchs(self, explanation: Explanation) -> None:
         """Write the verdict on a loop that torch's own workers loaded."""
@@ -279,6 +281,40 @@ class AutotuneLog:
 def announce(text: str, pipeline: str, level: int = logging.INFO) -> None:
     """Log a line about a pipeline, for people."""
     LOGGER.log(level, "%s", f"{pipeline}: {text}" if pipeline else text)
+
+
+def on_verdict(listener: Callable[[str, Explanation], object]) -> Callable[[], object]:
+    """Have `listener(name, explanation)` called with each verdict of a tuned pipeline.
+
+    It is called in the tuner's thread, when the log records a verdict: once a minute
+    and when it changes. If it raises, the exception is logged and it is not called
+    again.
+
+    Args:
+        listener: takes the pipeline's name in the log, and what `explain()` would say.
+
+    Returns:
+        A function that stops further calls.
+    """
+    _listeners.append(listener)
+
+    def end() -> None:
+        if listener in _listeners:
+            _listeners.remove(listener)
+
+    return end
+
+
+def _tell(name: str, explanation: Explanation) -> None:
+    """Call every listener; one that raises is removed."""
+    for listener in list(_listeners):
+        try:
+            listener(name, explanation)
+        except Exception:
+            _listeners.remove(listener)
+            logging.getLogger("penstock").exception(
+                "a listener of verdicts failed, and gets no more of them"
+            )
 
 
 class Shown(logging.Handler):

@@ -168,7 +168,7 @@ def main() -> None:
         logging = tuner_cpu_s(f"{folder}/run")
         size = sum(each.stat().st_size for each in Path(folder).iterdir())
     print(f"tuner with a log: {logging * 1e3:.1f} ms of CPU a second (bound 10 ms)")
-    print(f"log: {size / 1e3:.0f} kB in 15 s of tuning (a day: 45 MB at most)")
+    print(f"log: {size / 1e3:.0f} kB in 15 s of tuning (a day: some 13 MB)")
     print(f"next(): {ready_next_us():.0f} us, median, batch ready (bound 50 us)")
     batch_cost()
 

@@ -6,11 +6,10 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, redirect_stderr
 from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
@@ -57,7 +56,8 @@ def tell(data: Path | None, *, latency_s: float, seconds: float) -> None:
     )
     pipe = pipeline(Remote(photos, latency_s))
     lesson = Lesson(len(photos.classes))
-    with screen.decisions(), pipe, closing(train(pipe, lesson)) as windows:
+    # The log is a part of the story.
+    with redirect_stderr(sys.stdout), pipe, closing(train(pipe, lesson)) as windows:
         try:
             before, tuned = run(screen, windows, seconds)
         finally:
@@ -191,7 +191,6 @@ def train(pipe: Pipeline, lesson: Lesson) -> Generator[DemoWindow]:
             begin, losses = now, []
 
 
-LOGGER = logging.getLogger("penstock.autotune")
 PACE_S = 1.0
 """Seconds between two lines of progress if there is no bar."""
 REFRESHES_PER_S = 4
@@ -231,18 +230,6 @@ class Screen:
             task = bar.add_task(what, total=1.0, words="")
             yield lambda done, words: bar.update(task, completed=done, words=words)
 
-    @contextmanager
-    def decisions(self) -> Iterator[None]:
-        """Print the lines of the autotune log as they appear, until the `with` ends."""
-        handler, level = _Lines(self), LOGGER.level
-        LOGGER.addHandler(handler)
-        LOGGER.setLevel(logging.INFO)
-        try:
-            yield
-        finally:
-            LOGGER.setLevel(level)
-            LOGGER.removeHandler(handler)
-
     def _lines(self, what: str) -> Show:
         last_s = -PACE_S
 
@@ -254,14 +241,3 @@ class Screen:
                 self.say(f"{what}: {words}")
 
         return show
-
-
-class _Lines(logging.Handler):
-    """Prints a logger's records on a screen."""
-
-    def __init__(self, screen: Screen) -> None:
-        super().__init__()
-        self._screen = screen
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._screen.say(f"[autotune] {self.format(record)}")

@@ -96,7 +96,9 @@ class Rest:
     def resting(self) -> bool:
         """Whether they rest, and nobody takes anything from the trainer."""
         with self._engine_lock.lock:
-            at_work = any(segment.pool.at_work() for segment in self._segments)
+            # Actors take nothing from the trainer.
+            pools = (s.pool for s in self._segments if s.executor != "ray")
+            at_work = any(pool.at_work() for pool in pools)
             return self._alarm is not None and not at_work
 
     def pause(self, until_ns: int) -> None:

@@ -13,12 +13,24 @@ from typing import Any
 
 from ..errors import SampleNote, SpecError
 from ..system.forking import FORKS
+from ..system.printing import figures
 from .far.handover import RemoteTraceback, dumps
 from .far.pools import start_method
 from .program.program import Program
 from .recipe import Recipe, SegmentRecipe
 from .segment import Segment
 from .witness.witness import Witness
+
+MANY_CORES = 4
+"""From so many cores on, processes load rather than threads: there is room for them,
+and threads take the GIL from the trainer, and from one another."""
+WORTH_PROCESSES_S = 0.02
+"""Work in a batch that justifies worker processes at once. With less, threads load, as
+they start at no cost, until the tuner moves them."""
+CROWDED = (
+    "a batch takes {} ms of work, and threads would take the GIL from the trainer; with"
+    " {} cores, worker processes load instead"
+)
 
 
 def in_children(recipe: Recipe, children: int | None = None) -> Recipe:
@@ -148,6 +160,23 @@ def may_move(recipe: Recipe) -> bool:
     )
     forks = FORKS and start_method(recipe) == "fork"
     return recipe.options.host == "auto" and anywhere and forks
+
+
+def has_cores_to_spare(recipe: Recipe) -> bool:
+    """Whether there are cores for worker processes, which need not pay at once.
+
+    Several ranks may share the cores of a host: their tuners divide them.
+    """
+    lone = recipe.planned.shard.size == 1
+    kept = recipe.options.persistent_workers
+    return lone and kept and recipe.cpu_cores >= MANY_CORES
+
+
+def crowded(recipe: Recipe, batch_s: float) -> str:
+    """Return why a batch of so much work goes to processes at once; empty if not."""
+    if batch_s < WORTH_PROCESSES_S:
+        return ""
+    return CROWDED.format(figures(1e3 * batch_s), figures(recipe.cpu_cores))
 
 
 def check_may_leave(data: Any, segments: Iterable[Segment], collate: Witness) -> None:

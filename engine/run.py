@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,14 @@ from .contention import ContentionMeter
 from .core.byte_budget import ByteBudget
 from .feed import Delivery
 from .hosts import DirectHost, Host, TrainerHost
-from .in_children import check_may_leave, in_children, is_of_worker, may_move
+from .in_children import (
+    check_may_leave,
+    crowded,
+    has_cores_to_spare,
+    in_children,
+    is_of_worker,
+    may_move,
+)
 from .observe.knob import Knob
 from .observe.observation import (
     Move,
@@ -25,9 +33,8 @@ from .observe.observation import (
 from .observe.trainer_meter import TrainerMeter
 from .plan import BatchPlan, Cursor
 from .recipe import Recipe, SegmentRecipe
-from .segment import as_now
-from .witness.watch import ChangeWatch
-from .witness.witness import Witness
+from .segment import Segment, as_now
+from .witness.witness import ChangeWatch, Witness
 from .workers.pool import Kind
 
 if TYPE_CHECKING:
@@ -92,6 +99,8 @@ class Run:
         one_by_one = self._lane is None and not recipe.repack
         self.contention = ContentionMeter(one_by_one=one_by_one)
         self._movable = may_move(recipe)
+        self._unspread = self._movable and has_cores_to_spare(recipe)
+        """Whether threads have yet to load, which processes then replace."""
         self._collate = Witness([recipe.buffers.collate])
         autos = [s for s in recipe.segments if s.executor == "auto"]
         self._chosen = {} if recipe.iterable else {s.name: s for s in autos}
@@ -194,6 +203,8 @@ class Run:
             if kind is not None and self._direct is not None:
                 self._hand_to(alone, self._direct, kind)
             return
+        if self._unspread and self.host.engine is not None:
+            self._spread(self.host.engine.segments, plan)
         if kind == "inline":
             self._take_back()
         elif self._wanted == self._kind:
@@ -211,6 +222,20 @@ class Run:
                 self._moves = (*self._moves, move)
             else:
                 self._settle_in(host)
+
+    def _spread(self, segments: Sequence[Segment], plan: BatchPlan) -> None:
+        """Have processes load from now on, if threads have just begun to."""
+        if any(segment.undecided for segment in segments):
+            return
+        self._unspread = False
+        ours = (s for s in segments if s.recipe.name in self._chosen)
+        batch_s = plan.n_rows * sum(s.recipe.alone_s_per_row for s in segments)
+        why = crowded(self._home, batch_s)
+        if not why or all(s.executor != "thread" for s in ours):
+            return
+        self._wanted = "process"
+        move = Move(NAME, "trainer", "process", "moved", why, "host")
+        self._moves = (*self._moves, move)
 
     def _start_again(self, cursor: Cursor, *, alone: bool = False) -> Host:
         """Close the host, and start one that continues at `cursor`."""

@@ -4,7 +4,7 @@
     transformers    TrainerMixin: for the Trainer of transformers
     lightning       verdict_logger: verdicts for Lightning's loggers
     tensorboard     log_verdicts: verdicts as scalars
-    prometheus      serve: figures to scrape; grafana.json is a dashboard for them
+    prometheus      serve: figures to scrape
 
 Lightning, ignite and torchtnt accept `penstock.DataLoader` as it is.
 """

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..autotune.listeners import on_verdict
+from ..autotune.log import on_verdict
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation

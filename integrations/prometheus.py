@@ -1,8 +1,6 @@
 """Figures of the running pipelines, for Prometheus to scrape.
 
-    close = serve()   # http://127.0.0.1:9464/metrics
-
-`grafana.json` beside this file is a dashboard for them.
+close = serve()   # http://127.0.0.1:9464/metrics
 """
 
 from __future__ import annotations

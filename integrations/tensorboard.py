@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..autotune.listeners import on_verdict
+from ..autotune.log import on_verdict
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation

@@ -558,7 +558,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Printed):
 
     def _may_draw(self) -> int:
         """Return how many batches may be drawn in advance: by default as by torch."""
-        from ..engine.witness.samplers import may_watch
+        from ..engine.witness.hazards import may_watch
 
         shared = self.num_workers and self.generator  # another loader may draw from it
         if not (shared or may_watch(self._index_sampler)):

@@ -292,3 +292,63 @@ def test_an_epoch_that_ends_while_the_engine_is_paused_is_followed_by_the_next(
                         ends_paused = meter._paused is not None  # noqa: SLF001 its state
                     assert count == batches
                     paused.append(ends_paused)
+
+
+def waiting(sample: Any) -> Any:
+    """Wait for longer than eight threads of a batch hide: 4 ms a sample."""
+    time.sleep(0.004)
+    return sample
+
+
+class Counting:
+    """Waits, too, and notes how often it was called."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, sample: Any) -> Any:
+        self.calls += 1
+        return waiting(sample)
+
+
+def hosts(pipe: ps.Pipeline, steps: int = 12) -> list[str]:
+    """Return where work is done after each of some steps."""
+    return [run_of(pipe).read().host for _, _ in zip(range(steps), pipe, strict=False)]
+
+
+@pytest.mark.parametrize("tuned", [True, False])
+def test_with_many_cores_costly_work_leaves_the_trainer_at_once(tuned: bool) -> None:  # noqa: FBT001
+    ps.set_enable_autotune(tuned)
+    ps.set_cpu_budget(8)
+    with pipe_of(waiting, length=200) as pipe:
+        loop = iter(pipe)
+        for _ in range(12):
+            next(loop)
+        seen = run_of(pipe).read()
+        [reason] = [move.reason for move in seen.moves if move.knob == "host"]
+        assert seen.host == "process"
+        assert "with 8 cores, worker processes load instead" in reason
+        found = [digest(pipe) for _ in range(2)]
+    with pipe_of(waiting, length=200).options(host="trainer") as pipe:
+        next(iter(pipe))
+        assert found == [digest(pipe) for _ in found]
+    assert children() == []
+
+
+@pytest.mark.parametrize(
+    ("cores", "function"), [(2, waiting), (8, as_it_is)], ids=["few cores", "cheap"]
+)
+def test_other_work_is_left_to_the_tuner(cores: int, function: Any) -> None:
+    ps.set_enable_autotune(False)
+    ps.set_cpu_budget(cores)
+    with pipe_of(function, length=200) as pipe:
+        assert set(hosts(pipe)) == {"trainer"}
+
+
+def test_work_that_keeps_a_state_stays_however_many_cores_there_are() -> None:
+    ps.set_enable_autotune(False)
+    ps.set_cpu_budget(8)
+    counting = Counting()
+    with pipe_of(counting, length=200) as pipe:
+        assert set(hosts(pipe, 25)) == {"trainer"}
+    assert counting.calls == 200

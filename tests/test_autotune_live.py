@@ -173,12 +173,12 @@ def test_threads_that_take_turns_at_the_gil_are_reported() -> None:
 def test_listeners_get_verdicts_until_they_fail_or_unsubscribe(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    heard: list[tuple[str, str]] = []
+    heard: list[tuple[str, dict[str, float]]] = []
 
     def fails(name: str, _: object) -> None:
         raise ValueError(name)
 
-    end = ps.on_verdict(lambda name, said: heard.append((name, said.verdict)))
+    end = ps.on_verdict(lambda name, said: heard.append((name, said.scalars())))
     ps.on_verdict(fails)
     ps.set_enable_autotune(True)
     with (
@@ -193,6 +193,7 @@ def test_listeners_get_verdicts_until_they_fail_or_unsubscribe(
     end()
     assert heard
     assert {name for name, _ in heard} == {"train"}
+    assert all(0 <= scalars["wait_share"] <= 1 for _, scalars in heard)
     assert caplog.text.count("a listener of verdicts failed") == 1
     before = len(heard)
     with ps.Pipeline.from_dataset(list(range(400))).batch(4) as p:

@@ -151,12 +151,12 @@ def test_a_day_of_eight_ranks_is_reported_in_little_time_and_memory(
     days: Path, tmp_path: Path
 ) -> None:
     logs = [Path(f"{days}_{rank}.jsonl") for rank in range(8)]
-    assert all(log.stat().st_size < 50e6 for log in logs)
+    assert all(log.stat().st_size < 15e6 for log in logs)
     page, short = tmp_path / "day.html", record(tmp_path / "short", workload=LONG)
     begins_s, _ = cost(str(short))
     for asked in ((), ("--html", str(page))):
         cpu_s, peak_bytes = cost(str(days), *asked)
-        assert cpu_s - begins_s < parsing_s(logs)  # most lines are not parsed
+        assert cpu_s - begins_s < 2 * parsing_s(logs)
         assert peak_bytes < 500e6
     assert page.stat().st_size < 1.5e6
     told, text = report_on(read_recording(days)), page.read_text()

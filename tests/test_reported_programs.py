@@ -25,7 +25,7 @@ import torch.utils.data as torchs
 
 import penstock as ps
 from penstock.engine.core.byte_budget import ByteBudget
-from penstock.engine.witness import watch
+from penstock.engine.witness import witness
 from support import warm
 from support.as_torch import LENGTH, SIZE, WORKERS, Table, check, pairs, unchanged
 from support.moves import workers_pay
@@ -213,8 +213,8 @@ CHANGED = list(product(FACES, CHANGES))
 def test_a_loop_may_change_what_its_samples_come_from(
     face: str, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "MIN_PAUSE_S", 0.0)
-    monkeypatch.setattr(watch, "SHARE", 1e9)
+    monkeypatch.setattr(witness, "MIN_PAUSE_S", 0.0)
+    monkeypatch.setattr(witness, "SHARE", 1e9)
 
     def seen(make: Callable[[Changing], Any]) -> list[torch.Tensor]:
         data, found = Changing(), []
@@ -248,8 +248,8 @@ class Spoilt(Changing):
 def test_an_error_is_not_raised_again_after_a_change_of_the_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(watch, "MIN_PAUSE_S", 0.0)
-    monkeypatch.setattr(watch, "SHARE", 1e9)
+    monkeypatch.setattr(witness, "MIN_PAUSE_S", 0.0)
+    monkeypatch.setattr(witness, "SHARE", 1e9)
     data, found, errors = Spoilt(), [], 0
     with workers_pay(), ps.Pipeline.from_dataset(data).batch(SIZE) as pipe:
         loop = iter(pipe)

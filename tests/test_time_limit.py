@@ -8,7 +8,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 import penstock as ps
-from penstock.engine.far import child, far_pool, status_page
-from penstock.engine.far.child import Watchdog, WorkerChild
+from penstock.engine.far import child, far_pool, pool
+from penstock.engine.far.pool import ProcessPool, WorkerChild
 from support.datasets import Counting, Numbers
 from support.functions import indices
 from support.leaks import children
@@ -49,21 +49,21 @@ class Leaping:
         self._stuck, self._writes, self._alone = stuck, writes, alone
         self._killed: set[WorkerChild] = set()
         self._leaps = 0
-        patch.setattr(child, "time", self)
-        patch.setattr(child, "STACKS_NS", LEAP_NS)
-        look = Watchdog.look
+        patch.setattr(pool, "time", self)
+        patch.setattr(pool, "STACKS_NS", LEAP_NS)
+        watch = ProcessPool._watch  # noqa: SLF001 to be looked at more often
 
-        def often(
-            watchdog: Watchdog, children: Iterable[WorkerChild]
-        ) -> tuple[float | None, list[WorkerChild]]:
-            self._look([*children])
-            wait_s, lost = look(watchdog, children)
+        def often(pool: ProcessPool) -> tuple[float | None, list[WorkerChild]]:
+            self._look([*pool._children])  # noqa: SLF001
+            wait_s, lost = watch(pool)
             return None if wait_s is None else min(wait_s, POLL_S), lost
 
-        patch.setattr(Watchdog, "look", often)
+        patch.setattr(ProcessPool, "_watch", often)
 
     def monotonic_ns(self) -> int:
         return time.monotonic_ns() + self._leaps * LEAP_NS
+
+    monotonic = staticmethod(time.monotonic)
 
     def _look(self, children: list[WorkerChild]) -> None:
         self._killed.update(each for each in children if each.killed_ns)
@@ -152,7 +152,7 @@ def test_many_slow_samples_within_the_limit_are_not_disturbed(
         clock = SimpleNamespace(
             monotonic_ns=lambda: now_ns[0], monotonic=time.monotonic
         )
-        for module in (child, far_pool, status_page):
+        for module in (child, far_pool, pool):
             monkeypatch.setattr(module, "time", clock)
 
         def takes_its_time(sample: Any) -> Any:
@@ -160,8 +160,9 @@ def test_many_slow_samples_within_the_limit_are_not_disturbed(
             time.sleep(POLL_S)  # in which the watchdog looks
             return sample
 
-        look = Watchdog.look
-        monkeypatch.setattr(Watchdog, "look", lambda *of: (POLL_S / 4, look(*of)[1]))
+        watch = ProcessPool._watch  # noqa: SLF001 to be looked at more often
+        often = lambda self: (POLL_S / 4, watch(self)[1])  # noqa: E731
+        monkeypatch.setattr(ProcessPool, "_watch", often)
         with pipe_of(takes_its_time, workers=1, timeout=LIMIT_S) as pipe:
             assert whole(pipe) == list(range(60))
             assert now_ns[0] > 10 * LIMIT_S * 1e9

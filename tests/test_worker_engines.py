@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.engine.far import handover
+from penstock.engine.far import slabs
 from support.datasets import WORKERS
 
 TRAINER = os.getpid()
@@ -333,7 +333,7 @@ def test_a_map_of_a_shared_batch_runs_in_the_loop_and_draws_nothing_of_its() -> 
 def test_a_layout_is_known_although_its_first_batch_could_not_be_mapped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real, left = handover.map_shared, [1]
+    real, left = slabs.map_shared, [1]
 
     def refused_once(*given: Any) -> Any:
         if left:
@@ -341,7 +341,7 @@ def test_a_layout_is_known_although_its_first_batch_could_not_be_mapped(
             raise OSError(12, "no memory")
         return real(*given)
 
-    monkeypatch.setattr(handover, "map_shared", refused_once)
+    monkeypatch.setattr(slabs, "map_shared", refused_once)
     with ps.Pipeline.from_dataset(range(64), **TWO).batch(8) as pipe:
         found = outcomes(pipe)
     assert sum(each is OSError for each in found) <= 1

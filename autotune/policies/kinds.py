@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ...engine.in_children import MANY_CORES
 from ...engine.observe.observation import Observation, SegmentObservation, ratio
 from ...system.printing import figures
 from .. import phrases
@@ -44,9 +45,6 @@ HERE = ("inline", "thread", "async")
 """Kinds of workers in the trainer's process."""
 MAX_GAIN = 2.0
 """Largest gain that is expected from idle cores."""
-MANY_CORES = 4
-"""From so many cores on, processes are tried rather than threads: there is room for
-them, and threads take the GIL from the trainer."""
 WORTH_WORKERS_S = 0.002
 """Work in a batch above which handing it to workers may pay."""
 WORTH_COLLATING_S = 0.0005

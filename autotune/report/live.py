@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ...errors import SpecError, check
 from ..phrases import per_s
-from .recording import NO_LOG, Follower, Recorded
+from .recording import NO_LOG, Recorded, Recording
 from .terminal import bar, stages_of, waited
 
 SECONDS = 1.0
@@ -36,25 +36,20 @@ def watch(target: str, console: Console, *, once: bool = False) -> None:
     Raises:
         SpecError: there is no such log or process, or it writes none.
     """
-    follower = Follower(log_of(target))
-    follower.read()
-    if once:
-        console.print(shown(follower))
-        return
+    recording, due_s = Recording([log_of(target)]), 0.0
     with Live(console=console, auto_refresh=False) as live:
-        due_s = 0.0
         while True:
-            pipelines = follower.pipelines
-            over = pipelines and all(each.end is not None for each in pipelines)
+            recording.read()
+            seen = recording.pipelines
+            over = once or (seen and all(each.end is not None for each in seen))
             if console.is_terminal:
-                live.update(shown(follower), refresh=True)
+                live.update(shown(recording), refresh=True)
             elif over or time.monotonic() >= due_s:
-                console.print(shown(follower))
+                console.print(shown(recording))
                 due_s = time.monotonic() + WRITTEN_S
             if over:
                 return
             time.sleep(SECONDS)
-            follower.read()
 
 
 def log_of(target: str) -> str:
@@ -84,9 +79,9 @@ def log_of(target: str) -> str:
     return logs[0]
 
 
-def shown(follower: Follower) -> RenderableType:
+def shown(recording: Recording) -> RenderableType:
     """Return what is known now."""
-    parts = [part for each in follower.pipelines for part in _parts(each)]
+    parts = [part for each in recording.pipelines for part in _parts(each)]
     return Group(*parts) if parts else Text("nothing was measured yet", style="dim")
 
 
@@ -98,10 +93,8 @@ def _parts(seen: Recorded) -> Iterator[RenderableType]:
         yield Text(f"{seen.name}: nothing was measured yet", style="dim")
         return
     verdict = seen.told[-1]
-    window = seen.windows[-1] if seen.windows else None
-    rate = window.rows_per_s if window else verdict["rows_per_s"]
-    wait = window.wait_share if window else verdict["wait_share"]
-    speed = per_s(rate, thousands=",")
+    latest = seen.windows[-1]._asdict() if seen.windows else verdict
+    speed, wait = per_s(latest["rows_per_s"], thousands=","), latest["wait_share"]
     yield Text.assemble(
         (f"{seen.name}: ", "bold"),
         (str(verdict["verdict"]), STYLES.get(verdict["verdict"], "")),

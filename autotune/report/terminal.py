@@ -9,7 +9,7 @@ from math import ceil
 from ...engine.observe.observation import ratio
 from ...system.printing import figures
 from ..phrases import per_s
-from .recording import MOVED, Group, Recorded, Recording, Row, groups
+from .recording import Group, Recorded, Recording, Row, groups
 
 STAGE = re.compile(r"(?P<kind>\w+)\(ID:\d+\)(?: (?P<label>.+))?")
 """A stage's name in the log."""
@@ -23,17 +23,8 @@ METHODS = {
 MAX_CHANGES = 20
 """Latest changes of knobs that are listed one by one."""
 UNMEASURED = "nothing was measured: no step of a tuned loop was finished."
-BROKEN_OFF = "nothing was measured yet where the log breaks off."
 SHORT_S = 60.0
 """A run tuned for less time than this may have had too little."""
-LET_IT_TRAIN = "nothing to do by hand yet: {} not judged; let it train on."
-TRAIN_LONGER = (
-    "nothing to do by hand yet: {} not judged when training ended; train for longer, or"
-    " begin the next run with the values above: load_autotune(...)."
-)
-TOO_SHORT = "train for longer: autotune had only {:.0f} s to try things."
-KEEPS_UP = "nothing here: loading keeps up with the trainer."
-NOTHING_KNOWN = "nothing is known that would help; the cause above says what binds."
 
 
 def report_on(recording: Recording) -> str:
@@ -55,7 +46,8 @@ def told(group: Group) -> Iterator[str]:
     if seen.verdicts:
         yield from (f"  {line}" for line in _tuned(seen))
     if not seen.told:
-        yield f"  {UNMEASURED if seen.end else BROKEN_OFF}"
+        broken_off = "nothing was measured yet where the log breaks off."
+        yield f"  {UNMEASURED if seen.end else broken_off}"
         return
     yield from (f"  try: {step}" for step in seen.told[-1]["advice"])
     if none := why_none(seen):
@@ -107,13 +99,22 @@ def why_none(seen: Recorded) -> str:
     """Return why nothing is to be done next, or nothing yet; empty if something is."""
     if seen.told[-1]["advice"]:
         return ""
-    if count := len(seen.unjudged()):
+    if count := len(seen.unjudged):
         changes = "one change was" if count == 1 else f"{count} changes were"
-        return (LET_IT_TRAIN if seen.end is None else TRAIN_LONGER).format(changes)
+        none = f"nothing to do by hand yet: {changes} not judged"
+        if seen.end is None:
+            return f"{none}; let it train on."
+        return (
+            f"{none} when training ended; train for longer, or begin the next run with"
+            " the values above: load_autotune(...)."
+        )
     if seen.told[-1]["verdict"] == "not input-bound":
-        return KEEPS_UP
-    short = bool(seen.verdicts) and seen.tuned_s < SHORT_S
-    return TOO_SHORT.format(seen.tuned_s) if short else NOTHING_KNOWN
+        return "nothing here: loading keeps up with the trainer."
+    if seen.verdicts and seen.tuned_s < SHORT_S:
+        return (
+            f"train for longer: autotune had only {seen.tuned_s:.0f} s to try things."
+        )
+    return "nothing is known that would help; the cause above says what binds."
 
 
 def _figures(row: Row) -> str:
@@ -137,7 +138,7 @@ def stages_of(seen: Recorded) -> list[Row]:
     They have the workers that are there now. `now` has the stage's shares in the last
     window, or is None; `blamed` says whether the stage is the bottleneck.
     """
-    verdict, values = seen.told[-1], seen.values()
+    verdict, values = seen.told[-1], seen.values
     now = {row["name"]: _shares(row) for row in seen.segments}
     found: list[Row] = []
     for stage in verdict["stages"]:
@@ -175,14 +176,11 @@ def picture(seen: Recorded) -> Iterator[str]:
 
 def changed(seen: Recorded) -> Iterator[str]:
     """Yield what was changed, and with which effect, a line each."""
-    judged = [row for row in seen.changes if row["event"] == "outcome"]
-    kept, unjudged = [row for row in judged if row["kept"]], seen.unjudged()
-    own = (row for row in seen.changes if row["event"] == "executor")
-    moves = [row for row in own if row["outcome"] in MOVED]
-    if not kept and not moves and not unjudged:
+    kept = [row for _, row in seen.judged if row["kept"]]
+    if not kept and not seen.moves and not seen.unjudged:
         yield "changed: nothing; it was as good as could be found, or had no time"
-    for row in moves:
-        yield f"changed: {row['op']}: {row['knob']} {row['old']} -> {row['new']}"
+    for row in seen.moves:
+        yield f"changed: {_change(row)}"
     if len(kept) > MAX_CHANGES:
         yield f"changed: {len(kept) - MAX_CHANGES} times before; the log has them all"
     for row in kept[-MAX_CHANGES:]:
@@ -192,9 +190,9 @@ def changed(seen: Recorded) -> Iterator[str]:
             f" {per_s(before['rows_per_s'])} -> {per_s(after['rows_per_s'])} samples/s,"
             f" wait {before['wait_share']:.0%} -> {after['wait_share']:.0%}"
         )
-    for row in unjudged:
+    for row in seen.unjudged.values():
         yield f"changed: {_change(row)}, not judged yet"
-    if tried := len(judged) - len(kept):
+    if tried := len(seen.judged) - len(kept):
         yield f"tried and taken back: {tried}"
 
 
@@ -204,7 +202,7 @@ def _change(row: Row) -> str:
 
 def settings(seen: Recorded) -> Iterator[str]:
     """Yield the lines of code that set the present values by hand."""
-    values, stages = seen.values(), stages_of(seen)
+    values, stages = seen.values, stages_of(seen)
     sizes = [int(size) for (_, knob), size in values.items() if knob == "prefetch_size"]
     if seen.told[-1].get("face") == "DataLoader":
         yield _of_loader(stages[0], sizes)

@@ -19,17 +19,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 
 from ...errors import SampleError
-from ..batch.buffer import BatchBuffer, FailedBatch, Finished
+from ..batch.buffer import FailedBatch, Finished
 from ..core.byte_budget import ByteBudget
 from ..core.chunk import Chunk, Failure, InFlightBatch, Outcome
 from ..engine import Engine
 from ..observe.trainer_meter import TrainerMeter
 from ..plan import AssignedPlan, PlannedBatch
-from ..program.program import Program, Unread, Watch
+from ..program.program import Unread, Watch
+from ..program.seeding import mixed, seed_global_generators
 from ..recipe import Recipe, SegmentRecipe
 from ..witness.witness import Witness
 from ..workers.pool import Kind, Watches, no_watch
-from .handover import Sent, loads, travel
+from .handover import loads, travel
+from .slabs import Sent
 
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
@@ -88,6 +90,24 @@ def set_up_libraries() -> None:
         sys.modules["cv2"].setNumThreads(0)
 
 
+def be_worker(segment: SegmentRecipe, seeds: tuple[int, ...], number: int) -> None:
+    """Prepare this process for a worker of a segment.
+
+    Its global generators get a seed of their own: with a copy of the trainer's state,
+    all workers would draw the same values.
+
+    Args:
+        segment: the segment, as the trainer sees it.
+        seeds: the seed of the samples' random streams, what distinguishes the run from
+            others with the same seed, the segment, and the number of workers that had
+            this worker's number before.
+        number: its number among the workers of the segment.
+    """
+    seed = mixed(seeds) + number  # as torch counts
+    seed_global_generators(seed & 0xFFFFFFFFFFFFFFFF)
+    segment.program.enter(number)
+
+
 class Assignment(NamedTuple):
     """Rows to be made, as sent to a child."""
 
@@ -111,6 +131,11 @@ class Result(NamedTuple):
     """Whether it is the batch. Then failures of its rows are those substituted."""
     short: str = ""
     """Why it does not lie in shared memory; empty if it does."""
+
+    def as_rows(self, samples: dict[int, Any], first_row: int) -> Result:
+        """Return the samples, by row of the batch, in place of the batch."""
+        self.outcome.offsets = [row - first_row for row in samples]
+        return self._replace(whole=False, sent=list(samples.values()))
 
 
 class Share(NamedTuple):
@@ -141,33 +166,6 @@ class CollatingMeter(TrainerMeter):
             self._status.end()
 
 
-class Made(NamedTuple):
-    """What became of an assignment, before it is sent."""
-
-    result: Result
-    chunk: Chunk
-    """The rows that were assigned."""
-    buffer: BatchBuffer
-
-    def as_rows(self, samples: dict[int, Any]) -> Made:
-        """Return the samples, by row of the batch, in place of the batch."""
-        self.result.outcome.offsets = [row - self.chunk.first_row for row in samples]
-        sent = list(samples.values())
-        return self._replace(result=self.result._replace(whole=False, sent=sent))
-
-    def unsendable(self, program: Program, error: Exception) -> Result:
-        """Return the failure of all rows, as what was made cannot be pickled."""
-        stage = program.operations[-1].stage
-        text = (
-            f"a sample made by {stage} cannot be sent to the trainer's process "
-            f"({type(error).__name__}: {error}); return arrays, tensors, numbers, text "
-            'or bytes, or use executor="thread"'
-        )
-        failed = failed_outcome(self.chunk, stage, SampleError(text))
-        failed.run_ns = self.result.outcome.run_ns
-        return Result(self.result.number, failed)
-
-
 class AssignedEngine:
     """An engine with a plan of assignments. `assign` and `stop` are for any thread.
 
@@ -186,6 +184,7 @@ class AssignedEngine:
         watch: Watches = no_watch,
     ) -> None:
         program, self._stages = segment.program, len(segment.stages)
+        self._stage = program.operations[-1].stage
         self._plan = AssignedPlan()
         self._meter = CollatingMeter(self._plan, status)
         recipe = replace(recipe, plan=self._plan)
@@ -261,8 +260,11 @@ class AssignedEngine:
                 kind: Kind = "inline" if share.workers == 1 else "thread"
                 segment.request(kind, share.workers)
 
-    def make(self) -> Made:
+    def make(self) -> tuple[Result, InFlightBatch]:
         """Make what was assigned first.
+
+        Returns:
+            What became of it, before it is sent; and the batch, or its rows.
 
         Raises:
             PenstockError: it was stopped.
@@ -272,30 +274,45 @@ class AssignedEngine:
             in_flight, finished = self._engine.pop()
         with self._engine.engine_lock.lock:
             self._plan.forget()
-        made = self._made(in_flight, finished)
+        result = self._result(in_flight, finished)
         if self._watch is not None:
-            made.result.outcome.changed = self._watch.look()
+            result.outcome.changed = self._watch.look()
         if doubts is not None:
             self._alone, self._doubts = doubts.finding() is not None, None
             self.share(self._share)
-        return made
+        return result, in_flight
 
-    def _made(self, in_flight: InFlightBatch, finished: Finished | FailedBatch) -> Made:
-        buffer, rows = in_flight.buffer, len(in_flight.rows)
+    def unsendable(
+        self, result: Result, in_flight: InFlightBatch, error: Exception
+    ) -> Result:
+        """Return the failure of all rows, as what was made cannot be pickled."""
+        text = (
+            f"a sample made by {self._stage} cannot be sent to the trainer's process "
+            f"({type(error).__name__}: {error}); return arrays, tensors, numbers, text "
+            'or bytes, or use executor="thread"'
+        )
+        chunk = in_flight.chunk(0, len(in_flight.rows))
+        failed = failed_outcome(chunk, self._stage, SampleError(text))
+        failed.run_ns = result.outcome.run_ns
+        return Result(result.number, failed)
+
+    def _result(
+        self, in_flight: InFlightBatch, finished: Finished | FailedBatch
+    ) -> Result:
+        rows, number = len(in_flight.rows), in_flight.number
         outcome = Outcome(rows, dropped=in_flight.dropped, ended=in_flight.ended)
         outcome.failures = [
             replace(failure, error=travel(failure.error))
             for failure in finished.failures
         ]
         self._add_costs(outcome)
-        chunk, number = in_flight.chunk(0, rows), in_flight.number
         if isinstance(finished, FailedBatch):
             failures, outcome.failures = tuple(outcome.failures), []
             outcome.made = FailedBatch(travel(finished.error), failures)
-            return Made(Result(number, outcome), chunk, buffer)
+            return Result(number, outcome)
         result = Result(number, outcome, finished.data, in_flight.whole)
-        made = Made(result, chunk, buffer)
-        return made if in_flight.whole else made.as_rows(finished.data)
+        whole = in_flight.whole
+        return result if whole else result.as_rows(finished.data, in_flight.first_row)
 
     def _add_costs(self, outcome: Outcome) -> None:
         """Note what was spent since the last time."""

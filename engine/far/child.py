@@ -1,8 +1,15 @@
-"""A child process of ours, from fork to end, and worker processes in particular.
+"""A child process of ours, from fork to end, and the page that outlives it.
 
-Every child has a pipe to its parent, and ends when the pipe is closed; its status page
-records how it ended. A worker process also has tasks, and a watchdog if samples have a
-time limit.
+Every child has a pipe to its parent, and ends when the pipe is closed. A worker process
+also shares a page or two with its parent and the trainer. A worker posts the current
+sample of each lane there, the parent posts how the child ended, and faulthandler writes
+stacks behind that. So when a worker dies or hangs, the trainer can report where.
+
+    word 0          how it ended: 1 + the status of waitpid, or 0 while unknown
+    word 1          until when its lanes rest before their next sample, or 0
+    words 8, 9, ..  four per lane: 1 + task or 0, row of the task, since when, 1 if it
+                    rests
+    then            text
 """
 
 from __future__ import annotations
@@ -13,26 +20,32 @@ import gc
 import os
 import select
 import signal
+import struct
 import time
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
-import numpy as np
 import psutil
 
 from ...system.forking import flush, fork
-from ...system.resources import oom_kills
-from ..core.metrics import WorkerMeter
-from .assigned_engine import Assignment, Share
-from .far_pool import FarChild
-from .handover import Unpacker, dumps, plain_dumps
+from ...system.shared_memory import shared_file
 from .pipe import Pipe, kept
-from .status_page import ALL_ROWS, STACK_SIGNAL, Held, StatusPage
+from .slabs import map_shared
 
-MAX_LINES = 40
-"""Lines of a stack that are shown."""
+WORDS = 2048
+TEXT_AT = 8 * WORDS
+REST = 1
+FIRST, EACH = 8, 4
+MAX_LANES = (WORDS - FIRST) // EACH
+ALL_ROWS = -1
+"""Stands for all rows of a task, when they are read at once."""
+REST_LOOK_S = 0.0005
+"""How often a lane that rests looks whether it may go on."""
+STACK_SIGNAL = signal.SIGRTMAX - 2
+"""Asks a worker for its stacks. No library is known to use this signal."""
 
 
 def fork_child(body: Callable[[], None], *ends: Pipe) -> int:
@@ -183,161 +196,155 @@ def is_stopped(pid: int) -> bool:
     return status in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}
 
 
-class WorkerChild(Child, FarChild):
-    """A worker process."""
+# What a child is working on
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A sample that a worker is working on."""
+
+    task: int
+    row: int
+    """Its row within the task, or `ALL_ROWS`."""
+    since_ns: int
+    """By the monotonic clock, which all processes share."""
+
+
+class LaneStatus:
+    """One lane's words: posts which sample it is working on."""
 
     def __init__(
         self,
-        pipe: Pipe,
-        status_page: StatusPage,
-        generation: int,
-        number: int,
-        meter: WorkerMeter,
+        words: memoryview[int],
+        lane: int,
+        ended: Callable[[], object] | None = None,
     ) -> None:
-        Child.__init__(self, pipe)
-        FarChild.__init__(self, number, generation, meter)
-        self.status_page = status_page
-        self.share = Share(0, 0)
-        """Its part of all workers, as sent to it."""
-        self.unpacker = Unpacker()
-        """Unpacks what it makes."""
-        self.stuck: tuple[int, int] | None = None
-        """Task and row that took too long."""
-        self.asked_ns = self.killed_ns = 0
-        """When it was asked for its stacks, and when it was killed for being stuck."""
-        self.writing = False
-        """Whether the selector watches its pipe for room."""
-        self._was_stopped = False
-        self._kills = oom_kills()
+        self._words, self._ended = words, ended
+        self._at = FIRST + EACH * lane
+        self._first = 0
+
+    def begin(self, task: int, first: int = 0) -> None:
+        """Note the task that the lane starts, without a particular row yet.
+
+        Args:
+            task: its number.
+            first: the row of the task that row 0 is in calls of `each`.
+        """
+        words, at, self._first = self._words, self._at, first
+        if words[REST]:
+            self._rest()
+        words[at + 1] = ALL_ROWS
+        words[at + 2] = time.monotonic_ns()
+        words[at] = task + 1
+
+    def end(self) -> None:
+        """Note that the lane is idle, and since when."""
+        self._words[self._at + 2] = time.monotonic_ns()
+        self._words[self._at] = 0
+        if self._ended is not None:
+            self._ended()
+
+    def all(self) -> None:
+        """Note that several rows of the task are worked on at once, from now on."""
+        self._words[self._at + 2] = time.monotonic_ns()
+        self._words[self._at + 1] = ALL_ROWS
+
+    def each(self, items: Iterable[Any], rows: Sequence[int]) -> Iterator[Any]:
+        """Yield `items`, posting the row of each as it is taken."""
+        words, at, clock = self._words, self._at, time.monotonic_ns
+        first = self._first
+        for row, item in zip(rows, items, strict=False):
+            if words[REST]:
+                self._rest()
+            words[at + 2] = clock()
+            words[at + 1] = first + row
+            yield item
+        words[at + 1] = ALL_ROWS
+
+    def _rest(self) -> None:
+        """Rest for as long as the trainer wants: it measures itself alone.
+
+        The end is a moment, not a message, so nobody rests on if the trainer dies.
+        """
+        words, at, clock = self._words, self._at, time.monotonic_ns
+        words[at + 1] = ALL_ROWS  # the last one is over
+        words[at + 3] = 1
+        while words[REST] > clock():
+            words[at + 2] = clock()  # a rest does not count as time at a sample
+            time.sleep(REST_LOOK_S)
+        words[at + 3] = 0
+
+
+class StatusPage:
+    """One child's page. A worker opens the trainer's by its descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._words = memoryview(map_shared(descriptor, TEXT_AT)).cast("B").cast("q")
+
+    @classmethod
+    def make(cls) -> StatusPage:
+        """Create an empty page.
+
+        Raises:
+            OSError: there is no memory for it, or no file descriptor.
+        """
+        descriptor = shared_file("penstock status", TEXT_AT)
+        try:
+            os.lseek(descriptor, TEXT_AT, os.SEEK_SET)  # stacks are written from here
+            return cls(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def lane(
+        self, number: int, ended: Callable[[], object] | None = None
+    ) -> LaneStatus:
+        """Return the part of one lane; `ended` is called at the end of each task."""
+        return LaneStatus(self._words, number, ended)
+
+    def held(self) -> list[Held]:
+        """Return the samples being worked on, or those at the worker's death."""
+        words = self._words
+        places = range(FIRST, FIRST + EACH * MAX_LANES, EACH)
+        return [
+            Held(words[at] - 1, words[at + 1], words[at + 2])
+            for at in places
+            if words[at]
+        ]
+
+    def rest(self, until_ns: int) -> None:
+        """Let the lanes rest before their next sample until this moment; 0: no more."""
+        self._words[REST] = until_ns
 
     @property
-    def failed(self) -> bool:
-        """Whether it exited by itself before it was at work."""
-        status = self.status_page.status
-        return not self.pid and status is not None and os.WIFEXITED(status)
+    def at_work(self) -> bool:
+        """Whether a lane is at a sample."""
+        tasks, rests = (self._words[at::EACH].tolist() for at in (FIRST, FIRST + 3))
+        return any(t and not r for t, r in zip(tasks, rests, strict=True))
+
+    def moved_ns(self) -> int:
+        """Return when a lane last started or ended something; 0 if none has."""
+        return max(self._words[FIRST + 2 : FIRST + EACH * MAX_LANES : EACH])
 
     @property
-    def begins(self) -> bool:
-        """Whether it is starting, or working on its first leases."""
-        return not self.pid or bool(self.errands and not self.settled)
+    def status(self) -> int | None:
+        """How the worker ended, as reported by waitpid; None while unknown."""
+        return self._words[0] - 1 if self._words[0] else None
 
-    @property
-    def ready(self) -> bool:
-        """Whether it is not about to be killed."""
-        return not self.asked_ns
-
-    def packed(self, assignment: Assignment) -> bytes:
-        """Return an assignment as it is sent, with the slabs that were returned."""
-        plain = assignment.planned.rows.indices.dtype == np.int64
-        packed = (plain_dumps if plain else dumps)(assignment)
-        returned = self.unpacker.returned()
-        return plain_dumps((returned if any(returned) else None, packed))
-
-    def held(self, number: int) -> list[Held]:
-        """Return the samples of a task that it is working on."""
-        return [held for held in self.status_page.held() if held.task == number]
-
-    def ask_for_stacks(self) -> None:
-        """Make it write its stacks to its page. A stopped process does not."""
-        self._was_stopped = is_stopped(self.pid)
-        self._signal(STACK_SIGNAL)
-
-    def suspects(self, number: int) -> Sequence[int]:
-        """Return the rows of an errand that may have caused its end."""
-        if not self.pid:  # it has not said yet that it is there, so it began none
-            return ()
-        rows = range(len(self.errands[number].chunk))
-        if self.stuck is not None:
-            task, row = self.stuck
-            if task != number:
-                return ()
-            return rows if row == ALL_ROWS else (row,)
-        held = [each.row for each in self.held(number)]
-        if not held:  # it was packing the oldest, or coroutines work there
-            return super().suspects(number)
-        return tuple(held) if all(row in rows for row in held) else rows
-
-    def how_it_ended(self) -> str:
-        """Return why it ended, and what it wrote before that."""
-        if self.stuck is None:
-            cause = cause_of(self.status_page.status, self._kills, oom_kills())
-        else:
-            stopped = ", stopped by a signal (SIGSTOP, or a debugger)"
-            cause = "replaced as it was stuck" + stopped * self._was_stopped
-        lines = self.status_page.text().strip().splitlines()[:MAX_LINES]
-        return "\n".join([f"{cause}; it wrote:", *lines]) if lines else cause
+    def text(self) -> str:
+        """Return what faulthandler wrote: stacks, at a crash or on request."""
+        size = os.fstat(self.descriptor).st_size - TEXT_AT
+        return os.pread(self.descriptor, max(size, 0), TEXT_AT).decode(errors="replace")
 
     def close(self) -> None:
-        """Close the pipe, which ends the child, and release its page. Idempotent."""
-        super().close()
-        self.status_page.close()
+        """Release the page. Idempotent."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+            self._words.release()
 
 
-STACKS_NS = 300_000_000
-"""How long a stuck worker may take to write its stacks."""
-GONE_NS = 2_000_000_000
-"""How long a killed worker may take to end before it no longer counts."""
-
-
-class Watchdog:
-    """Enforces the time limit of samples in the worker processes of one segment.
-
-    A process that exceeds it writes its stacks and is replaced.
-
-    Args:
-        timeout_s: limit for a sample in seconds; None means no limit.
-    """
-
-    def __init__(self, timeout_s: float | None) -> None:
-        self._limit_ns = None if timeout_s is None else int(timeout_s * 1e9)
-
-    def look(
-        self, children: Collection[WorkerChild]
-    ) -> tuple[float | None, list[WorkerChild]]:
-        """Do whatever is due now.
-
-        Returns:
-            Seconds until the next call, None if there is nothing to wait for; and the
-            children that were killed but have not ended in time.
-        """
-        if self._limit_ns is None:
-            return None, []
-        now_ns = time.monotonic_ns()
-        due = [self._look_at(child, now_ns) for child in children]
-        times = [at_ns for at_ns in due if at_ns is not None]
-        wait_s = max(0.0, (min(times) - now_ns) / 1e9) if times else None
-        killed = (child for child in children if child.killed_ns)
-        return wait_s, [c for c in killed if now_ns >= c.killed_ns + GONE_NS]
-
-    def _look_at(self, child: WorkerChild, now_ns: int) -> int | None:
-        """Return when to check a child again."""
-        if child.killed_ns:
-            return child.killed_ns + GONE_NS
-        if child.asked_ns:
-            if now_ns < child.asked_ns + STACKS_NS:
-                return child.asked_ns + STACKS_NS
-            child.killed_ns = now_ns
-            child.kill()
-            return now_ns + GONE_NS
-        first = self._first_due(child)
-        if first is None or now_ns < first[0]:
-            return None if first is None else first[0]
-        child.stuck, child.asked_ns = first[1:], now_ns
-        child.ask_for_stacks()
-        return now_ns + STACKS_NS
-
-    def _first_due(self, child: WorkerChild) -> tuple[int, int, int] | None:
-        """Return the earliest deadline: when, and of which task and row."""
-        assert self._limit_ns is not None
-        if not child.errands or not child.pid:  # it is starting
-            return None
-        limit_ns = self._limit_ns
-        held = [at for number in child.errands for at in child.held(number)]
-        due = [(at.since_ns + limit_ns, at.task, at.row) for at in held]
-        if not due:  # nobody works there, yet tasks are waiting
-            moved_ns = child.status_page.moved_ns()
-            due = [
-                (max(errand.sent_ns, moved_ns) + limit_ns, number, ALL_ROWS)
-                for number, errand in child.errands.items()
-            ]
-        return min(due, default=None)
+def post_status(descriptor: int, status: int) -> None:
+    """In the parent: record on a child's page how it ended."""
+    os.pwrite(descriptor, struct.pack("q", status + 1), 0)

@@ -14,13 +14,13 @@ from __future__ import annotations
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Generic, TypeVar
 
 from ...errors import SampleError, WorkerError
-from ..batch.buffer import Finished
+from ..batch.buffer import FailedBatch, Finished
 from ..core.chunk import Chunk, Lease, Outcome
 from ..core.connector import Connector
 from ..core.core import LEARNING
@@ -112,8 +112,6 @@ class FarChild:
         self.errands: dict[int, Errand] = {}
         """What it was sent and has not returned, by number; it works on the first."""
         self.numbers = count()
-        self.settled = False
-        """Whether it has returned something."""
 
     @property
     def ready(self) -> bool:
@@ -165,17 +163,6 @@ class FarPool(ServedPool, Generic[AChild]):
         self._barren = 0
         self._listening = True
         """Whether the thread must be woken when there may be work."""
-
-    def rest(self, until_ns: int) -> None:
-        """Do nothing: workers out of reach take nothing from the trainer."""
-
-    def at_work(self) -> bool:
-        """Whether a worker may take something from the trainer."""
-        return False
-
-    def threads(self) -> list[str]:
-        """Return none: they are in other processes, perhaps on other machines."""
-        return []
 
     def _hear_of_work(self) -> None:
         if self._listening or self._engine_lock.closed:
@@ -343,10 +330,24 @@ class FarPool(ServedPool, Generic[AChild]):
         planned = PlannedBatch(lease.in_flight.plan, rows, chunk.first_row, whole)
         return chunk, Assignment(planned, self._recipe.collate_seed, inputs)
 
+    def _receive(self, child: AChild, number: int, read: Callable[[], Result]) -> None:
+        """Settle an errand with what `read` returns, or with the error that it raises.
+
+        It raises whatever unpickling the user's objects raises.
+        """
+        try:
+            result = read()
+        except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
+            lease, chunk = child.errands[number].lease, child.errands[number].chunk
+            failed = failed_outcome(chunk, self._stage, error)
+            if lease.whole and len(chunk) == len(lease.chunk):
+                failed = Outcome(len(chunk), made=FailedBatch(error))
+            result = Result(number, failed)
+        self._settle(child, result)
+
     def _settle(self, child: AChild, result: Result) -> None:
         """Settle an errand with its result, in which what was made is as it is."""
         errand = child.errands.pop(result.number)
-        child.settled = True
         lease, chunk = errand.lease, errand.chunk
         in_flight, outcome = lease.in_flight, result.outcome
         made: Any = result.sent

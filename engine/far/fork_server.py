@@ -5,12 +5,11 @@ they are. Nothing is pickled, and memory is shared until written. It runs no thr
 forking from it is safe at any time, while the trainer's threads run on. It ends when
 the trainer closes the pipe or dies, and its workers with it.
 
-If the trainer must not be forked, it starts fresh interpreters instead:
+If the trainer must not be forked, it is a fresh interpreter instead, which receives
+what to run by cloudpickle, in a memfd that is passed on:
 
-    forkserver   the fork server is fresh; workers are forked from it
-    spawn        the fork server is fresh and holds nothing; each worker is fresh, too
-
-They receive what to run by cloudpickle, in a memfd that is passed on.
+    forkserver   it is loaded once, and workers are forked from that
+    spawn        workers are forked from what is still fresh, and each loads it itself
 """
 
 from __future__ import annotations
@@ -32,13 +31,11 @@ from typing import NamedTuple
 
 from ...system.interrupts import interrupts_deferred
 from ...system.shared_memory import shared_file
-from ..program.seeding import mixed, seed_global_generators
 from ..recipe import Recipe, SegmentRecipe, StartMethod
-from .assigned_engine import find_libraries, set_up_libraries
-from .child import Child, fork_child, run_child
-from .parcel import pack, unpack
+from .assigned_engine import be_worker, find_libraries, set_up_libraries
+from .child import Child, StatusPage, fork_child, post_status, run_child
+from .handover import loads, pack
 from .pipe import Pipe, shut_down
-from .status_page import StatusPage, post_status
 from .worker import Worker, daemonic
 
 LEAVE_S = 0.5
@@ -57,14 +54,14 @@ class Post(NamedTuple):
     segment: int
     number: int
     """Its number among the worker processes, from 0, free when it starts."""
-    before: int
-    """How many had this number before."""
+    seeds: tuple[int, ...]
+    """As for `be_worker`."""
 
 
 Works = Mapping[int, tuple[Recipe, SegmentRecipe]]
 """By segment: what a worker process works by, and the segment in the trainer."""
-Seeds = tuple[int, ...]
-"""The seed of the samples' random streams, and what distinguishes runs with it."""
+Load = Callable[[], Works]
+"""Returns what workers do; loads it when it is called for the first time."""
 
 
 class ForkServer:
@@ -81,7 +78,9 @@ class ForkServer:
         SpecError: something in the recipe cannot be sent to a fresh interpreter.
     """
 
-    def __init__(self, works: Works, seeds: Seeds, method: StartMethod) -> None:
+    def __init__(
+        self, works: Works, seeds: tuple[int, ...], method: StartMethod
+    ) -> None:
         self._works, self._seeds = works, seeds
         self._method = method
         self._lock = threading.Lock()
@@ -106,8 +105,9 @@ class ForkServer:
         with self._lock:
             generation = self.generation - self.expired
             if not self.expired:
-                post = Post(segment, number, self._made[segment, number])
+                seeds = *self._seeds, segment, self._made[segment, number]
                 self._made[segment, number] += 1
+                post = Post(segment, number, seeds)
                 self._send(post, theirs.fileno(), status_page.descriptor)
         theirs.close()
         return ours, status_page, generation
@@ -152,11 +152,14 @@ class ForkServer:
     def _start(self) -> Child:
         if self._method == "fork":
             find_libraries()
-            make = partial(fork_worker, self._works, self._seeds)
-            return Child.fork(partial(run_fork_server, make))
-        parcel = _descriptor_of(pack((self._works, self._seeds), "work"))
+            works = self._works
+            return Child.fork(partial(run_fork_server, lambda: works))
+        body = pack(self._works, "work")
+        parcel = shared_file("penstock parcel", len(body))
         ours, theirs = Pipe.pair()
         try:
+            with open(parcel, "wb", closefd=False) as file:
+                file.write(body)
             pid = _launch(self._method, theirs.fileno(), parcel)
         finally:
             theirs.close()
@@ -164,23 +167,55 @@ class ForkServer:
         return Child(ours, pid)
 
 
-# From here on, everything runs in the fork server or in workers, except what `_start`
-# calls. The fork server has one thread, the main one, and one signal handler, for
-# SIGCHLD.
+def _launch(method: StartMethod, *descriptors: int) -> int:
+    """Start a fork server in a fresh interpreter; return its pid."""
+    boot = BOOT.format(path=sys.path, module=__name__)
+    # Masked until it has chosen its own handling: Ctrl-C is the trainer's to handle.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return util.spawnv_passfds(
+            os.fsencode(sys.executable),
+            [sys.executable, "-c", boot, method, *map(str, descriptors)],
+            descriptors,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-Make = Callable[[Post, Pipe], int]
-"""Starts a worker for a post, given its pipe and page; returns its pid."""
+
+# From here on, everything runs in the fork server or in workers. The fork server has
+# one thread, the main one, and one signal handler, for SIGCHLD.
 
 
-def run_fork_server(make: Make, end: Pipe) -> None:
-    """Start the workers that the trainer requests, until the pipe ends."""
+def main() -> None:
+    """Be a fork server that is not forked from the trainer; never return."""
+    method, end, parcel = sys.argv[1], *map(int, sys.argv[2:])
+
+    @functools.cache
+    def load() -> Works:
+        # Mapped, as several processes share its file position.
+        with mmap.mmap(parcel, 0, access=mmap.ACCESS_READ) as data:
+            works: Works = loads(data)
+        return works
+
+    early = method == "forkserver"
+    run_child(partial(run_fork_server, load, Pipe.adopt(end), early=early))
+
+
+def run_fork_server(load: Load, end: Pipe, *, early: bool = True) -> None:
+    """Start the workers that the trainer requests, until the pipe ends.
+
+    Args:
+        load: returns what they do.
+        end: leads to the trainer.
+        early: whether to load that here, once, and not in each of them.
+    """
     set_up_libraries()
     forked = ForkedWorkers()
     signal.signal(signal.SIGCHLD, forked.reap)
     try:
         while True:
             for post in end.receive_all():
-                forked.add(make, post, end)
+                forked.add(load, post, end, early=early)
     finally:
         forked.end_all()
 
@@ -195,14 +230,17 @@ class ForkedWorkers:
     def __init__(self) -> None:
         self._children: dict[int, Pipe] = {}
 
-    def add(self, make: Make, post: Post, end: Pipe) -> None:
+    def add(self, load: Load, post: Post, end: Pipe, *, early: bool) -> None:
         """Start a worker with the pipe and the page that were just received."""
         work = Pipe.adopt(end.descriptors.popleft())
         work.descriptors.append(end.descriptors.popleft())
         # Masked, so that a worker is registered before its end can be noticed.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         try:
-            self._children[make(post, work)] = work
+            if early:
+                load()
+            pid = fork_child(partial(run_worker, load, post, work), work)
+            self._children[pid] = work
         except Exception:  # noqa: BLE001 whatever the user's modules raise
             tell_failure(work.descriptors[0])
             post_status(work.descriptors[0], FAILED)
@@ -245,93 +283,16 @@ def tell_failure(page: int) -> None:
     os.write(page, traceback.format_exc().encode())
 
 
-def fork_worker(works: Works, seeds: Seeds, post: Post, pipe: Pipe) -> int:
-    """Fork a worker from this process; return its pid."""
-    work = works[post.segment]
-    return fork_child(partial(run_worker, *work, seeds, post, pipe), pipe)
-
-
-def run_worker(
-    recipe: Recipe, segment: SegmentRecipe, seeds: Seeds, post: Post, pipe: Pipe
-) -> None:
-    """Run a worker process: work until told to stop, or until the trainer is gone.
-
-    Its global generators get a seed of their own: with a copy of the trainer's state,
-    all workers would draw the same values.
-    """
+def run_worker(load: Load, post: Post, pipe: Pipe) -> None:
+    """Run a worker process: work until told to stop, or until the trainer is gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # functions may run commands
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    seed = mixed((*seeds, post.segment, post.before)) + post.number  # as torch counts
-    seed_global_generators(seed & 0xFFFFFFFFFFFFFFFF)
-    segment.program.enter(post.number)
     page = StatusPage(pipe.descriptors.popleft())
+    try:
+        recipe, segment = load()[post.segment]
+    except Exception:
+        tell_failure(page.descriptor)
+        raise
+    be_worker(segment, post.seeds, post.number)
     with daemonic():
         Worker(pipe, recipe, segment, page).run()
-
-
-def main() -> None:
-    """Run the role named in `sys.argv`; never return."""
-    role, *numbers = sys.argv[1:]
-    end, parcel, *rest = map(int, numbers)
-    work = Pipe.adopt(end)
-    if role in MAKERS:
-        run_child(partial(run_fork_server, partial(MAKERS[role], parcel), work))
-    page, *post = rest
-    work.descriptors.append(page)
-    run_child(partial(_run, parcel, Post(*post), work))
-
-
-def _run(parcel: int, post: Post, work: Pipe) -> None:
-    set_up_libraries()
-    try:
-        works, seeds = _open(parcel)
-    except Exception:
-        tell_failure(work.descriptors[0])
-        raise
-    run_worker(*works[post.segment], seeds, post, work)
-
-
-def _fork_worker(parcel: int, post: Post, work: Pipe) -> int:
-    return fork_worker(*_open(parcel), post, work)
-
-
-def _spawn_worker(parcel: int, post: Post, work: Pipe) -> int:
-    page = work.descriptors[0]
-    return _launch("worker", work.fileno(), parcel, page, then=post)
-
-
-MAKERS: dict[str, Callable[[int, Post, Pipe], int]] = {
-    "forkserver": _fork_worker,
-    "spawn": _spawn_worker,
-}
-
-
-def _launch(role: str, *descriptors: int, then: tuple[int, ...] = ()) -> int:
-    """Start a fresh interpreter in a role, with these descriptors; return its pid."""
-    boot = BOOT.format(path=sys.path, module=__name__)
-    numbers = map(str, (*descriptors, *then))
-    # Masked until it has chosen its own handling: Ctrl-C is the trainer's to handle.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return util.spawnv_passfds(
-            os.fsencode(sys.executable),
-            [sys.executable, "-c", boot, role, *numbers],
-            descriptors,
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _descriptor_of(parcel: bytes) -> int:
-    descriptor = shared_file("penstock parcel", len(parcel))
-    with os.fdopen(os.dup(descriptor), "wb") as file:
-        file.write(parcel)
-    return descriptor
-
-
-@functools.cache
-def _open(parcel: int) -> tuple[Works, Seeds]:
-    """Read a parcel. It is mapped, as several processes share its file position."""
-    with mmap.mmap(parcel, 0, access=mmap.ACCESS_READ) as data:
-        works, seeds = unpack(data)
-    return works, seeds

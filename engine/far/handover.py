@@ -1,30 +1,34 @@
-"""Data between our processes: arrays in slabs, everything else pickled.
+"""What is sent between our processes, pickled: messages, exceptions and programs.
 
-    sender      Shelf (shelf.py) ─▶ Sent, and the descriptor of a new slab
-    receiver    Unpacker ─▶ data
+    messages     dumps ─▶ loads, over our own pipe; flattened ─▶ restored, through Ray
+    exceptions   travel, then as part of a message
+    programs     pack ─▶ loads, to interpreters that are not forked from the trainer
 
-Everything but arrays is pickled: it comes from our own process, over our own pipe.
-`travel` makes exceptions fit for that.
+Programs are sent by cloudpickle: functions and classes of the program's own file,
+lambdas and closures travel by value. If something in them cannot be sent, the error
+names it as user code would.
 """
 
 from __future__ import annotations
 
 import io
-import os
+import mmap
 import pickle
+import sys
 import traceback
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from contextlib import suppress
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...errors import ExitError, WorkerError, set_on, users_frames
-from ..batch.layout import ALIGN, Allocate, Layout
-from .slabs import Block, allocate_on, map_shared
+from ...errors import ExitError, SpecError, WorkerError, set_on, users_frames
+from ...system.printing import name_of
+from ..program.program import Filter, Map, Read, ReadOn
+from ..witness.reach import ObjectPart, walk
 
 WORTH_BYTES = 4096
 """Pickling a numpy array below this size is faster than placing it."""
@@ -39,122 +43,6 @@ BITS = {
     16: torch.complex128,
 }
 """By itemsize: a dtype that copies bits unchanged."""
-
-
-class Sent(NamedTuple):
-    """Data as it is sent: a batch in a slab, or pickled, with its arrays in a slab."""
-
-    body: bytes | None
-    """The data, pickled, without the memory of its arrays; None: it is a batch."""
-    lengths: tuple[int, ...] = ()
-    """Bytes of each array in the slab; if there are none, there is no slab."""
-    layout: Layout | None = None
-    """Layout of the batch; None: the same as before."""
-    rows: int = 0
-    key: int = 0
-    size: int = 0
-    """Bytes of the slab."""
-    new: bool = False
-    """Whether the slab's descriptor comes with this message."""
-    forget: tuple[int, ...] = ()
-    """Keys of slabs that will not be used again."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the data takes, about."""
-        return self.size if self.body is None else len(self.body) + sum(self.lengths)
-
-
-class Returned(NamedTuple):
-    """Slabs that a receiver no longer claims."""
-
-    died: tuple[int, ...]
-    """Keys of slabs whose arrays have died: they may be reused."""
-    shared: tuple[int, ...]
-    """Keys of slabs that a fork has shared with others: they must not be reused."""
-
-
-class Unpacker:
-    """The receiver's side."""
-
-    def __init__(self) -> None:
-        self._blocks: dict[int, Block] = {}
-        self._marks: dict[int, SlabMark] = {}
-        self._died: deque[SlabMark] = deque()
-        self._shared: set[int] = set()
-        self._layout: Layout | None = None
-        """The layout of the batch laid out last."""
-        _unpackers.add(self)
-
-    def receive(self, sent: Sent, descriptors: deque[int]) -> Any:
-        """Return the data; consumes the descriptor that came with it.
-
-        Raises:
-            Exception: whatever unpickling the data raises.
-        """
-        buffers = []
-        if sent.body is None:
-            # First, as later messages rely on it, and the memory may be refused.
-            self._layout = layout = sent.layout or self._layout
-            allocate, _ = self._open(sent, descriptors)
-            assert layout is not None
-            return layout.seal(layout.open(sent.rows, allocate))
-        if sent.lengths:
-            _, memory = self._open(sent, descriptors)
-            buffers = [memory[span] for span in spans(sent.lengths)]
-        return pickle.loads(sent.body, buffers=buffers)  # noqa: S301 from our own
-
-    def returned(self) -> Returned:
-        """Return the slabs whose claim has ended since the last call."""
-        died: list[int] = []
-        shared: list[int] = []
-        while self._died:
-            key = self._died.popleft().key
-            del self._marks[key]
-            (shared if key in self._shared else died).append(key)
-        self._shared -= set(shared)
-        return Returned(tuple(died), tuple(shared))
-
-    def share(self) -> None:
-        """Note that a fork is about to share what has been received."""
-        self._shared.update(tuple(self._marks))
-
-    def _open(
-        self, sent: Sent, descriptors: deque[int]
-    ) -> tuple[Allocate, NDArray[np.uint8]]:
-        """Return an allocator on a slab, and the array that it makes views of."""
-        for key in sent.forget:
-            self._blocks.pop(key, None)
-        if sent.new:
-            descriptor = descriptors.popleft()
-            try:
-                self._blocks[sent.key] = map_shared(descriptor, sent.size)
-            finally:
-                os.close(descriptor)
-        allocate, memory = allocate_on(self._blocks[sent.key])
-        # The callback is pure C: one in Python could swallow a Ctrl-C.
-        mark = self._marks[sent.key] = SlabMark(memory, self._died.append)
-        mark.key = sent.key
-        return allocate, memory
-
-
-_unpackers: weakref.WeakSet[Unpacker] = weakref.WeakSet()
-
-
-def _share_all() -> None:
-    for unpacker in list(_unpackers):
-        unpacker.share()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_share_all, after_in_child=_unpackers.clear)
-
-
-class SlabMark(weakref.ref[NDArray[np.uint8]]):
-    """Notices when all arrays over a slab have died."""
-
-    __slots__ = ("key",)
-    key: int
 
 
 class Pickler(pickle.Pickler):
@@ -175,7 +63,8 @@ class Pickler(pickle.Pickler):
             return NotImplemented
         if is_dense(obj):
             if not is_compact(obj):
-                obj = copied(obj, torch.empty(obj.nbytes, dtype=torch.uint8))
+                place = torch.empty(obj.nbytes, dtype=torch.uint8, device="cpu")
+                obj = copied(obj, place.view(obj.dtype))
             line = obj.as_strided((obj.numel(),), (1,)).view(torch.uint8)
             memory = pickle.PickleBuffer(line.numpy())
             return _tensor, (memory, obj.dtype, tuple(obj.shape), obj.stride())
@@ -204,9 +93,19 @@ def plain_dumps(message: object) -> bytes:
     return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
 
 
-def loads(body: bytes | bytearray) -> Any:
-    """Return what `dumps` packed. It came over a pipe of our own."""
-    return pickle.loads(body)  # noqa: S301 from our own process
+def loads(
+    body: bytes | bytearray | memoryview | mmap.mmap, apart: Iterable[Any] = ()
+) -> Any:
+    """Return what `dumps` or `pack` packed. It came from a process of our own.
+
+    Args:
+        body: the bytes.
+        apart: the memory of each array that is not among them.
+
+    Raises:
+        Exception: whatever unpickling the user's objects raises.
+    """
+    return pickle.loads(body, buffers=apart)  # noqa: S301 from our own process
 
 
 Flat = tuple[bytes, list[NDArray[np.uint8]]]
@@ -232,16 +131,7 @@ def restored(flat: Flat) -> Any:
         Exception: whatever unpickling the rest of the message raises.
     """
     body, arrays = flat
-    copies = map(bytearray, arrays)
-    return pickle.loads(body, buffers=copies)  # noqa: S301 from an actor of ours
-
-
-def spans(lengths: Iterable[int]) -> Iterator[slice]:
-    """Yield where arrays of these lengths, in bytes, lie in a slab."""
-    start = 0
-    for length in lengths:
-        yield slice(start, start + length)
-        start += -(-length // ALIGN) * ALIGN
+    return loads(body, map(bytearray, arrays))
 
 
 def _tensor(
@@ -283,11 +173,14 @@ def is_compact(tensor: torch.Tensor) -> bool:
 
 
 def copied(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-    """Copy a dense tensor into memory of its size; keep its memory layout."""
+    """Copy a dense tensor into memory of its size and dtype; keep its memory layout.
+
+    This takes one core, whatever torch's threads are.
+    """
     stride = torch.empty_like(tensor, device="meta").stride()
-    place = memory.view(tensor.dtype).as_strided(tensor.shape, stride)
+    place = memory.as_strided(tensor.shape, stride)
     as_bits = BITS[tensor.itemsize]  # torch cannot copy all its dtypes
-    place.view(as_bits).copy_(tensor.view(as_bits))
+    np.copyto(place.view(as_bits).numpy(), tensor.view(as_bits).numpy())
     return place
 
 
@@ -334,3 +227,106 @@ def _arrived(error: BaseException, text: str) -> BaseException:
 def _with_notes(error: Exception, of: BaseException) -> Exception:
     set_on(error, "__notes__", list(getattr(of, "__notes__", [])))
     return error
+
+
+# Programs
+
+
+FORKED = 'options(multiprocessing_context="fork")'
+SPAWNED_MAIN = "__mp_main__"
+"""What `__main__` is called in a process that multiprocessing did not fork."""
+
+
+def pack(thing: Any, name: str, elsewhere: str = FORKED) -> bytes:
+    """Return `thing`, which errors call `name`, as bytes.
+
+    Args:
+        thing: what to pack.
+        name: its name in errors.
+        elsewhere: the setting with which it need not be sent.
+
+    Raises:
+        SpecError: it holds something that cannot be sent; names the innermost part.
+    """
+    body = io.BytesIO()
+    try:
+        program_pickler()(body, protocol=pickle.HIGHEST_PROTOCOL).dump(thing)
+    except Exception as error:
+        text = _explain(_obstacle(thing, name), error, elsewhere)
+        raise SpecError(text) from error
+    return body.getvalue()
+
+
+class OnGpu(pickle.PicklingError):
+    """A tensor is on a GPU, which a copy of it would open in every worker."""
+
+
+@cache
+def program_pickler() -> Any:
+    """Return the pickler class: cloudpickle's, but refusing tensors on a GPU.
+
+    If its objects have a list `seen`, they add to it whatever they begin to pickle.
+    """
+    import cloudpickle
+
+    if SPAWNED_MAIN in sys.modules:
+        cloudpickle.register_pickle_by_value(sys.modules[SPAWNED_MAIN])
+
+    def reducer_override(self: Any, thing: Any) -> Any:
+        if self.seen is not None:
+            self.seen.append(thing)
+        if isinstance(thing, torch.Tensor) and thing.is_cuda:
+            raise OnGpu(f"it is on {thing.device}")
+        return cloudpickle.Pickler.reducer_override(self, thing)
+
+    ways = {"reducer_override": reducer_override, "seen": None}
+    return type("Pickler", (cloudpickle.Pickler,), ways)
+
+
+def _obstacle(thing: Any, name: str) -> ObjectPart:
+    """Return the innermost part of `thing` that cannot be sent, and its path.
+
+    That is what pickling began last: what a class holds back is not to blame.
+    """
+    pickler = program_pickler()(io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL)
+    pickler.seen = []
+    with suppress(Exception):  # the same again
+        pickler.dump(thing)
+    whole = ObjectPart(name, thing)
+    given = [whole, *_given(thing)]
+    known = {id(p.thing): p for root in given for p in walk(root.thing, root.path)}
+    last = known.get(id(pickler.seen[-1])) if pickler.seen else None
+    roots = {id(root.thing): root for root in given}
+    inside = (roots[id(each)] for each in reversed(pickler.seen) if id(each) in roots)
+    return last or next(inside, whole)
+
+
+def _given(thing: Any) -> Iterator[ObjectPart]:
+    """Yield the user's objects in operations within `thing`, under the user's names."""
+    for part in walk(thing, ""):
+        match part.thing:
+            case Read(get=get):
+                yield ObjectPart("dataset", getattr(get, "__self__", get))
+            case ReadOn(dataset=dataset):
+                yield ObjectPart("dataset", dataset)
+            case Map(function=function) | Filter(predicate=function):
+                yield ObjectPart(name_of(function), function)
+
+
+def _explain(obstacle: ObjectPart, error: Exception, elsewhere: str) -> str:
+    kind = type(obstacle.thing)
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    if isinstance(error, OnGpu):
+        cure = (
+            "keep it on the CPU (.cpu()) and let .to_device() copy the batches, or use "
+            'executor="thread"'
+        )
+    else:
+        cure = (
+            "create it when it is first used (drop it in __getstate__), or use "
+            f'{elsewhere}, or executor="thread"'
+        )
+    return (
+        f"`{obstacle.path}` (a {name}) cannot be sent to worker processes that are "
+        f"not forked from the trainer: {error}; {cure}"
+    )

@@ -31,7 +31,8 @@ from .handover import dumps, loads
 HEADER = struct.Struct("!Q")
 """Size in bytes of the object that follows."""
 CONTROL = struct.Struct("@Nii")
-"""C's `struct cmsghdr`, which precedes descriptors: its length, level and type."""
+"""C's `struct cmsghdr`, which precedes descriptors (nothing else comes with a frame):
+its length, level and type."""
 MAX_DESCRIPTORS = 8
 READ_BYTES = 1 << 18
 LARGE_BYTES = 1 << 16
@@ -78,8 +79,8 @@ class Pipe:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._coming = bytearray()
-        self._leaving: deque[tuple[memoryview, tuple[int, ...]]] = deque()
-        """Data not sent yet, with duplicated descriptors that are ours until then."""
+        self._leaving: deque[tuple[memoryview, Sequence[int]]] = deque()
+        """Data not sent yet, with the descriptors that go with it."""
         self.descriptors: deque[int] = deque()
         """Descriptors that have arrived, in the order in which they were sent. They may
         be here before the object that they belong to. The receiver must close them."""
@@ -113,26 +114,22 @@ class Pipe:
     def post(self, body: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send an object that `dumps` has packed, now or by a later `flush`.
 
-        It follows those posted before it. No user code runs.
+        It follows those posted before it. No user code runs. The descriptors must stay
+        open until it is sent.
         """
         header = HEADER.pack(len(body))
         sent = 0 if self._leaving else self._send_now([header, body], descriptors)
         if sent < len(header) + len(body):
-            # The caller may close them, and the numbers may be reused, before then.
-            with _changing:
-                own = () if sent else tuple(map(os.dup, descriptors))
-                self._leaving.append((memoryview(header + body)[sent:], own))
+            rest = memoryview(header + body)[sent:]
+            self._leaving.append((rest, () if sent else descriptors))
 
     def flush(self) -> None:
         """Send as much as there is room for now."""
         while self._leaving:
             frame, descriptors = self._leaving[0]
             sent = self._send_now([frame], descriptors)
-            if sent:
-                with _changing:
-                    self._leaving[0] = frame[sent:], ()
-                    close_all(descriptors)
             if sent < len(frame):
+                self._leaving[0] = frame[sent:], () if sent else descriptors
                 return
             self._leaving.popleft()
 
@@ -154,16 +151,14 @@ class Pipe:
             EOFError: the other end is gone, or this one is closed.
             OSError: a descriptor was lost, as this process has too many open.
         """
-        gone = False
         try:
             while self._read_now() == READ_BYTES:
                 pass
         except EOFError:
-            gone = True
-        messages = list(self._whole())
-        if gone and not messages:
-            raise EOFError
-        return messages
+            if messages := list(self._whole()):
+                return messages
+            raise
+        return list(self._whole())
 
     def receive_all(self, timeout_s: float | None = None) -> list[Any]:
         """Return all objects that have arrived, waiting for at least one.
@@ -189,11 +184,9 @@ class Pipe:
         """Close this end; the other one sees the end of file. Idempotent."""
         with _changing:
             self._socket.close()
-            close_all(self.descriptors)
-            self.descriptors.clear()
-            for _, descriptors in self._leaving:
-                close_all(descriptors)
             self._leaving.clear()
+            while self.descriptors:
+                os.close(self.descriptors.popleft())
 
     def _whole(self) -> Iterator[Any]:
         """Yield the objects that have arrived completely."""
@@ -229,7 +222,9 @@ class Pipe:
             return 0
         self._coming += self._read[:got]
         if header.control_length:
-            self._take_descriptors(header.control_length)
+            length, _, _ = CONTROL.unpack_from(self._control)
+            found = self._control[CONTROL.size : min(header.control_length, length)]
+            self.descriptors += memoryview(found).cast("i")
         if header.flags & socket.MSG_CTRUNC:
             text = (
                 "this process has too many open files to receive another, which workers"
@@ -237,12 +232,6 @@ class Pipe:
             )
             raise OSError(errno.EMFILE, text)
         return got
-
-    def _take_descriptors(self, nbytes: int) -> None:
-        length, *kind = CONTROL.unpack_from(self._control)
-        if kind == [socket.SOL_SOCKET, socket.SCM_RIGHTS]:
-            found = self._control[CONTROL.size : min(nbytes, length)]
-            self.descriptors += memoryview(found).cast("i")
 
     def _send_now(
         self, parts: Sequence[bytes | memoryview], descriptors: Sequence[int]
@@ -279,12 +268,6 @@ GONE = (errno.EPIPE, errno.ECONNRESET, errno.EBADF)
 def address_of(buffer: bytearray | memoryview) -> int:
     """Return the address of a buffer, which must outlive its use."""
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-
-
-def close_all(descriptors: Sequence[int]) -> None:
-    """Close all of them."""
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def shut_down(end: Pipe) -> None:

@@ -13,24 +13,38 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import selectors
 import sys
 import time
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
 
 from ...system.descriptors import descriptors_left, most_descriptors
+from ...system.resources import oom_kills
 from ...system.run_queue import threads_of
-from ..batch.buffer import FailedBatch
-from ..core.chunk import Outcome
 from ..core.connector import Connector, ReaderLost
 from ..core.core import FAR_LEASE_NS
+from ..core.metrics import WorkerMeter
 from ..program.cached import Cached
 from ..recipe import Recipe
 from ..workers.pool import Holding, PoolStatistics
-from .assigned_engine import Result, Share, failed_outcome
-from .child import Watchdog, WorkerChild
-from .far_pool import FarPool
+from .assigned_engine import Assignment, Result, Share
+from .child import (
+    ALL_ROWS,
+    STACK_SIGNAL,
+    Child,
+    StatusPage,
+    cause_of,
+    is_stopped,
+)
+from .far_pool import FarChild, FarPool
 from .fork_server import LEAVE_S, ForkServer
-from .handover import dumps
+from .handover import dumps, plain_dumps
+from .pipe import Pipe
+from .slabs import Unpacker
 
 LOGGER = logging.getLogger("penstock")
 NO_SLAB = (
@@ -66,6 +80,144 @@ def children_for(workers: int, cores: int | None) -> int:
 
 STORE_S = 1.0
 """How long children may take to end if they still write to a cache, in seconds."""
+MAX_LINES = 40
+"""Lines of a stack that are shown."""
+STACKS_NS = 300_000_000
+"""How long a stuck worker may take to write its stacks."""
+GONE_NS = 2_000_000_000
+"""How long a killed worker may take to end before it no longer counts."""
+
+
+class WorkerChild(Child, FarChild):
+    """A worker process."""
+
+    def __init__(
+        self,
+        pipe: Pipe,
+        status_page: StatusPage,
+        generation: int,
+        number: int,
+        meter: WorkerMeter,
+    ) -> None:
+        Child.__init__(self, pipe)
+        FarChild.__init__(self, number, generation, meter)
+        self.status_page = status_page
+        self.share = Share(0, 0)
+        """Its part of all workers, as sent to it."""
+        self.unpacker = Unpacker()
+        """Unpacks what it makes."""
+        self.stuck: tuple[int, int] | None = None
+        """Task and row that took too long."""
+        self.asked_ns = self.killed_ns = 0
+        """When it was asked for its stacks, and when it was killed for being stuck."""
+        self._was_stopped = False
+        self._kills = oom_kills()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it exited by itself before it was at work."""
+        status = self.status_page.status
+        return not self.pid and status is not None and os.WIFEXITED(status)
+
+    @property
+    def begins(self) -> bool:
+        """Whether it is starting, or working on its first leases."""
+        return not self.pid or self.meter.begins
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is not about to be killed."""
+        return not self.asked_ns
+
+    def packed(self, assignment: Assignment) -> bytes:
+        """Return an assignment as it is sent, with the slabs that were returned."""
+        plain = assignment.planned.rows.indices.dtype == np.int64
+        packed = (plain_dumps if plain else dumps)(assignment)
+        returned = self.unpacker.returned()
+        return plain_dumps((returned if any(returned) else None, packed))
+
+    def receive(self, result: Result) -> Result:
+        """Return a result with what was made, as it is.
+
+        Raises:
+            Exception: whatever unpickling that raises.
+        """
+        if result.sent is None:
+            return result
+        made = self.unpacker.receive(result.sent, self.pipe.descriptors)
+        return result._replace(sent=made)
+
+    def look(self, limit_ns: int, now_ns: int) -> int | None:
+        """Enforce the time limit of samples: who exceeds it is asked for its stacks.
+
+        It is killed after that. A stopped process does not write any.
+
+        Args:
+            limit_ns: the limit for a sample.
+            now_ns: the present moment.
+
+        Returns:
+            When to look again; None if there is nothing to wait for.
+        """
+        if self.killed_ns:
+            return self.killed_ns + GONE_NS
+        if self.asked_ns:
+            if now_ns < self.asked_ns + STACKS_NS:
+                return self.asked_ns + STACKS_NS
+            self.killed_ns = now_ns
+            self.kill()
+            return now_ns + GONE_NS
+        first = self._first_due(limit_ns)
+        if first is None or now_ns < first[0]:
+            return None if first is None else first[0]
+        self.stuck, self.asked_ns = first[1:], now_ns
+        self._was_stopped = is_stopped(self.pid)
+        self._signal(STACK_SIGNAL)
+        return now_ns + STACKS_NS
+
+    def _first_due(self, limit_ns: int) -> tuple[int, int, int] | None:
+        """Return the earliest deadline: when, and of which task and row."""
+        if not self.errands or not self.pid:  # it is starting
+            return None
+        held = (at for at in self.status_page.held() if at.task in self.errands)
+        due = [(at.since_ns + limit_ns, at.task, at.row) for at in held]
+        if not due:  # nobody works there, yet tasks are waiting
+            moved_ns = self.status_page.moved_ns()
+            due = [
+                (max(errand.sent_ns, moved_ns) + limit_ns, number, ALL_ROWS)
+                for number, errand in self.errands.items()
+            ]
+        return min(due)
+
+    def suspects(self, number: int) -> Sequence[int]:
+        """Return the rows of an errand that may have caused its end."""
+        if not self.pid:  # it has not said yet that it is there, so it began none
+            return ()
+        rows = range(len(self.errands[number].chunk))
+        if self.stuck is not None:
+            task, row = self.stuck
+            if task != number:
+                return ()
+            return rows if row == ALL_ROWS else (row,)
+        held = [at.row for at in self.status_page.held() if at.task == number]
+        if not held:  # it was packing the oldest, or coroutines work there
+            return super().suspects(number)
+        return tuple(held) if all(row in rows for row in held) else rows
+
+    def how_it_ended(self) -> str:
+        """Return why it ended, and what it wrote before that."""
+        if self.stuck is None:
+            cause = cause_of(self.status_page.status, self._kills, oom_kills())
+        else:
+            stopped = ", stopped by a signal (SIGSTOP, or a debugger)"
+            cause = "replaced as it was stuck" + stopped * self._was_stopped
+        lines = self.status_page.text().strip().splitlines()[:MAX_LINES]
+        return "\n".join([f"{cause}; it wrote:", *lines]) if lines else cause
+
+    def close(self) -> None:
+        """Close the pipe, which ends the child, and release its page. Idempotent."""
+        super().close()
+        self.status_page.close()
 
 
 class ProcessPool(FarPool[WorkerChild]):
@@ -102,7 +254,6 @@ class ProcessPool(FarPool[WorkerChild]):
         have begun."""
         self._short = False
         """Whether there was no shared memory for a batch."""
-        self._watchdog = Watchdog(segment.timeout_s)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wakeup, READ)
         self._start()
@@ -153,7 +304,7 @@ class ProcessPool(FarPool[WorkerChild]):
             if self._leaving and not self._children:
                 return
             self._hand_out()
-            wait_s, lost = self._watchdog.look(self._children)
+            wait_s, lost = self._watch()
             for child in lost:
                 self._reap(child)
             # Looked at once it listens: it may have missed the wake after a renewal.
@@ -163,6 +314,22 @@ class ProcessPool(FarPool[WorkerChild]):
                     self._wakeup.clear()
                 else:
                     self._hear(key.data, events)
+
+    def _watch(self) -> tuple[float | None, list[WorkerChild]]:
+        """Enforce the time limit of samples, if there is one.
+
+        Returns:
+            Seconds until the next call, None if there is nothing to wait for; and the
+            children that were killed but have not ended in time.
+        """
+        if self._segment.timeout_s is None:
+            return None, []
+        limit_ns, now_ns = int(self._segment.timeout_s * 1e9), time.monotonic_ns()
+        due = [child.look(limit_ns, now_ns) for child in self._children]
+        times = [at_ns for at_ns in due if at_ns is not None]
+        wait_s = max(0.0, (min(times) - now_ns) / 1e9) if times else None
+        killed = (child for child in self._children if child.killed_ns)
+        return wait_s, [c for c in killed if now_ns >= c.killed_ns + GONE_NS]
 
     def _adjust(self) -> None:
         """Adjust the children, and what each has of the workers, to the request."""
@@ -232,10 +399,8 @@ class ProcessPool(FarPool[WorkerChild]):
 
     def _listen(self, child: WorkerChild) -> None:
         """Watch a child's pipe for room for as long as something waits for it."""
-        if child.writing != child.pipe.waiting:
-            child.writing = child.pipe.waiting
-            events = READ | WRITE if child.writing else READ
-            self._selector.modify(child.pipe, events, child)
+        events = READ | WRITE if child.pipe.waiting else READ
+        self._selector.modify(child.pipe, events, child)
 
     def _hear(self, child: WorkerChild, events: int) -> None:
         try:
@@ -256,17 +421,7 @@ class ProcessPool(FarPool[WorkerChild]):
         if result.short and not self._short:
             self._short = True
             LOGGER.warning(NO_SLAB, result.short)
-        try:
-            if result.sent is not None:
-                data = child.unpacker.receive(result.sent, child.pipe.descriptors)
-                result = result._replace(sent=data)
-        except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
-            chunk = child.errands[result.number].chunk
-            failed = failed_outcome(chunk, self._stage, error)
-            if result.whole:
-                failed = Outcome(len(chunk), made=FailedBatch(error))
-            result = Result(result.number, failed)
-        self._settle(child, result)
+        self._receive(child, result.number, partial(child.receive, result))
 
     def _reap(self, child: WorkerChild) -> None:
         """Handle the end of a child: its work returns to the front."""

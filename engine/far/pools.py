@@ -7,7 +7,7 @@ first one starts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -21,8 +21,7 @@ from ..workers.making import PoolMaker
 from ..workers.pool import Kind, Watches, WorkerPool, no_watch
 
 if TYPE_CHECKING:
-    from .actors import ActorPool
-    from .cluster import RayCluster
+    from .actors import ActorPool, Claim, RayCluster
     from .fork_server import ForkServer
 
 ACTOR = {
@@ -44,9 +43,11 @@ class FarPools(PoolMaker):
         self, recipe: Recipe, begun_at: int, watch: Watches = no_watch
     ) -> None:
         super().__init__(recipe, begun_at, watch)
-        self._cores = max(1, round(recipe.cpu_cores))
+        self._actor_options = {**ACTOR, **(recipe.options.ray_options or {})}
         self._fork_server: ForkServer | None = None
         self._cluster: RayCluster | None = None
+        self._claims: list[Claim] = []
+        """The segments that have actors at first."""
         self._actor_pools: list[ActorPool] = []
 
     @staticmethod
@@ -64,12 +65,11 @@ class FarPools(PoolMaker):
         kinds = [segment.executor for segment in self._recipe.segments]
         if "process" in kinds:
             self.fork()
-        if "ray" not in kinds:
-            return
-        from .cluster import join
+        self._claims = [(self, at) for at, kind in enumerate(kinds) if kind == "ray"]
+        if self._claims:
+            from .actors import join
 
-        self._cluster = join(self)
-        self._cluster.check_room(self, kinds.count("ray"), self._actor_options)
+            self._cluster = join(self._claims, self._actor_options)
 
     def make(
         self, connector: Connector, recipe: SegmentRecipe, kind: Kind
@@ -79,23 +79,19 @@ class FarPools(PoolMaker):
             from .pool import ProcessPool
 
             assert self._fork_server is not None
-            cores = recipe.children or self._cores
+            cores = recipe.children or max(1, round(self._recipe.cpu_cores))
             return ProcessPool(connector, self._recipe, self._fork_server, cores)
         if kind == "ray":
             from .actors import ActorPool
 
             assert self._cluster is not None
-            options = self._actor_options
+            claim, options = (self, connector.segment), self._actor_options
             pool = ActorPool(
-                connector, self._recipe, self._cluster, self, self._seeds, options
+                connector, self._recipe, self._cluster, claim, self._seeds, options
             )
             self._actor_pools.append(pool)
             return pool
         return super().make(connector, recipe, kind)
-
-    @property
-    def _actor_options(self) -> dict[str, Any]:
-        return {**ACTOR, **(self._recipe.options.ray_options or {})}
 
     @property
     def forked(self) -> bool:
@@ -139,7 +135,7 @@ class FarPools(PoolMaker):
         if self._fork_server is not None:
             self._fork_server.close()
         if self._cluster is not None:
-            self._cluster.leave(self)
+            self._cluster.leave(*self._claims)
 
     @property
     def _seeds(self) -> tuple[int, ...]:
@@ -160,10 +156,8 @@ def start_method(recipe: Recipe) -> StartMethod:
     if (said := recipe.options.multiprocessing_context) is not None:
         return said
     usual = torch.multiprocessing.get_start_method(allow_none=True)
-    if usual == "spawn":
-        return "spawn"
-    if usual == "forkserver":
-        return "forkserver"
+    if usual in ("spawn", "forkserver"):
+        return cast("StartMethod", usual)
     subjects = [each.subjects for each in recipe.segments]
     cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     held = cuda and find_on_device(subjects, "subjects", "cuda") is not None

@@ -1,25 +1,47 @@
-"""Slabs: memory of batches, shared between processes, without a name.
+"""Slabs: batches in shared memory without a name, used again and again.
 
 A slab is a shared file, mapped by the worker process that writes to it and by the
-trainer, to which its descriptor was sent.
+trainer, to which its descriptor is sent once.
+
+    sender      Shelf.lend ─▶ memory, send(memory) ─▶ Sent   or   pack(data) ─▶ Sent
+    receiver    Unpacker.receive(sent) ─▶ data
+                Unpacker.returned() ─▶ Shelf.take_back
+
+Torch takes longer to make a few tensors than anything else about a small batch. A
+solid layout says where each of them lies in a slab, in any process. So a batch of such
+a layout travels as the number of its slab, which waits at the sender, open, for the
+next batch. The arrays of any other data are copied into one slab, and the rest of it is
+pickled.
+
+A slab belongs to the receiver while an array over it lives there. One that the receiver
+keeps for long is given away: both sides let go of it, and its arrays live on.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import math
 import mmap
 import os
+import threading
 import weakref
-from typing import Any
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...system.descriptors import descriptors_left
 from ...system.shared_memory import shared_file
-from ..batch.layout import ALIGN, Allocate, Layout
+from ..batch.layout import ALIGN, Allocate, Layout, block_bytes
+from .handover import flattened, loads, plain_dumps
 
+KEPT_FREE = 16
+"""Descriptors that batches leave to the user. Without a slab, batches travel through
+the pipe."""
 Block = ctypes.Array[ctypes.c_uint8]
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -103,7 +125,7 @@ class Slab:
         key: its number among those of one sender.
         nbytes: its size.
         layout: the layout of the batches in it; None: it is for copies.
-        rows: how many rows they have; of a slab for copies, its size.
+        rows: how many rows they have.
 
     Raises:
         OSError: there is no memory for it, or no file descriptor.
@@ -133,3 +155,248 @@ class Slab:
 
     def __repr__(self) -> str:
         return f"<Slab {self.key}: {self.nbytes} bytes, fd {self.descriptor}>"
+
+
+class Sent(NamedTuple):
+    """Data as it is sent: a batch in a slab, or pickled, with its arrays in a slab."""
+
+    body: bytes | None
+    """The data, pickled, without the memory of its arrays; None: it is a batch."""
+    lengths: tuple[int, ...] = ()
+    """Bytes of each array in the slab; if there are none, there is no slab."""
+    key: int = 0
+    size: int = 0
+    """Bytes of the slab."""
+    new: bool = False
+    """Whether the slab's descriptor comes with this message, and what is in it."""
+    layout: Layout | None = None
+    """Layout of the batches in a new slab; None: it is for copies."""
+    rows: int = 0
+    """How many rows they have."""
+    forget: tuple[int, ...] = ()
+    """Keys of slabs that will not be used again."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the data takes, about."""
+        return self.size if self.body is None else len(self.body) + sum(self.lengths)
+
+
+class Returned(NamedTuple):
+    """Slabs that a receiver no longer claims."""
+
+    died: tuple[int, ...]
+    """Keys of slabs whose arrays have died: they may be reused."""
+    shared: tuple[int, ...]
+    """Keys of slabs that a fork has shared with others: they must not be reused."""
+
+
+class Unpacker:
+    """The receiver's side."""
+
+    def __init__(self) -> None:
+        self._slabs: dict[int, tuple[Block, Layout | None, int]] = {}
+        """By key, with the layout of the batches in it, and how many rows they have."""
+        self._marks: dict[int, SlabMark] = {}
+        self._died: deque[SlabMark] = deque()
+        self._shared: set[int] = set()
+        _unpackers.add(self)
+
+    def receive(self, sent: Sent, descriptors: deque[int]) -> Any:
+        """Return the data; consumes the descriptor that came with it.
+
+        Raises:
+            OSError: there is no memory to map a new slab.
+            Exception: whatever unpickling the data raises.
+        """
+        if sent.body is not None and not sent.lengths:
+            return loads(sent.body)
+        for key in sent.forget:
+            self._slabs.pop(key, None)
+        if sent.new:
+            descriptor = descriptors.popleft()
+            try:
+                block = map_shared(descriptor, sent.size)
+                self._slabs[sent.key] = block, sent.layout, sent.rows
+            finally:
+                os.close(descriptor)
+        block, layout, rows = self._slabs[sent.key]
+        allocate, memory = allocate_on(block)
+        # The callback is pure C: one in Python could swallow a Ctrl-C.
+        mark = self._marks[sent.key] = SlabMark(memory, self._died.append)
+        mark.key = sent.key
+        if sent.body is None:
+            assert layout is not None
+            return layout.seal(layout.open(rows, allocate))
+        return loads(sent.body, [memory[span] for span in spans(sent.lengths)])
+
+    def returned(self) -> Returned:
+        """Return the slabs whose claim has ended since the last call."""
+        died: list[int] = []
+        shared: list[int] = []
+        while self._died:
+            key = self._died.popleft().key
+            del self._marks[key]
+            (shared if key in self._shared else died).append(key)
+        self._shared -= set(shared)
+        return Returned(tuple(died), tuple(shared))
+
+    def share(self) -> None:
+        """Note that a fork is about to share what has been received."""
+        self._shared.update(tuple(self._marks))
+
+
+_unpackers: weakref.WeakSet[Unpacker] = weakref.WeakSet()
+
+
+def _share_all() -> None:
+    for unpacker in list(_unpackers):
+        unpacker.share()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_share_all, after_in_child=_unpackers.clear)
+
+
+class SlabMark(weakref.ref[NDArray[np.uint8]]):
+    """Notices when all arrays over a slab have died."""
+
+    __slots__ = ("key",)
+    key: int
+
+
+def spans(lengths: Iterable[int]) -> Iterator[slice]:
+    """Yield where arrays of these lengths, in bytes, lie in a slab."""
+    start = 0
+    for length in lengths:
+        yield slice(start, start + length)
+        start += -(-length // ALIGN) * ALIGN
+
+
+# The sender
+
+
+class Shelf:
+    """Slabs for one receiver. The lock guards everything.
+
+    Args:
+        keep: most slabs that the receiver may hold; the oldest ones beyond that are
+            given away.
+    """
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self._free: list[Slab] = []
+        self._lent: dict[int, Slab] = {}
+        """By the identity of their memory, while batches are made in them."""
+        self._out: dict[int, Slab] = {}
+        """By key, those that the receiver holds, the oldest first."""
+        self._forget: list[int] = []
+        self._made = 0
+        self._room = 0
+        """Bytes of a slab for copies; the same for data of similar size."""
+        self._lock = threading.Lock()
+
+    def lend(self, layout: Layout, rows: int) -> Any:
+        """Return memory for a batch of a solid layout.
+
+        Raises:
+            OSError: there is no shared memory for it, or no descriptor.
+        """
+        with self._lock:
+            slab = self._slab(layout, rows, block_bytes(layout, rows))
+            if slab.memory is None:
+                slab.memory = layout.open(rows, allocate_on(slab.block)[0])
+            self._lent[id(slab.memory)] = slab
+        return slab.memory
+
+    def has(self, memory: Any) -> bool:
+        """Whether this memory is lent."""
+        slab = self._lent.get(id(memory))
+        return slab is not None and slab.memory is memory
+
+    def send(self, memory: Any) -> tuple[Sent, tuple[int, ...]]:
+        """Return a batch made in lent memory as it is sent, with its descriptor.
+
+        Raises:
+            Exception: whatever pickling a class that the layout names raises; the
+                memory is still lent.
+        """
+        with self._lock:
+            slab = self._lent[id(memory)]
+            if not slab.sent:
+                plain_dumps(slab.layout)
+            del self._lent[id(memory)]
+            return self._hand_over(slab, None)
+
+    def pack(self, data: Any) -> tuple[Sent, tuple[int, ...]]:
+        """Return any data as it is sent, its arrays copied, and a descriptor.
+
+        Raises:
+            OSError: there is no shared memory for the copies, or no descriptor.
+            Exception: whatever pickling the rest of the data raises.
+        """
+        body, arrays = flattened(data)
+        if not arrays:
+            return Sent(body), ()
+        lengths = tuple(array.nbytes for array in arrays)
+        room = sum(-(-length // ALIGN) * ALIGN for length in lengths)
+        with self._lock:
+            if not room <= self._room <= 2 * room:
+                self._room = room + room // 8
+            slab = self._slab(None, 0, self._room)
+            _, memory = allocate_on(slab.block)
+            for array, span in zip(arrays, spans(lengths), strict=True):
+                memory[span] = array  # without the GIL
+            return self._hand_over(slab, body, lengths)
+
+    def put_back(self, memory: Any) -> None:
+        """Note that a batch made in this memory, if it was lent, is not sent."""
+        with self._lock:
+            slab = self._lent.pop(id(memory), None)
+            if slab is not None:
+                self._free.append(slab)
+
+    def take_back(self, returned: Returned) -> None:
+        """Reuse the slabs that the receiver has let go, but none shared by a fork."""
+        with self._lock:
+            for key in returned.died:
+                if key in self._out:
+                    self._free.append(self._out.pop(key))
+            shared = (self._out.pop(key, None) for key in returned.shared)
+            self._drop([slab for slab in shared if slab is not None])
+
+    def _slab(self, layout: Layout | None, rows: int, nbytes: int) -> Slab:
+        """Return a free slab for this; drop all of its kind if there is none."""
+        size = whole_pages(nbytes)
+        alike = [s for s in self._free if (s.layout is None) == (layout is None)]
+        for slab in alike:
+            if (slab.layout, slab.rows, slab.nbytes) == (layout, rows, size):
+                self._free.remove(slab)
+                return slab
+        self._drop(alike)
+        self._free = [slab for slab in self._free if slab not in alike]
+        if descriptors_left() < KEPT_FREE:
+            text = f"the last {KEPT_FREE} file descriptors are reserved for other uses"
+            raise OSError(errno.EMFILE, text)
+        self._made += 1
+        return Slab(self._made, size, layout, rows)
+
+    def _hand_over(
+        self, slab: Slab, body: bytes | None, lengths: tuple[int, ...] = ()
+    ) -> tuple[Sent, tuple[int, ...]]:
+        """Give a slab to the receiver; return what is sent, and a new descriptor."""
+        new, slab.sent = not slab.sent, True
+        self._out[slab.key] = slab
+        if len(self._out) > self._keep:
+            self._drop([self._out.pop(next(iter(self._out)))])
+        forget, self._forget = tuple(self._forget), []
+        what = (slab.layout, slab.rows) if new else (None, 0)
+        sent = Sent(body, lengths, slab.key, slab.nbytes, new, *what, forget)
+        return sent, (slab.descriptor,) if new else ()
+
+    def _drop(self, slabs: list[Slab]) -> None:
+        for slab in slabs:
+            slab.give_away()
+            if slab.sent:
+                self._forget.append(slab.key)

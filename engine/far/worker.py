@@ -26,13 +26,13 @@ from typing import Any
 from ...errors import PenstockError
 from ..batch.buffer import on_heap
 from ..batch.layout import Layout
+from ..core.chunk import InFlightBatch
 from ..recipe import Recipe, SegmentRecipe
-from .assigned_engine import AssignedEngine, Made, Result, Share
-from .child import leave
-from .handover import Returned, Sent, dumps, loads, plain_dumps
+from .assigned_engine import AssignedEngine, Result, Share
+from .child import MAX_LANES, STACK_SIGNAL, StatusPage, leave
+from .handover import dumps, loads, plain_dumps
 from .pipe import Pipe
-from .shelf import Shelf
-from .status_page import MAX_LANES, STACK_SIGNAL, StatusPage
+from .slabs import Returned, Sent, Shelf
 
 KEEP = 40
 """Slabs that the trainer may hold, including those of batches it has not taken yet."""
@@ -102,7 +102,7 @@ class Worker:
         while self._receiver is None and not self._engine.left:
             with self._taking:
                 self._take(self._pipe.receive_all)
-        self._reply(self._engine.make())
+        self._reply(*self._engine.make())
         self._let_receive()
 
     # Whoever receives
@@ -157,10 +157,11 @@ class Worker:
 
     # The main thread
 
-    def _reply(self, made: Made) -> None:
+    def _reply(self, result: Result, in_flight: InFlightBatch) -> None:
         """Send a result. A batch that cannot be pickled is left to the trainer."""
-        result, memory = made.result, made.buffer.memory
-        sealed = result.whole and self._bare and made.buffer.sealed
+        buffer = in_flight.buffer
+        memory = buffer.memory
+        sealed = result.whole and self._bare and buffer.sealed
         try:
             if sealed and self._shelf.has(memory):
                 sent, descriptors = self._shelf.send(memory)
@@ -171,16 +172,18 @@ class Worker:
                 message = self._packed(result)
         except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
             self._shelf.put_back(memory)
-            message = self._instead(made, error)
+            message = self._instead(result, in_flight, error)
         self._pipe.send_packed(*message)
 
-    def _instead(self, made: Made, error: Exception) -> tuple[bytes, tuple[int, ...]]:
+    def _instead(
+        self, result: Result, in_flight: InFlightBatch, error: Exception
+    ) -> tuple[bytes, tuple[int, ...]]:
         """Return the samples of a batch that cannot be sent, or the error for that."""
-        kept = made.buffer.kept
-        if made.result.whole and len(kept) == made.result.outcome.done:
+        kept = in_flight.buffer.kept
+        if result.whole and len(kept) == result.outcome.done:
             with contextlib.suppress(Exception):
-                return self._packed(made.as_rows(kept).result)
-        return dumps(made.unsendable(self._program, error)), ()
+                return self._packed(result.as_rows(kept, in_flight.first_row))
+        return dumps(self._engine.unsendable(result, in_flight, error)), ()
 
     def _packed(self, result: Result) -> tuple[bytes, tuple[int, ...]]:
         """Return a result as it is sent, and descriptors to send with it."""

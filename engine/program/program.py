@@ -25,7 +25,7 @@ from ..plan import as_yielded
 from .randomness import SampleRandom
 
 Watch = Any
-"""Observes which sample a worker is at: a `LaneStatus` (far/status_page.py)."""
+"""Observes which sample a worker is at: a `LaneStatus` (far/child.py)."""
 
 
 @dataclass(slots=True)

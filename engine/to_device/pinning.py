@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..batch.buffer import Buffers, on_heap
 from ..batch.tensors import map_tensors
-from ..far.handover import BITS, is_dense
+from ..far.handover import copied, is_dense
 from ..far.slabs import block_at
 
 
@@ -75,13 +74,7 @@ class Pinning:
         return not tensor.is_pinned()
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy a tensor to pinned memory, on one core, whatever torch's threads are."""
-        stride = torch.empty_like(tensor, device="meta").stride()
-        memory = self.allocate((tensor.numel(),), tensor.dtype)
-        place = memory.as_strided(tensor.shape, stride)
-        as_bits = BITS[tensor.itemsize]
-        np.copyto(place.view(as_bits).numpy(), tensor.view(as_bits).numpy())
-        return place
+        return copied(tensor, self.allocate((tensor.numel(),), tensor.dtype))
 
 
 def pinned(buffers: Buffers, device: int | None, *, slabs: bool) -> Buffers:

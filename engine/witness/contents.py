@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cached_property
 from itertools import chain, islice
@@ -18,13 +18,10 @@ from numpy.typing import NDArray
 
 from .reach import (
     BARE,
-    DEPTH,
     LRU_CACHE,
-    PLAIN,
     VALUES,
-    WHOLE,
-    Named,
-    direct_parts,
+    ObjectPart,
+    edges,
     is_a,
     walk,
 )
@@ -53,25 +50,21 @@ def snapshot(things: Iterable[Any]) -> dict[str, Any]:
     whose class says `PER_PROCESS`, as a source does, is left out.
     """
     found: dict[str, Any] = {}
-    seen: dict[int, Any] = {}
     memory = Memory()
-    level: list[Named] = [
-        (str(at), thing)
+    level = [
+        ObjectPart(str(at), thing)
         for at, thing in enumerate(things)
-        if not getattr(type(thing), "PER_PROCESS", False)
+        if not is_per_process(thing)
     ]
-    for _ in range(DEPTH):
-        below: list[Named] = []
-        for path, part, cached in _held_by(level):
-            if len(found) >= MAX_SUMMARIES:
-                return found
-            summary = _summary(part, memory)
-            found[path] = WorkedOut(summary) if cached else summary
-            if type(part) not in PLAIN and id(part) not in seen:
-                seen[id(part)] = part  # alive: a new object could reuse its id
-                below.append((path, part))
-        level = below
+    for holder, step, (path, part), _ in islice(edges(level), MAX_SUMMARIES):
+        summary = _summary(part, memory)
+        found[path] = WorkedOut(summary) if _is_cached(holder, step) else summary
     return found
+
+
+def is_per_process(thing: Any) -> bool:
+    """Whether each process has its own, as of a source: changes do not count."""
+    return bool(getattr(type(thing), "PER_PROCESS", False))
 
 
 class Memory:
@@ -85,17 +78,12 @@ class Memory:
         nbytes = stop - start
         if self._left <= 0 or not nbytes:
             return 0
-        view = memoryview((ctypes.c_char * nbytes).from_address(start)).cast("B")
-        digest = xxhash.xxh3_64()
-        if nbytes <= PAGES * PAGE:
-            digest.update(view)
-            self._left -= nbytes
-        else:
-            for at in range(PAGES):
-                begin = (nbytes - PAGE) * at // (PAGES - 1)
-                digest.update(view[begin : begin + PAGE])
-            self._left -= PAGES * PAGE
-        return digest.intdigest()
+        pieces = [memoryview((ctypes.c_char * nbytes).from_address(start)).cast("B")]
+        if nbytes > PAGES * PAGE:
+            begins = [(nbytes - PAGE) * at // (PAGES - 1) for at in range(PAGES)]
+            pieces = [pieces[0][begin : begin + PAGE] for begin in begins]
+        self._left -= sum(map(len, pieces))
+        return xxhash.xxh3_64_intdigest(b"".join(pieces))
 
     def members(self, thing: Any) -> int:
         """Return a digest of which objects a container holds, or the first of them."""
@@ -187,17 +175,6 @@ def _same_but_inside(before: dict[str, Any], after: dict[str, Any], path: str) -
         return False
     contents, others = one[1], other[1]
     return bool(contents and others) and contents[0] == others[0]
-
-
-def _held_by(level: Iterable[Named]) -> Iterator[tuple[str, Any, bool]]:
-    """Yield what objects hold, and what their code uses from around it.
-
-    Each with its path, and whether it is the value of a `functools.cached_property`.
-    """
-    for path, thing in level:
-        if WHOLE.isdisjoint(type(thing).__mro__):
-            for step, part in direct_parts(thing):
-                yield path + step, part, _is_cached(thing, step)
 
 
 def _summary(thing: Any, memory: Memory) -> Any:

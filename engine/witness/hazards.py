@@ -1,6 +1,7 @@
 """What several threads must not share, searched for in a dataset or a function.
 
-Types are recognised by name, so no library is loaded to look for its objects.
+Types are recognised by name, so no library is loaded to look for its objects. Samplers
+are judged likewise: whether they may see what the training loop does meanwhile.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import RandomSampler
 
 from .reach import LRU_CACHE, WHOLE, direct_parts, names_in, rebinds, walk
 
@@ -191,7 +193,7 @@ STDERR = 2
 
 def _notes_pid(thing: Any) -> bool:
     pid = os.getpid()
-    return WHOLE.isdisjoint(type(thing).__mro__) and any(
+    return any(
         type(value) is int and value == pid and "pid" in step.lower()
         for step, value in direct_parts(thing)
     )
@@ -309,3 +311,33 @@ def _type_name(thing: Any) -> str:
     kind = type(thing)
     name = f"{kind.__module__}.{kind.__qualname__}"
     return NAMELESS.get(name, name).removeprefix("builtins.")
+
+
+STEADY = frozenset(
+    (
+        "penstock",
+        "torch",
+        "torchdata",
+        "accelerate",
+        "lightning",
+        "lightning_fabric",
+        "pytorch_lightning",
+        "transformers",
+    )
+)
+"""Packages whose samplers do not see what the training loop does."""
+
+
+def may_watch(sampler: Any) -> bool:
+    """Whether what a sampler yields may depend on what the loop does meanwhile."""
+    kind = type(sampler)
+    if kind in (range, tuple):
+        return False
+    if str(kind.__module__).partition(".")[0] not in STEADY:
+        return True
+    shared = getattr(sampler, "generator", None) is not None
+    if kind is RandomSampler and shared:  # it draws more of these as it goes
+        again = sampler.num_samples > len(sampler.data_source)
+        return bool(sampler.replacement or again)
+    inner = (getattr(sampler, name, None) for name in ("sampler", "batch_sampler"))
+    return any(may_watch(each) for each in inner if each is not None)

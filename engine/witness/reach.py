@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import enum
+import itertools
 import logging
 import os
 import pathlib
@@ -16,10 +17,10 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache, partial
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,41 +76,106 @@ class ObjectPart(NamedTuple):
 def walk(thing: Any, name: str) -> Iterator[ObjectPart]:
     """Yield `thing`, here called `name`, and everything it consists of, nearest first.
 
-    Every object comes once, so cycles end.
+    Every object comes once. Numbers and text are left out.
     """
-    seen = {id(thing): thing}  # keeps them alive: a new object could reuse an id
-    level = [ObjectPart(name, thing)]
+    yield ObjectPart(name, thing)
+    found = (part for _, _, part, is_new in edges([ObjectPart(name, thing)]) if is_new)
+    yield from islice(found, MAX_PARTS - 1)
+
+
+def edges(
+    things: Sequence[ObjectPart],
+) -> Iterator[tuple[Any, str, ObjectPart, bool]]:
+    """Yield everything that things consist of, nearest first. Cycles end.
+
+    Each time this is an object, the step from there to one that it holds, this one, and
+    whether it is new: nothing nearer holds it, and it is no number and no text.
+    """
+    # Keeps them alive: a new object could reuse an id.
+    seen = {id(each.thing): each.thing for each in things}
+    level = list(things)
     for _ in range(DEPTH):
-        yield from level
-        level = [
-            ObjectPart(part.path + step, inner)
-            for part in level
-            for step, inner in _unseen(part.thing, seen)
-        ]
+        below = []
+        held = (
+            (thing, step, ObjectPart(path + step, inner))
+            for path, thing in level
+            for step, inner in direct_parts(thing)
+        )
+        for thing, step, part in held:
+            inner = part.thing
+            is_new = type(inner) not in PLAIN and id(inner) not in seen
+            if is_new:
+                seen[id(inner)] = inner
+                below.append(part)
+            yield thing, step, part, is_new
+        level = below
 
 
-def _unseen(thing: Any, seen: dict[int, Any]) -> Iterator[Named]:
-    """Yield and record the parts that are new, while there is room for more."""
-    for step, part in parts_of(thing):
-        if len(seen) >= MAX_PARTS:
-            return
-        if id(part) not in seen:
-            seen[id(part)] = part
-            yield step, part
-
-
-def parts_of(thing: Any) -> Iterator[Named]:
+def direct_parts(thing: Any) -> Iterator[Named]:
     """Yield what `thing` directly holds: `(".transform", ...)`, `("[3]", ...)`.
 
     What a function uses from around it appears as `.<closure>.x`, `.<globals>.x` and
-    `.<defaults>.x`. Numbers and text are left out. Arrays, tensors, classes and modules
-    have no parts, but what code uses of the user's classes and modules is a part of it:
-    `.<globals>.Config.size`.
+    `.<defaults>.x`. Arrays, tensors, classes and modules have no parts, but what code
+    uses of the user's classes and modules is a part of it: `.<globals>.Config.size`.
     """
-    if WHOLE.isdisjoint(type(thing).__mro__):
-        yield from (
-            named for named in direct_parts(thing) if type(named[1]) not in PLAIN
-        )
+    for step, names, read, most, around in views_of(thing):
+        with suppress(RuntimeError):  # another thread changed it meanwhile
+            # At once: Python code in between would let other threads run.
+            named = list(zip(islice(names(), most), read(), strict=False))
+            yield from (
+                (step(name), value)
+                for name, value in named
+                if around is None or not _is_foreign(value, around)
+            )
+
+
+class View(NamedTuple):
+    """One way in which an object holds others, to be looked at now or later."""
+
+    step: Callable[[Any], str]
+    """Writes a name as a path has it."""
+    names: Callable[[], Iterable[Any]]
+    """Returns the present names, or positions."""
+    read: Callable[[], Iterable[Any]]
+    """Returns, as quickly as possible, what the object holds under these names."""
+    most: int = ATTRIBUTES
+    """How many count."""
+    around: dict[str, Any] | None = None
+    """The globals of a module: functions of others are no parts of what uses them, as
+    their modules are none."""
+
+
+def views_of(thing: Any) -> Iterator[View]:
+    """Yield the ways in which a thing holds others."""
+    kind = type(thing)
+    if not WHOLE.isdisjoint(kind.__mro__):
+        return
+    if is_a(thing, dict):
+        values = partial(dict.values, thing)
+        yield View(_in_brackets, partial(dict.keys, thing), values, MEMBERS)
+    elif is_a(thing, ITERABLE):  # bypassing any `__iter__` of a subclass
+        base = next(each for each in kind.__mro__ if each in ITERABLE)
+        step = ("<member>" if base in (set, frozenset) else "[{}]").format
+        yield View(step, itertools.count, partial(base.__iter__, thing), MEMBERS)
+    if kind in BARE:
+        return
+    for fixed, names in FIXED.items():
+        if is_a(thing, fixed):
+            held = [vars(fixed)[name].__get__(thing) for name in names]
+            yield View(".{}".format, partial(iter, names), partial(iter, held))
+    code = is_a(thing, types.FunctionType)
+    if code:
+        yield from _around(thing)
+    own = _dict_of(thing)
+    yield View(".{}".format, partial(dict.keys, own), partial(dict.values, own))
+    slotted = (owner for owner in kind.__mro__ if "__slots__" in vars(owner))
+    for slots in filter(None, map(_slots, slotted)):
+        yield View(".{}".format, partial(iter, slots), partial(_in_slots, thing, slots))
+    if not code:
+        methods, used = _methods(kind)
+        places = methods + [at for at in _data_of(kind, used) if at[1] not in own]
+        called = [name for _, name in places]
+        yield View(".{}".format, partial(iter, called), partial(_looked_up, places))
 
 
 def is_a(thing: Any, kinds: type | tuple[type, ...]) -> bool:
@@ -117,59 +183,18 @@ def is_a(thing: Any, kinds: type | tuple[type, ...]) -> bool:
     return issubclass(type(thing), kinds)
 
 
-def direct_parts(thing: Any) -> Iterable[Named]:
-    """Return what a thing directly holds, numbers and text as well."""
-    if type(thing) in BARE:
-        return _members(thing)
-    if is_a(thing, types.FunctionType):
-        return chain(_around(thing), _attributes(thing))
-    if is_a(thing, types.MethodType):
-        return (".__self__", thing.__self__), (".__func__", thing.__func__)
-    if is_a(thing, (types.BuiltinMethodType, types.MethodWrapperType)):
-        return ((".__self__", thing.__self__),)
-    return chain(_members(thing), _attributes(thing), _entries(thing))
+FIXED: Mapping[type, tuple[str, ...]] = {
+    partial: ("func", "args", "keywords"),
+    types.MethodType: ("__self__", "__func__"),
+    types.BuiltinMethodType: ("__self__",),
+    types.MethodWrapperType: ("__self__",),
+}
+"""Attributes that objects of some built-in types keep for as long as they live."""
 
 
-def _members(thing: Any) -> Iterable[Named]:
-    """Return what a container or a partial function holds."""
-    if is_a(thing, dict):
-        return ((f"[{_key(key)}]", value) for key, value in _items(thing, MEMBERS))
-    if is_a(thing, (set, frozenset)):
-        return (("<member>", each) for each in _first(thing))
-    if is_a(thing, ITERABLE):
-        return ((f"[{at}]", each) for at, each in enumerate(_first(thing)))
-    if is_a(thing, partial):
-        names = "func", "args", "keywords"
-        return ((f".{name}", vars(partial)[name].__get__(thing)) for name in names)
-    return ()
-
-
-def _first(thing: Any) -> list[Any]:
-    """Return the first members, bypassing any `__iter__` of a subclass."""
-    kind = next(each for each in type(thing).__mro__ if each in ITERABLE)
-    with suppress(RuntimeError):  # another thread changed it meanwhile
-        return list(islice(kind.__iter__(thing), MEMBERS))
-    return []
-
-
-def _items(mapping: dict[Any, Any], most: int) -> list[tuple[Any, Any]]:
-    with suppress(RuntimeError):  # another thread changed it meanwhile
-        return list(islice(dict.items(mapping), most))
-    return []
-
-
-def _key(key: Any) -> str:
+def _in_brackets(key: Any) -> str:
     """Print a key; of the user's types only the name, as `__repr__` is user code."""
-    return f"{key!r:.60}" if type(key) in PLAIN else f"<{type(key).__name__}>"
-
-
-def _attributes(thing: Any) -> Iterator[Named]:
-    """Yield what is in `__dict__` and in slots."""
-    for name, value in _items(_dict_of(thing), ATTRIBUTES):
-        yield f".{name}", value
-    for owner in type(thing).__mro__:
-        if "__slots__" in owner.__dict__:
-            yield from _slots(thing, owner)
+    return f"[{key!r:.60}]" if type(key) in PLAIN else f"[<{type(key).__name__}>]"
 
 
 def _dict_of(thing: Any) -> dict[Any, Any]:
@@ -182,38 +207,50 @@ def _dict_of(thing: Any) -> dict[Any, Any]:
     return {}
 
 
-def _slots(thing: Any, owner: type) -> Iterator[Named]:
-    for name, slot in owner.__dict__.items():
-        if type(slot) is types.MemberDescriptorType:
-            with suppress(AttributeError):  # not set
-                yield f".{name}", slot.__get__(thing)
+def _slots(owner: type) -> dict[str, types.MemberDescriptorType]:
+    """Return the slots that a class adds, by name."""
+    return {
+        name: slot
+        for name, slot in vars(owner).items()
+        if type(slot) is types.MemberDescriptorType
+    }
 
 
-def _entries(thing: Any) -> Iterator[Named]:
-    """Yield the methods that workers call, and the methods that those name in turn.
+def _in_slots(
+    thing: Any, slots: Mapping[str, types.MemberDescriptorType]
+) -> Iterator[Any]:
+    """Yield what is in some slots; None for one that is not set."""
+    for slot in slots.values():
+        try:
+            yield slot.__get__(thing)
+        except AttributeError:
+            yield None
+
+
+Place = tuple[Mapping[str, Any], str]
+"""Where an attribute of a class or a module is looked up."""
+
+
+def _looked_up(places: Iterable[Place]) -> Iterator[Any]:
+    return (holder.get(name) for holder, name in places)
+
+
+def _methods(kind: type) -> tuple[list[Place], list[str]]:
+    """Return the methods that workers call, and those that these name in turn.
 
     All of them may use globals of their module.
+
+    Returns:
+        The methods; and the names that they use.
     """
-    owners = [owner.__dict__ for owner in type(thing).__mro__]
-    names = _names_used(type(thing))
+    owners = [vars(owner) for owner in kind.__mro__]
+    names, methods = list(ENTRIES), list[Place]()
     for name in names:
-        method = next((each[name] for each in owners if name in each), None)
-        if type(method) in (types.FunctionType, LRU_CACHE):
-            yield f".{name}", method
-    own = _dict_of(thing)
-    for holder, name in _data_of(type(thing), names):
-        if name not in own:
-            yield f".{name}", holder.get(name)
-
-
-def _names_used(kind: type) -> tuple[str, ...]:
-    """Return the names that the methods use which workers call, theirs included."""
-    owners = [owner.__dict__ for owner in kind.__mro__]
-    names = list(ENTRIES)
-    for name in names:
-        method = next((each[name] for each in owners if name in each), None)
+        holder: Mapping[str, Any] = next((o for o in owners if name in o), {})
+        method = holder.get(name)
         if type(method) not in (types.FunctionType, LRU_CACHE):
             continue
+        methods.append((holder, name))
         function = vars(method)["__wrapped__"] if type(method) is LRU_CACHE else method
         # Methods of torch's modules name many others.
         if type(function) is types.FunctionType and not (
@@ -221,46 +258,43 @@ def _names_used(kind: type) -> tuple[str, ...]:
         ):
             further = set(names_in(function.__code__)).difference(names)
             names += sorted(further)
-    return tuple(names)
+    return methods, names
 
 
-def _around(function: types.FunctionType) -> Iterator[Named]:
+def _around(function: types.FunctionType) -> Iterator[View]:
     """Yield what a function's code uses that is neither an argument nor local."""
-    names = function.__code__.co_freevars
-    for name, cell in zip(names, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # an empty cell: not assigned yet
-            yield f".<closure>.{name}", cell.cell_contents
-    for at, value in enumerate(function.__defaults__ or ()):
-        yield f".<defaults>[{at}]", value
-    for name, value in _items(function.__kwdefaults__ or {}, MEMBERS):
-        yield f".<defaults>.{name}", value
-    for name in globals_in(function.__code__):
-        value = function.__globals__.get(name)
-        # A function of another module is left out, as that module itself is.
-        around = function.__globals__
-        if not (type(value) is types.FunctionType and value.__globals__ is not around):
-            yield f".<globals>.{name}", value
-    for step, (holder, name) in _qualified(function):
-        yield step, holder.get(name)
+    code, around = function.__code__, function.__globals__
+    closure, names = code.co_freevars, globals_in(code)
+    contents = partial(map, _content, function.__closure__ or ())
+    yield View(".<closure>.{}".format, partial(iter, closure), contents)
+    if defaults := function.__defaults__:
+        yield View(".<defaults>[{}]".format, itertools.count, partial(iter, defaults))
+    if named := function.__kwdefaults__:
+        given = partial(dict.values, named)
+        yield View(".<defaults>.{}".format, partial(iter, named), given, MEMBERS)
+    values = partial(map, around.get, names)
+    yield View(".<globals>.{}".format, partial(iter, names), values, ATTRIBUTES, around)
+    # What code uses of the user's classes and modules:
+    used = [(f".<globals>.{name}", around.get(name)) for name in names]
+    cells = zip(closure, contents(), strict=True)
+    used += [(f".<closure>.{name}", value) for name, value in cells]
+    known = tuple(names_in(code))
+    data = [(step, at) for step, value in used for at in _data_of(value, known)]
+    steps = tuple(f"{step}.{at[1]}" for step, at in data)
+    yield View(str, partial(iter, steps), partial(_looked_up, [at for _, at in data]))
 
 
-Place = tuple[Mapping[str, Any], str]
-"""Where an attribute of a class or a module is looked up."""
+def _content(cell: types.CellType) -> Any:
+    """Return what a variable around a function holds; None if not assigned yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
-def _qualified(function: types.FunctionType) -> Iterator[tuple[str, Place]]:
-    """Yield what code uses of the user's classes and modules, with the path there."""
-    names = tuple(names_in(function.__code__))
-    around, closure = function.__globals__, function.__closure__ or ()
-    used: list[Named] = [
-        (f".<globals>.{name}", around.get(name))
-        for name in globals_in(function.__code__)
-    ]
-    for name, cell in zip(function.__code__.co_freevars, closure, strict=True):
-        used += [(f".<closure>.{name}", value) for value in _contents([cell])]
-    for step, value in used:
-        for place in _data_of(value, names):
-            yield f"{step}.{place[1]}", place
+def _is_foreign(value: Any, around: dict[str, Any]) -> bool:
+    """Whether it is a function of another module than that with these globals."""
+    return type(value) is types.FunctionType and value.__globals__ is not around
 
 
 def _data_of(thing: Any, names: Iterable[str]) -> Iterator[Place]:
@@ -341,56 +375,3 @@ def rebinds(function: types.FunctionType) -> bool:
         or (step.opname == "STORE_DEREF" and step.argval in outer)
         for step in dis.get_instructions(function.__code__)
     )
-
-
-View = Callable[[], Iterable[Any]]
-"""Reads again what an object holds."""
-
-
-def views_of(thing: Any) -> Iterator[View]:
-    """Yield quick ways to read what a thing holds at any later time.
-
-    Together they give what `direct_parts` does, but for defaults, and for methods that
-    workers do not enter by.
-    """
-    if type(thing) in (tuple, frozenset) or not WHOLE.isdisjoint(type(thing).__mro__):
-        return
-    if is_a(thing, dict):
-        yield partial(dict.values, thing)
-    elif is_a(thing, ITERABLE):
-        kind = next(each for each in type(thing).__mro__ if each in ITERABLE)
-        yield partial(kind.__iter__, thing)
-    if is_a(thing, types.FunctionType):
-        yield partial(map, thing.__globals__.get, globals_in(thing.__code__))
-        qualified = [place for _, place in _qualified(thing)]
-        if qualified:
-            yield partial(_looked_up, qualified)
-        yield partial(_contents, thing.__closure__ or ())
-    elif type(thing) not in BARE:
-        yield partial(dict.values, _dict_of(thing))
-        named = list(_data_of(type(thing), _names_used(type(thing))))
-        named += [
-            (owner.__dict__, name)
-            for owner in type(thing).__mro__
-            for name in ENTRIES
-            if type(owner.__dict__.get(name)) is types.FunctionType
-        ]
-        if named:
-            yield partial(_looked_up, named)
-        slotted = (each for each in type(thing).__mro__ if "__slots__" in vars(each))
-        for owner in slotted:
-            yield partial(_values, thing, owner)
-
-
-def _contents(cells: Iterable[types.CellType]) -> Iterator[Any]:
-    for cell in cells:
-        with suppress(ValueError):  # an empty cell: not assigned yet
-            yield cell.cell_contents
-
-
-def _looked_up(places: Iterable[Place]) -> Iterator[Any]:
-    return (holder.get(name) for holder, name in places)
-
-
-def _values(thing: Any, owner: type) -> Iterator[Any]:
-    return (value for _, value in _slots(thing, owner))

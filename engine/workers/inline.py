@@ -72,9 +72,6 @@ class Inline(WorkerPool):
     def statistics(self) -> PoolStatistics:
         return PoolStatistics(alive=not self._left)
 
-    def threads(self) -> list[str]:
-        return []
-
     def _run(self, lease: Lease) -> None:
         queue = self._connector.own_queue
         counts = self._watch is None  # elsewhere the trainer reads the queue

@@ -81,9 +81,9 @@ class WorkerPool(ABC):
     def statistics(self) -> PoolStatistics:
         """Return the numbers of workers. The engine lock must not be held."""
 
-    @abstractmethod
     def threads(self) -> list[str]:
-        """Return the /proc folders of the worker threads, without the caller's."""
+        """Return the /proc folders of its threads, without the caller's."""
+        return []
 
     def rest(self, until_ns: int) -> None:  # noqa: B027 most leases are short
         """Let workers rest within a lease, too, until this moment; 0: no more."""

@@ -8,54 +8,54 @@ from pathlib import Path
 from rich.console import Console
 
 from penstock.autotune.report.live import shown
-from penstock.autotune.report.recording import Follower
+from penstock.autotune.report.recording import Recording
 from support.recordings import record
 
 
-def text_of(follower: Follower) -> str:
+def text_of(recording: Recording) -> str:
     written = io.StringIO()
-    Console(file=written, width=200).print(shown(follower))
+    Console(file=written, width=200).print(shown(recording))
     return written.getvalue()
 
 
 def test_the_latest_window_and_the_latest_verdict_are_shown(tmp_path: Path) -> None:
-    follower = Follower(str(record(tmp_path / "run")))
-    follower.read()
-    (seen,) = follower.pipelines
+    recording = Recording([str(record(tmp_path / "run"))])
+    recording.read()
+    (seen,) = recording.pipelines
     last = seen.windows[-1]._replace(rows_per_s=12345.0, wait_share=0.67)
     seen.windows.append(last)
-    assert "waits 67% " in text_of(follower)
-    assert "12,345 samples/s" in text_of(follower)
+    assert "waits 67% " in text_of(recording)
+    assert "12,345 samples/s" in text_of(recording)
     seen.verdicts.append({**seen.verdicts[-1], "cause": "the last cause"})
-    assert "cause: the last cause\n" in text_of(follower)
+    assert "cause: the last cause\n" in text_of(recording)
 
 
 def test_a_pipeline_that_measured_nothing_says_so(tmp_path: Path) -> None:
     log = record(tmp_path / "run")
     first = log.read_text().splitlines(keepends=True)[0]
     log.write_text(first)
-    follower = Follower(str(log))
-    follower.read()
-    assert "nothing was measured yet" in text_of(follower)
+    recording = Recording([str(log)])
+    recording.read()
+    assert "nothing was measured yet" in text_of(recording)
 
 
 def test_only_the_bottleneck_is_marked_and_red(tmp_path: Path) -> None:
-    follower = Follower(str(record(tmp_path / "run")))
-    follower.read()
-    (seen,) = follower.pipelines
+    recording = Recording([str(record(tmp_path / "run"))])
+    recording.read()
+    (seen,) = recording.pipelines
     stages = [stage["name"] for stage in seen.verdicts[-1]["stages"]]
     seen.verdicts.append({**seen.verdicts[-1], "bottleneck": stages[0]})
     written = io.StringIO()
-    Console(file=written, width=200, force_terminal=True).print(shown(follower))
+    Console(file=written, width=200, force_terminal=True).print(shown(recording))
     red = [line for line in written.getvalue().splitlines() if "\x1b[1;31m" in line]
     assert [f"> {stages[0]}" in line for line in red] == [True]
-    marked = [line for line in text_of(follower).splitlines() if line[:2] == "> "]
+    marked = [line for line in text_of(recording).splitlines() if line[:2] == "> "]
     assert len(marked) == 1 < len(stages)
 
 
 def test_each_column_has_its_title(tmp_path: Path) -> None:
-    follower = Follower(str(record(tmp_path / "run")))
-    follower.read()
+    recording = Recording([str(record(tmp_path / "run"))])
+    recording.read()
     titles = "stage workers executor on a CPU blocked connector"
-    said = [" ".join(line.split()) for line in text_of(follower).splitlines()]
+    said = [" ".join(line.split()) for line in text_of(recording).splitlines()]
     assert titles in said

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import penstock as ps
-from penstock.engine.far.cluster import demand_of, slots
+from penstock.engine.far.actors import demand_of, slots
 from support.datasets import Counting, Numbers
 from support.functions import augment
 from support.ray_processes import ACTOR, of_ray, title

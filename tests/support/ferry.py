@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.engine.batch.layout import Layout, learn
-from penstock.engine.far.handover import Sent, Unpacker
-from penstock.engine.far.shelf import Shelf
+from penstock.engine.far.slabs import Sent, Shelf, Unpacker
 
 __all__ = ["Ferry", "ferries", "layout_of"]
 

@@ -16,8 +16,7 @@ from penstock.engine.batch.buffer import FailedBatch, Finished
 from penstock.engine.core.chunk import Chunk, Outcome
 from penstock.engine.far.actors import Actor
 from penstock.engine.far.assigned_engine import Assignment, Result
-from penstock.engine.far.handover import dumps, restored
-from penstock.engine.far.parcel import pack
+from penstock.engine.far.handover import dumps, pack, restored
 from penstock.engine.plan import BatchPlan, Context, PlannedBatch
 from penstock.engine.plan import Rows as PlannedRows
 from penstock.engine.program.randomness import SampleRandom
@@ -91,8 +90,9 @@ def begun(
     source = SourceStage(data, name="data", executor="ray")
     recipe = compiled(source, *stages, BatchStage(6))
     parcel = pack((recipe.elsewhere(0), recipe.segments[0]), "work")
-    actor = Actor(np.frombuffer(parcel, np.uint8), seeds, number)
-    assert str(os.getpid()) in actor.begin()
+    actor = Actor()
+    begun = actor.begin(np.frombuffer(parcel, np.uint8), seeds, number)
+    assert str(os.getpid()) in begun
     return actor
 
 
@@ -151,8 +151,8 @@ def test_inputs_come_from_the_stage_before() -> None:
         BatchStage(6),
     )
     parcel = pack((recipe.elsewhere(1), recipe.segments[1]), "work")
-    actor = Actor(np.frombuffer(parcel, np.uint8), SEEDS, 0)
-    actor.begin()
+    actor = Actor()
+    actor.begin(np.frombuffer(parcel, np.uint8), SEEDS, 0)
     found = outcome(actor, inputs=list(range(6)))
     assert found.outputs == [0, 2, 4, 6, 8, 10]
 
@@ -190,7 +190,7 @@ def test_an_only_worker_reports_what_changed_in_its_copy() -> None:
     (segment,) = recipe.segments
     assert segment.program.watched
     parcel = pack((recipe.elsewhere(0), segment), "work")
-    actor = Actor(np.frombuffer(parcel, np.uint8), SEEDS, 0)
-    actor.begin()
+    actor = Actor()
+    actor.begin(np.frombuffer(parcel, np.uint8), SEEDS, 0)
     assert "asked" in str(outcome(actor).changed)
     assert outcome(begun(Rows())).changed is None

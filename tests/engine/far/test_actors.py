@@ -19,8 +19,8 @@ from penstock.engine.core.byte_budget import ByteBudget, Reservations
 from penstock.engine.core.connector import Connector, EngineLock
 from penstock.engine.core.core import Core, SegmentState
 from penstock.engine.core.metrics import Gauge
-from penstock.engine.far import cluster
-from penstock.engine.far.actors import ActorPool
+from penstock.engine.far import actors
+from penstock.engine.far.actors import ActorPool, RayCluster
 from penstock.engine.program.program import Map, Program
 from penstock.engine.recipe import SegmentRecipe
 from penstock.errors import SpecError
@@ -64,11 +64,8 @@ class Played:
         if self._ends_when_asked:
             self.connected = False
             raise ConnectionError("Ray has not been started yet")
-        begun = SimpleNamespace(remote=lambda: SimpleNamespace(future=Future))
+        begun = SimpleNamespace(remote=lambda *_: SimpleNamespace(future=Future))
         return SimpleNamespace(begin=begun)
-
-    def begin(self, _: object, __: object) -> None:
-        """Do nothing."""
 
     def share(self, _: object, asked: int, __: Any) -> int:
         return asked
@@ -96,9 +93,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
         connector = Connector(EngineLock(core), 0, lambda in_flight: "batch")
         program = Program((Map("Map(ID:1) len", 1, len),))
         recipe = SegmentRecipe("f", "q", program, "ray", 1, (1, 1), 1, tunable=True)
-        engine, options = object(), {"num_cpus": 1}
+        claim, options = (object(), 0), {"num_cpus": 1}
         whole: Any = SimpleNamespace(segments=[recipe], elsewhere=lambda _: None)
-        pool = ActorPool(connector, whole, played, engine, (0,), options)  # type: ignore[arg-type]
+        pool = ActorPool(connector, whole, played, claim, (0,), options)  # type: ignore[arg-type]
         pools.append(pool)
         return pool
 
@@ -149,9 +146,9 @@ def test_a_connection_that_is_interrupted_is_ended(
         shutdown=lambda: ended.append("all"),
     )
     monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(cluster, "_joined", None)
+    monkeypatch.setattr(actors, "_joined", None)
     with pytest.raises(KeyboardInterrupt):
-        cluster.join(object())
+        actors.join([(object(), 0)], {})
     assert ended == ["all"]
 
 
@@ -184,22 +181,20 @@ class Connected:
 def connected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connected]:
     ray = Connected(None)
     monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(cluster, "_joined", None)
-    monkeypatch.setattr(cluster.RayCluster, "_reach", lambda _: True)
+    monkeypatch.setattr(actors, "_joined", None)
+    monkeypatch.setattr(RayCluster, "_reach", lambda _: True)
     yield ray
-    if cluster._joined is not None:  # noqa: SLF001
-        cluster._joined.forget()  # noqa: SLF001
+    if actors._joined is not None:  # noqa: SLF001
+        actors._joined.forget()  # noqa: SLF001
 
 
-def test_an_engine_that_begins_keeps_what_another_ones_pool_would_end(
+def test_an_engine_that_begins_keeps_what_another_one_would_end(
     connected: Connected,
 ) -> None:
-    first, pool, second = object(), object(), object()
-    ours = cluster.join(first)
-    ours.begin(first, pool)
+    first, second = (object(), 0), (object(), 0)
+    ours = actors.join([first], {})
+    assert actors.join([second], {}) is ours
     ours.leave(first)
-    assert cluster.join(second) is ours  # which has no pool yet
-    ours.leave(pool)
     assert ours.connected
     assert not connected.shut_down.is_set()
     ours.leave(second)
@@ -210,14 +205,12 @@ def test_an_engine_that_begins_keeps_what_another_ones_pool_would_end(
 def test_an_engine_without_pools_of_actors_does_not_keep_a_connection(
     connected: Connected,
 ) -> None:
-    engine, pools = object(), [object(), object()]
-    ours = cluster.join(engine)
-    ours.check_room(engine, len(pools), {})
-    for pool in pools:
-        ours.begin(engine, pool)
-    for pool in pools:  # worker processes take over: Ray has lost its head
+    engine = object()
+    stages = [(engine, 0), (engine, 2)]
+    ours = actors.join(stages, {})
+    for stage in stages:  # worker processes take over: Ray has lost its head
         assert not connected.shut_down.is_set()
-        ours.leave(pool)
+        ours.leave(stage)
     ours.wait_ended(SOON_S)
     assert connected.shut_down.is_set()
 
@@ -225,12 +218,12 @@ def test_an_engine_without_pools_of_actors_does_not_keep_a_connection(
 def test_what_the_program_has_connected_to_since_is_not_shut_down(
     connected: Connected,
 ) -> None:
-    engine = object()
-    ours = cluster.join(engine)
+    stage = object(), 0
+    ours = actors.join([stage], {})
     connected.shutdown()
     connected.shut_down.clear()
     connected.head = "10.0.0.1:6379"  # by a `ray.init()` of the program
-    ours.leave(engine)
+    ours.leave(stage)
     ours.wait_ended(SOON_S)
     assert connected.head == "10.0.0.1:6379"
 
@@ -239,15 +232,24 @@ def test_what_the_program_has_connected_to_since_is_not_shut_down(
 def test_each_stage_of_another_engine_takes_its_room_before_and_after_it_has_begun(
     connected: Connected, begun: int
 ) -> None:
-    first, second, pools = object(), object(), [object() for _ in range(begun)]
-    ours = cluster.join(first)
-    cluster.join(second)
-    ours.check_room(first, 2, {"num_cpus": 1})
-    for pool in pools:
-        ours.begin(first, pool)
+    options, engine = {"num_cpus": 1}, object()
+    first, second = [(engine, 0), (engine, 1)], [(object(), 0), (object(), 1)]
+    ours = actors.join(first, options)
+    for stage in first[:begun]:
+        ours.share(stage, 1, options)
     with pytest.raises(SpecError, match="room for 3 actors"):
-        ours.check_room(second, 2, {"num_cpus": 1})
-    for user in (first, *pools):
-        ours.leave(user)
-    ours.check_room(second, 2, {"num_cpus": 1})
+        actors.join(second, options)
     assert connected.is_initialized()
+    ours.leave(first[0])
+    actors.join(second, options)
+    assert connected.is_initialized()
+
+
+def test_a_connection_to_a_cluster_that_is_too_small_is_ended(
+    connected: Connected,
+) -> None:
+    threads = threading.active_count()
+    with pytest.raises(SpecError, match="room for 3 actors"):
+        actors.join([(object(), at) for at in range(4)], {"num_cpus": 1})
+    assert connected.shut_down.is_set()
+    assert threading.active_count() == threads

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engine.far.handover import Sent, dumps, flattened, restored
+from penstock.engine.far.handover import dumps, flattened, restored
+from penstock.engine.far.slabs import Sent
 from support.batches import COLLATES, Refusing, same
 from support.datasets import Numbers
 from support.ferry import Ferry, ferries

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engine.far import parcel
-from penstock.engine.far.parcel import pack, unpack
+from penstock.engine.far import handover
+from penstock.engine.far.handover import loads, pack
 from penstock.engine.program.program import Map, Program, Read
 from penstock.errors import SpecError
 from support import warm
@@ -56,6 +56,13 @@ class Rebuilt(Careful):
 
     def __reduce__(self) -> Any:
         return Rebuilt, (self.transform,)
+
+
+class Making(Rows):
+    """Sends a lock that it makes for this."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"lock": threading.Lock()}
 
 
 class Grumpy:
@@ -107,7 +114,11 @@ STUCK: dict[str, tuple[Any, str]] = {
     ),
     "what it is rebuilt from": (
         Rebuilt(Locked()),
-        "`thing.__reduce__()[1][0].lock` (a _thread.lock)",
+        "`thing.transform.lock` (a _thread.lock)",
+    ),
+    "what is made when it is sent": (
+        in_a_program(Rows(None), Making(None)),
+        "`Making` (a ",
     ),
     "what refuses": (Rows(Grumpy()), "Grumpy) cannot be sent"),
     "beside a cycle": (endless(), "`thing[1]` (a _thread.lock)"),
@@ -164,16 +175,16 @@ def test_a_tensor_that_is_on_a_gpu_says_so() -> None:
 
 
 def test_packed_objects_are_unpacked_unchanged() -> None:
-    rows = unpack(pack(Rows(around(torch.arange(3))), "dataset"))
+    rows = loads(pack(Rows(around(torch.arange(3))), "dataset"))
     assert rows[3] == 3
     assert torch.equal(rows.transform(1)[1], torch.arange(3))
-    assert unpack(pack(Numbers(3), "dataset")) == Numbers(3)
-    assert unpack(pack(Careful(5), "dataset")).transform == 5
+    assert loads(pack(Numbers(3), "dataset")) == Numbers(3)
+    assert loads(pack(Careful(5), "dataset")).transform == 5
 
 
 SCRIPT = """
 import sys
-from penstock.engine.far.parcel import pack
+from penstock.engine.far.handover import pack
 
 OFFSET = 40
 
@@ -193,7 +204,7 @@ def test_objects_that_main_defines_travel_by_value(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     told = warm.run([sys.executable, str(script)], cwd=tmp_path)
-    rows, function = unpack(bytes.fromhex(told.stdout))
+    rows, function = loads(bytes.fromhex(told.stdout))
     assert (rows[2], function(2)) == (42, 43)
 
 
@@ -206,8 +217,8 @@ def test_a_spawned_program_s_own_file_travels_by_value(
     vars(file)["double"] = double
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "__mp_main__", file)
-        parcel.pickler.cache_clear()
+        handover.program_pickler.cache_clear()
         body = pack(double, "map")
         cloudpickle.unregister_pickle_by_value(file)
-    parcel.pickler.cache_clear()
-    assert unpack(body)(4) == 8
+    handover.program_pickler.cache_clear()
+    assert loads(body)(4) == 8

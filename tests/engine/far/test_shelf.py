@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engine.far.handover import Returned
+from penstock.engine.far.slabs import Returned
 from support.ferry import Ferry, ferries, layout_of
 
 ROWS = 4
@@ -60,10 +60,11 @@ def test_a_part_of_a_batch_keeps_its_slab(ferry: Ferry) -> None:
     assert row.unique().item() == 1
 
 
-def test_a_layout_is_sent_once_until_it_changes(ferry: Ferry) -> None:
+def test_a_layout_is_sent_once_for_each_slab(ferry: Ferry) -> None:
     for layout in (IMAGE, IMAGE, OTHER, OTHER, IMAGE):
         ferry.carry(layout, 3)
     assert [laid.layout for laid in ferry.sent] == [IMAGE, None, OTHER, None, IMAGE]
+    assert [laid.new for laid in ferry.sent] == [True, False, True, False, True]
 
 
 def test_slabs_of_a_layout_that_is_over_are_dropped(ferry: Ferry) -> None:

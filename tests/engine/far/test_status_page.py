@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.engine.far.status_page import (
+from penstock.engine.far.child import (
     ALL_ROWS,
     StatusPage,
     post_status,
@@ -85,7 +85,7 @@ def test_the_page_says_when_a_lane_last_moved(
     status_page: StatusPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(monotonic_ns=iter(range(5, 15, 2)).__next__)
-    monkeypatch.setattr("penstock.engine.far.status_page.time", clock)
+    monkeypatch.setattr("penstock.engine.far.child.time", clock)
     assert status_page.moved_ns() == 0
     status_page.lane(0).begin(1)
     status_page.lane(3).begin(2)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from penstock.engine.core.chunk import Chunk
-from penstock.engine.far.child import Watchdog, WorkerChild
+from penstock.engine.far.child import StatusPage
 from penstock.engine.far.far_pool import Errand
-from penstock.engine.far.status_page import StatusPage
+from penstock.engine.far.pool import WorkerChild
 from penstock.engine.plan import Context
 
 
@@ -28,11 +28,10 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Replace the clocks of the watchdog and of the status page."""
+    """Replace the clock of the status page."""
     clock = Clock()
     told = SimpleNamespace(monotonic_ns=clock.monotonic_ns)
-    for module in ("child", "status_page"):
-        monkeypatch.setattr(f"penstock.engine.far.{module}.time", told)
+    monkeypatch.setattr("penstock.engine.far.child.time", told)
     return clock
 
 
@@ -48,11 +47,12 @@ def child(clock: Clock) -> Iterator[WorkerChild]:
     status_page.close()
 
 
-def due_in_s(child: WorkerChild) -> float | None:
+def due_in_s(child: WorkerChild, clock: Clock) -> float | None:
     """Return the seconds until the child is checked again, with a limit of a minute."""
-    wait_s, lost = Watchdog(60.0).look([child])
-    assert lost == []
-    return wait_s
+    now_ns = clock.monotonic_ns()
+    due_ns = child.look(60 * 10**9, now_ns)
+    assert not child.asked_ns
+    return None if due_ns is None else (due_ns - now_ns) / 1e9
 
 
 def test_a_task_is_due_one_limit_after_it_began(
@@ -61,14 +61,14 @@ def test_a_task_is_due_one_limit_after_it_began(
     clock.now_s = 110
     child.status_page.lane(0).begin(2)
     clock.now_s = 115
-    assert due_in_s(child) == 55.0
+    assert due_in_s(child, clock) == 55.0
 
 
 def test_a_task_that_no_lane_takes_up_is_due_too(
     child: WorkerChild, clock: Clock
 ) -> None:
     clock.now_s = 115
-    assert due_in_s(child) == 45.0
+    assert due_in_s(child, clock) == 45.0
 
 
 def test_a_lane_that_stops_right_after_sending_an_outcome_is_due(
@@ -77,12 +77,12 @@ def test_a_lane_that_stops_right_after_sending_an_outcome_is_due(
     clock.now_s = 110
     child.status_page.lane(0).begin(1)  # the trainer has all outcomes of task 1
     clock.now_s = 115
-    assert due_in_s(child) == 55.0
+    assert due_in_s(child, clock) == 55.0
 
 
-def test_a_worker_without_a_task_is_never_due(child: WorkerChild) -> None:
+def test_a_worker_without_a_task_is_never_due(child: WorkerChild, clock: Clock) -> None:
     child.errands.clear()
-    assert due_in_s(child) is None
+    assert due_in_s(child, clock) is None
 
 
 def test_only_a_child_that_has_begun_is_blamed_on_samples(child: WorkerChild) -> None:

@@ -12,7 +12,18 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from penstock.engine.witness.reach import MAX_PARTS, MEMBERS, parts_of, walk
+from penstock.engine.witness.reach import (
+    MAX_PARTS,
+    MEMBERS,
+    PLAIN,
+    direct_parts,
+    walk,
+)
+
+
+def parts_of(thing: Any) -> list[tuple[str, Any]]:
+    """Return what a thing holds, but for numbers and text."""
+    return [named for named in direct_parts(thing) if type(named[1]) not in PLAIN]
 
 
 class Thing:

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engine.witness import watch as module
-from penstock.engine.witness.watch import ChangeWatch
-from penstock.engine.witness.witness import Witness
+from penstock.engine.witness import witness as module
+from penstock.engine.witness.witness import ChangeWatch, Witness
 
 factor = [1]
 size = 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.engine.far import actors, cluster
+from penstock.engine.far import actors
 from penstock.engine.far.pools import ACTOR, FarPools, start_method
 
 
@@ -20,15 +20,12 @@ class Played:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
-    def join(self, engine: object) -> Played:
-        self.calls.append(("join", engine))
+    def join(self, claims: Any, options: Any) -> Played:
+        self.calls.append(("join", claims, options))
         return self
 
-    def check_room(self, engine: object, stages: int, options: Any) -> None:
-        self.calls.append(("check_room", engine, stages, options))
-
-    def leave(self, engine: object) -> None:
-        self.calls.append(("leave", engine))
+    def leave(self, *claims: Any) -> None:
+        self.calls.append(("leave", *claims))
 
     def pool(self, *given: Any) -> Any:
         self.calls.append(("pool", *given))
@@ -40,7 +37,7 @@ class Played:
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     played = Played()
-    monkeypatch.setattr(cluster, "join", played.join)
+    monkeypatch.setattr(actors, "join", played.join)
     monkeypatch.setattr(actors, "ActorPool", played.pool)
     return played
 
@@ -78,9 +75,9 @@ def test_an_engine_joins_ray_once_and_asks_for_room_for_each_stage(
     maker = FarPools(made, 5)
     maker.begin()
     options = {**ACTOR, "num_cpus": 3}
-    assert played.calls == [("join", maker), ("check_room", maker, 2, options)]
+    assert played.calls == [("join", [(maker, 0), (maker, 2)], options)]
     maker.close()
-    assert played.calls[-1] == ("leave", maker)
+    assert played.calls[-1] == ("leave", (maker, 0), (maker, 2))
 
 
 def test_pools_of_actors_are_handed_out_seeded_and_renewed_together(
@@ -93,7 +90,7 @@ def test_pools_of_actors_are_handed_out_seeded_and_renewed_together(
     pools: list[Any] = [maker.make(connector, each, "ray") for each in made.segments]
     seeds = (7, 5, 2)  # the seed, the first batch and the rank
     for pool in pools:
-        assert pool.given == (connector, made, played, maker, seeds, ACTOR)
+        assert pool.given == (connector, made, played, (maker, 0), seeds, ACTOR)
     maker.renew()
     assert played.calls[-2:] == [("renew", pool) for pool in pools]
 
