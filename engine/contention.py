@@ -11,6 +11,7 @@ workers go on meanwhile.
 
 from __future__ import annotations
 
+import threading
 import time
 from bisect import bisect_left
 from collections import deque
@@ -20,10 +21,13 @@ from typing import NamedTuple
 
 import torch
 
+from .core.connector import EngineLock
 from .observe.observation import ContentionObservation
 from .plan import BatchPlan, Shard
-from .rest import Rest
+from .segment import Segment
 
+BESIDE = ("thread", "async", "process")
+"""Kinds of workers that take something from a trainer on this machine."""
 SHARE = 0.005
 """Largest part of a run that may be spent on looks, on all ranks together: ranks that
 step together wait for one another's looks."""
@@ -56,6 +60,79 @@ the longer one, to be certain (the statistic of Mann and Whitney, 1947, which a 
 odd step hardly changes)."""
 MARGINS = {1: 1.3, 2: 1.15}
 """How many times shorter steps alone must be if there are so few."""
+
+
+class Rest:
+    """Lets the workers of an engine rest. For the trainer's thread.
+
+    Args:
+        engine_lock: hands out their work.
+        segments: whose workers they are.
+    """
+
+    def __init__(self, engine_lock: EngineLock, segments: Sequence[Segment]) -> None:
+        self._engine_lock, self._segments = engine_lock, segments
+        self._alarm: threading.Timer | None = None
+        """Ends a rest that lasts too long; None: they do not rest."""
+
+    @property
+    def beside(self) -> bool | None:
+        """Whether others load beside the trainer; None while that is changing."""
+        if any(segment.moving for segment in self._segments):
+            return None
+        return any(segment.executor in BESIDE for segment in self._segments)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next batch is there."""
+        return self._engine_lock.peek() is not None
+
+    @property
+    def fed(self) -> bool:
+        """Whether the trainer does a part of the work itself."""
+        return any(segment.inline is not None for segment in self._segments)
+
+    @property
+    def resting(self) -> bool:
+        """Whether they rest, and nobody takes anything from the trainer."""
+        with self._engine_lock.lock:
+            # Actors take nothing from the trainer.
+            pools = (s.pool for s in self._segments if s.executor != "ray")
+            at_work = any(pool.at_work() for pool in pools)
+            return self._alarm is not None and not at_work
+
+    def pause(self, until_ns: int) -> None:
+        """Hand out no more work. Batches that are ready may still be taken.
+
+        Args:
+            until_ns: when they go on by themselves, by the monotonic clock: the
+                trainer may do something else, or wait for what a sample does.
+        """
+        seconds = (until_ns - time.monotonic_ns()) / 1e9
+        alarm = threading.Timer(max(0.0, seconds), self._wake)
+        alarm.name, alarm.daemon = "penstock rest", True
+        with self._engine_lock.lock:
+            self._alarm = alarm  # first: Ctrl-C may come between the two
+            self._engine_lock.core.pause()
+        for segment in self._segments:
+            segment.pool.rest(until_ns)  # within leases, where these are long
+        alarm.start()
+
+    def resume(self) -> None:
+        """Hand out work again."""
+        for segment in self._segments:
+            segment.pool.rest(0)
+        if (alarm := self._wake()) is not None:
+            alarm.cancel()
+
+    def _wake(self) -> threading.Timer | None:
+        """End the rest, if it goes on: a fork may have paused the engine since."""
+        with self._engine_lock.lock:
+            alarm, self._alarm = self._alarm, None
+            if alarm is not None:
+                self._engine_lock.core.unpause()
+                self._engine_lock.wake()
+        return alarm
 
 
 class Look(NamedTuple):

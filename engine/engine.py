@@ -14,7 +14,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -24,21 +24,16 @@ from ..system.weak_methods import weakly
 from .auto_executor import resolve
 from .batch.buffer import FailedBatch, Finished, Gathered
 from .batch_work import BatchWork, worked_late
+from .contention import Rest
 from .core.byte_budget import ByteBudget, Reservations
 from .core.chunk import InFlightBatch
-from .core.connector import Connector, EngineLock, Suspension
-from .core.core import Core, SegmentState
-from .core.metrics import Gauge
+from .core.connector import Connector, EngineLock
 from .monitor import Monitor
-from .observe.gil import GilProbe
-from .observe.observation import Move, MoveOutcome, ratio
 from .observe.trainer_meter import TrainerMeter
-from .plan import AssignedPlan, PlannedBatch
+from .plan import AssignedPlan
 from .program.seeding import SeededCalls, Undrawn, seeded_by
 from .recipe import Recipe, SegmentRecipe
-from .rest import Rest
-from .segment import Segment
-from .witness.hazards import Finding
+from .segment import Segment, core_of, note
 from .workers.making import PoolMaker
 from .workers.pool import Kind, Watches, no_watch
 
@@ -87,9 +82,9 @@ class Engine:
         recipe = self.recipe = _kept_apart(recipe, late)
         self._pools = pools(recipe, step, watch)
         self.reservations = Reservations(byte_budget, weakly(self._notify))
-        core = self._core(recipe, recipe.buffers.open, step)
+        core = core_of(recipe, self.reservations, step)
         self.engine_lock = EngineLock(core)
-        self.suspension = Suspension(self.engine_lock)
+        self._suspends = weakly(self._suspend)
         self.segments: list[Segment] = []
         self.rest = Rest(self.engine_lock, self.segments)
         self._step_wanted = True
@@ -97,13 +92,12 @@ class Engine:
         self._undrawn = Undrawn()
         self._calls = SeededCalls(recipe.buffers.collate)
         self.trainer = trainer or TrainerMeter()
-        self._probe = GilProbe()
+        self.monitor = Monitor(
+            self.engine_lock, self.segments, self.trainer, recipe.plan
+        )
         try:
             self._begin()
             self._note_opened_late(asked, late)
-            self.monitor = Monitor(
-                self.engine_lock, self.segments, self.trainer, self._probe, recipe.plan
-            )
         except BaseException:  # nobody else could end what has begun
             self.close()
             raise
@@ -178,7 +172,7 @@ class Engine:
         segment, *others = self.segments
         if others or segment.inline is None or segment.moving:
             return None
-        return segment.inline.make_alone()
+        return segment.connector.make_alone(segment.inline.outcome)
 
     def _collated(
         self, in_flight: InFlightBatch, made: Finished | FailedBatch | Gathered
@@ -249,21 +243,43 @@ class Engine:
             SpecError: something in the programs can no longer be sent to workers.
         """
         if self.recipe.options.persistent_workers:
+            if self.reservations.byte_budget.resume(self._suspends):
+                self._open_until(None)
             return
         if self._in_epochs:
             self._pools.renew()
         self._in_epochs = True
         plan = self.recipe.plan
         assert not isinstance(plan, AssignedPlan)  # epochs begin in the trainer
-        with self.engine_lock.lock:
-            self.engine_lock.core.extend(plan.first_step(epoch + 1))
-            self.engine_lock.core.unpause()
-            self.engine_lock.wake()
+        self._open_until(plan.first_step(epoch + 1))
 
     def end_epoch(self) -> None:
-        """End worker processes that may not outlive the epoch, which is over."""
+        """End worker processes that may not outlive the epoch, which is over.
+
+        What is prefetched of the next epoch yields to other pipelines that need the
+        bytes, unless dropping it would lose the place of an iterable.
+        """
         if not self.recipe.options.persistent_workers:
             self._pools.expire()
+        elif not (self.recipe.drawn or self.recipe.iterable):
+            self.reservations.byte_budget.rest(self._suspends)
+
+    def _suspend(self) -> None:
+        """Drop what is prefetched between two epochs, and load no more. Any thread."""
+        core, engine_lock = self.engine_lock.core, self.engine_lock
+        with engine_lock.lock:
+            if self._suspends in self.reservations.byte_budget.resting():
+                core.restart(core.head, engine_lock.clock())
+                core.extend(core.head)
+                engine_lock.wake()
+        engine_lock.notify_others()
+
+    def _open_until(self, step: int | None) -> None:
+        """Let batches before a step be made; None: all."""
+        with self.engine_lock.lock:
+            self.engine_lock.core.extend(step)
+            self.engine_lock.core.unpause()
+            self.engine_lock.wake()
 
     def move(self, segment: Segment, kind: Kind) -> None:
         """Give a segment workers of another kind. For the trainer's thread.
@@ -299,7 +315,8 @@ class Engine:
         self.rest.resume()  # who rests would not see the end
         stuck: list[str] = []
         with contextlib.ExitStack() as stack:
-            stack.callback(self._probe.close)
+            self.reservations.byte_budget.resume(self._suspends)
+            stack.callback(self.monitor.probe.close)
             stack.callback(self._pools.close)
             # Releases an iterator.
             stack.callback(self.recipe.segments[0].program.restart)
@@ -414,12 +431,12 @@ class Engine:
             return
         segment.undecided = False
         rows, run_ns = inline.tally
-        alone_s = ratio(run_ns / 1e9, rows)
+        alone_s = run_ns / 1e9 / max(rows, 1)
         segment.recipe = replace(segment.recipe, alone_s_per_row=alone_s)
         if found.executor == "inline":
-            note(segment, "inline", "inline", "stays", found.reason)
+            note(segment, "inline", "stays", found.reason)
         elif self._move_or_note(segment, found.executor):
-            note(segment, "inline", found.executor, "moved", found.reason)
+            note(segment, found.executor, "moved", found.reason, old="inline")
 
     def _follow_all(self) -> None:
         """Give segments the workers that they request; let the old ones leave."""
@@ -440,13 +457,13 @@ class Engine:
             why = ""  # a thread continues with the existing iterator
         if why:
             segment.movable = False
-            note(segment, segment.executor, segment.executor, "stays", why)
+            note(segment, segment.executor, "stays", why)
             return False
         try:
             self.move(segment, kind)
         except Exception as error:  # noqa: BLE001 whatever pickling user data raises
             segment.movable = False
-            note(segment, segment.executor, kind, "failed", str(error))
+            note(segment, kind, "failed", str(error))
             return False
         return True
 
@@ -460,40 +477,16 @@ class Engine:
             raise PenstockError(CLOSED)
 
     def _note_opened_late(
-        self, asked: tuple[SegmentRecipe, ...], late: Mapping[int, Finding]
+        self, asked: tuple[SegmentRecipe, ...], late: Mapping[int, object]
     ) -> None:
         for at, finding in late.items():
-            why, before = OPENED_LATE.format(finding), asked[at].executor
-            moved: MoveOutcome = "stays" if before == "process" else "moved"
-            note(self.segments[at], before, "process", moved, why)
-
-    def _core(
-        self, recipe: Recipe, buffer_of: Callable[[PlannedBatch], Any], step: int
-    ) -> Core:
-        now_ns = time.perf_counter_ns()
-        alone = sum(not segment.per_batch for segment in recipe.segments) == 1
-        dealt = self._assigned or recipe.repack
-        collate, by_workers = recipe.buffers.collate, recipe.buffers.by_workers
-        makes = alone and not dealt and (collate is None or by_workers)
-        states = [
-            SegmentState(
-                step,
-                segment.prefetch_size,
-                1,
-                Gauge(1, now_ns),
-                per_batch=segment.per_batch,
-                in_order=segment.in_order,
-                unsplit=segment.unsplit,
-                ahead=not segment.per_batch,
-                collates=makes and at == 0,
-                divides=not by_workers,
-            )
-            for at, segment in enumerate(recipe.segments)
-        ]
-        return Core(recipe.plan, buffer_of, states, self.reservations, step)
+            segment, why = self.segments[at], OPENED_LATE.format(finding)
+            before = asked[at].executor
+            moved = before != "process"
+            note(segment, "process", "moved" if moved else "stays", why, before)
 
 
-def _kept_apart(recipe: Recipe, late: Mapping[int, Finding]) -> Recipe:
+def _kept_apart(recipe: Recipe, late: Container[int]) -> Recipe:
     """Give processes to segments whose threads would share late-opened files."""
     segments = [
         replace(each, executor="process", thread_safe=False) if at in late else each
@@ -506,10 +499,3 @@ OPENED_LATE = (
     "since the first sample {}, which threads must not share, so each process has its"
     " own; pass from_dataset(thread_safe=True) if threads may share it"
 )
-
-
-def note(
-    segment: Segment, old: str, new: str, outcome: MoveOutcome, reason: str
-) -> None:
-    """Record a change of kind, or the reason why there was none."""
-    segment.moves.append(Move(segment.recipe.name, old, new, outcome, reason))

@@ -5,17 +5,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import WorkerError, add_note
-from .batch.buffer import Buffers, FailedBatch, Finished, Gathered
+from .batch.buffer import BatchBuffer, Buffers, FailedBatch, Finished, Gathered
 from .batch_work import worked, worked_late
 from .core.chunk import Chunk, Failure, InFlightBatch
 from .core.connector import ReaderLost
 from .engine import Engine
-from .plan import BatchPlan, Cursor, Plan, Rows
+from .plan import BatchPlan, Cursor, Plan, PlannedBatch, Rows
 from .program.randomness import SampleRandom
 from .program.seeding import SeededCalls
 
@@ -34,26 +34,6 @@ class Delivery(NamedTuple):
 
     data: Any
     plan: BatchPlan
-
-
-class Feed(Protocol):
-    """Hands over the batches of one epoch after another."""
-
-    def next(self) -> Delivery | None:
-        """Return the next batch of the epoch, or None at its end.
-
-        Raises:
-            Exception: whatever the dataset, a stage's function, a sampler or
-                collate_fn raised for this batch. The next call continues with the batch
-                after it.
-        """
-
-    def begin(self, cursor: Cursor) -> None:
-        """Continue at `cursor`, dropping everything in flight for other positions."""
-
-    @property
-    def cursor(self) -> Cursor:
-        """Where the next batch starts."""
 
 
 class Faults:
@@ -103,14 +83,15 @@ class PlannedFeed:
 
     def __init__(self, engine: Engine, cursor: Cursor) -> None:
         recipe = engine.recipe
-        self._engine = engine
+        self.engine = engine
+        """Makes the batches; another one may go on with the one that is due next."""
         self._plan = recipe.planned
         length = recipe.planned.order.epoch_length
         self.faults = Faults(recipe.batch.error_budget, length)
         self._start = cursor
         self._last: BatchPlan | None = None
-        self.left = self._plan.steps_in(cursor.epoch) - cursor.batch
-        """Number of batches in the epoch."""
+        self._left = self._plan.steps_in(cursor.epoch) - cursor.batch
+        """Batches of the epoch that are still due."""
 
     @property
     def cursor(self) -> Cursor:
@@ -119,45 +100,42 @@ class PlannedFeed:
 
     def begin(self, cursor: Cursor) -> None:
         """Continue at `cursor`; free if prefetching is already there."""
-        self._engine.begin_epoch(cursor.epoch)
-        if cursor.step != self._engine.head:
-            self._engine.restart(cursor.step)
+        self.engine.begin_epoch(cursor.epoch)
+        if cursor.step != self.engine.head:
+            self.engine.restart(cursor.step)
         self._start, self._last = cursor, None
-        self.left = self._plan.steps_in(cursor.epoch) - cursor.batch
+        self._left = self._plan.steps_in(cursor.epoch) - cursor.batch
 
     def next(self) -> Delivery | None:
-        return self.deliver(*self._engine.pop()) if self.left else None
-
-    def whole(self, data: Any, plan: BatchPlan) -> Delivery:
-        """Deliver a batch without failures."""
-        self.left -= 1
-        self._last = plan
-        return Delivery(data, plan)
-
-    def deliver(
-        self, in_flight: InFlightBatch, finished: Finished | FailedBatch
-    ) -> Delivery:
-        """Deliver a batch.
+        """Return the next batch of the epoch, or None at its end.
 
         Raises:
-            BaseException: its error, if it could not be made, or if too many samples of
-                the epoch have failed.
+            Exception: whatever the dataset, a stage's function or collate_fn raised for
+                this batch, or for too many samples of the epoch. The next call
+                continues with the batch after it.
         """
-        self.left -= 1
-        plan = in_flight.plan
-        if isinstance(finished, FailedBatch) and finished.failures:
-            finished = self._filled(in_flight, finished)
+        if not self._left:
+            return None
+        planned, finished = self.engine.pop()
+        self._left -= 1
+        plan = planned.plan
         if isinstance(finished, FailedBatch):
-            try:
-                raise finished.error
-            finally:  # the exception holds this frame, so this must not hold it
-                del finished, in_flight
-        plan = self._note(plan, finished)
+            if finished.failures:
+                finished = self._filled(planned, finished)
+            if isinstance(finished, FailedBatch):
+                try:
+                    raise finished.error
+                finally:  # the exception holds this frame, so this must not hold it
+                    del finished, planned
+        if finished.failures:
+            self.faults.add(finished.failures, plan)
+            rows = tuple(failure.row for failure in finished.failures)
+            plan = plan._replace(substituted=rows)
         self._last = plan
         return Delivery(finished.data, plan)
 
     def _filled(
-        self, in_flight: InFlightBatch, failed: FailedBatch
+        self, planned: PlannedBatch, failed: FailedBatch
     ) -> Finished | FailedBatch:
         """Fill an epoch's short tail whose rows all failed, from the batches before it.
 
@@ -165,19 +143,20 @@ class PlannedFeed:
         regular batch that fails completely is raised. The sample that fills it follows
         from the plan and the data.
         """
-        plan, recipe = in_flight.plan, self._engine.recipe
+        plan, recipe = planned.plan, self.engine.recipe
         whole = self._plan.batch(max(plan.step - 1, 0)).n_rows
         if not (plan.last and plan.batch and plan.n_rows < whole):
             return failed
         order = self._plan.order
-        with self._engine.still():  # nobody else uses the dataset meanwhile
+        with self.engine.still():  # nobody else uses the dataset meanwhile
             for position in range(plan.start - 1, -1, -1)[:NEAR]:
                 sample = self._made(order.at(plan.epoch, np.array([position])), plan)
                 if sample:
-                    buffer = recipe.buffers.of(plan)
+                    buffer = BatchBuffer(recipe.buffers, plan)
                     buffer.place(range(plan.n_rows), sample * plan.n_rows)
-                    in_flight = replace(in_flight, buffer=buffer, made=None)
-                    made = recipe.buffers.finish(in_flight)
+                    made = recipe.buffers.finish(
+                        InFlightBatch(plan, planned.rows, buffer=buffer, remaining=[])
+                    )
                     filled = made.collate() if isinstance(made, Gathered) else made
                     filled = worked_late(recipe, plan, filled)
                     return replace(filled, failures=failed.failures)
@@ -185,7 +164,7 @@ class PlannedFeed:
 
     def _made(self, rows: Rows, plan: BatchPlan) -> list[Any] | None:
         """Make one sample as its workers would; None or empty if that fails."""
-        recipe = self._engine.recipe
+        recipe = self.engine.recipe
         chunk = Chunk(plan.step, 0, rows.indices, rows.rounds, plan.ctx)
         samples: list[Any] | None = None
         for segment in recipe.segments:
@@ -198,13 +177,6 @@ class PlannedFeed:
             if not samples:
                 break
         return samples
-
-    def _note(self, plan: BatchPlan, finished: Finished) -> BatchPlan:
-        if not finished.failures:
-            return plan
-        self.faults.add(finished.failures, plan)
-        rows = tuple(failure.row for failure in finished.failures)
-        return plan._replace(substituted=rows)
 
 
 class RepackFeed:
@@ -326,14 +298,10 @@ class RepackFeed:
 
     def _collate(self, plan: BatchPlan, samples: list[Any]) -> Any:
         buffers, seed = self._buffers, self.engine.recipe.seed
-        try:
-            if buffers.collate is None:
-                return buffers.together(plan, samples)
-            make = partial(buffers.collate, list(samples))
-            return self._calls.call(make, seed, plan.epoch, plan.batch)
-        except Exception as error:
-            buffers.blame(error, plan, dict(enumerate(samples)), None)
-            raise
+        if buffers.collate is None:
+            return buffers.together(plan, samples)
+        make = partial(buffers.together, plan, samples)
+        return self._calls.call(make, seed, plan.epoch, plan.batch)
 
 
 def place(plan: Plan, cursor: Cursor) -> tuple[int, int]:
@@ -396,3 +364,7 @@ class DrawnFeed:
         with engine_lock.lock:
             engine_lock.core.extend(self._plan.stop)
             engine_lock.wake()
+
+
+Feed = PlannedFeed | RepackFeed | DrawnFeed
+"""Hands over the batches of one epoch after another."""

@@ -1,17 +1,36 @@
 """Work that runs in worker processes as a whole: several segments become one.
 
 A worker process makes batches from the start, so nothing but indices and batches passes
-between it and the trainer.
+between it and the trainer. Whether work may move there, at all and now, is asked here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
+from typing import Any
 
+from ..errors import SampleNote, SpecError
+from ..system.forking import FORKS
+from ..system.printing import figures
+from .far.handover import RemoteTraceback, dumps
+from .far.pools import start_method
 from .program.program import Program
 from .recipe import Recipe, SegmentRecipe
+from .segment import Segment
+from .witness.witness import Witness
+
+MANY_CORES = 4
+"""From so many cores on, processes load rather than threads: there is room for them,
+and threads take the GIL from the trainer, and from one another."""
+WORTH_PROCESSES_S = 0.02
+"""Work in a batch that justifies worker processes at once. With less, threads load, as
+they start at no cost, until the tuner moves them."""
+CROWDED = (
+    "a batch takes {} ms of work, and threads would take the GIL from the trainer; with"
+    " {} cores, worker processes load instead"
+)
 
 
 def in_children(recipe: Recipe, children: int | None = None) -> Recipe:
@@ -126,3 +145,67 @@ def together(segments: Sequence[SegmentRecipe]) -> SegmentRecipe:
         storable=tuple(chain.from_iterable(each.storable for each in segments)),
         alone_s_per_row=sum(known) if all(known) else 0.0,
     )
+
+
+def may_move(recipe: Recipe) -> bool:
+    """Whether this pipeline's engine may run in either process.
+
+    Every segment's workers may then be anywhere, as with `executor="auto"`: functions
+    and dataset hold nothing that only the trainer's process has, and no place in a
+    stream, which fresh worker processes would read from the start.
+    """
+    anywhere = all(
+        s.movable or (s.executor == "process" and s.thread_safe)
+        for s in recipe.segments
+    )
+    forks = FORKS and start_method(recipe) == "fork"
+    return recipe.options.host == "auto" and anywhere and forks
+
+
+def has_cores_to_spare(recipe: Recipe) -> bool:
+    """Whether there are cores for worker processes, which need not pay at once.
+
+    Several ranks may share the cores of a host: their tuners divide them.
+    """
+    lone = recipe.planned.shard.size == 1
+    kept = recipe.options.persistent_workers
+    return lone and kept and recipe.cpu_cores >= MANY_CORES
+
+
+def crowded(recipe: Recipe, batch_s: float) -> str:
+    """Return why a batch of so much work goes to processes at once; empty if not."""
+    if batch_s < WORTH_PROCESSES_S:
+        return ""
+    return CROWDED.format(figures(1e3 * batch_s), figures(recipe.cpu_cores))
+
+
+def check_may_leave(data: Any, segments: Iterable[Segment], collate: Witness) -> None:
+    """Check that a batch can come from another process, and that its makers may go.
+
+    Raises:
+        SpecError: it cannot, or one of the user's objects has changed in this process.
+    """
+    try:
+        dumps(data)
+    except Exception as error:
+        raise SpecError(
+            f"batches cannot be handed over ({type(error).__name__}: {error}); use"
+            ' host="trainer", or let collate_fn return arrays, tensors, numbers, text'
+            " or bytes"
+        ) from error
+    reasons = [segment.witness.verdict("process") for segment in segments]
+    if (path := collate.changed()) is not None:
+        reasons.append(f"`collate_fn{path}` changes while batches are made")
+    for why in filter(None, reasons):
+        raise SpecError(why)
+
+
+def is_of_worker(error: Exception) -> bool:
+    """Whether workers have raised it: in another process, or while making a sample.
+
+    What a collate_fn raises in the trainer is final: it may keep state. Torch's default
+    keeps none, and samples made ahead may be of two kinds.
+    """
+    notes = getattr(error, "__notes__", ())
+    elsewhere = isinstance(error.__cause__, RemoteTraceback)
+    return elsewhere or any(isinstance(note, SampleNote) for note in notes)

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 import torch
 
 from .core.connector import EngineLock
-from .core.metrics import SegmentCounters
+from .core.metrics import ConnectorObservation, PartReading, WorkerReading
 from .observe.gil import GilProbe
 from .observe.observation import (
     MIN_WAIT,
@@ -35,14 +35,13 @@ class Monitor:
         engine_lock: EngineLock,
         segments: Sequence[Segment],
         trainer: TrainerMeter,
-        probe: GilProbe,
         plan: Planning,
     ) -> None:
         self._engine_lock = engine_lock
         self._plan = plan
         self._segments = segments
         self._trainer = trainer
-        self._probe = probe
+        self.probe = GilProbe()
         self._probed_s = -PROBE_AGAIN_S
         # The workers when the GIL was last probed.
         self._workers: tuple[tuple[str, int], ...] = ()
@@ -52,7 +51,7 @@ class Monitor:
         """Return the window since the run began."""
         # These are files, and must not be read under the lock.
         queued = [
-            segment.run_queue.look() + segment.connector.own_queue.seconds
+            segment.run_queue.look() + segment.connector.own_queue.total_ns / 1e9
             for segment in self._segments
         ]
         pools = [segment.pool.statistics() for segment in self._segments]
@@ -66,11 +65,9 @@ class Monitor:
             begun_next = self._engine_lock.core.next_step
         self._look_at_gil(now_ns / 1e9, seen)
         segments: list[SegmentObservation] = []
-        for segment, queued_s, pool, counters in zip(
-            self._segments, queued, pools, read, strict=True
-        ):
+        for at, segment in enumerate(self._segments):
             feeding = segments[-1].output if segments else None
-            told = _segment(segment, queued_s, pool, counters)
+            told = _segment(segment, queued[at], pools[at], *read[at])
             segments.append(replace(told, input=feeding))
         return Observation(
             time_s=now_ns / 1e9,
@@ -82,7 +79,7 @@ class Monitor:
             held_bytes=held_bytes,
             peak_bytes=reservations.peak_bytes,
             regime=self._plan.regime(begun_next),
-            gil_held=self._probe.held_share,
+            gil_held=self.probe.held_share,
             process_cpu_s=trainer.process_cpu_s,
             torch_threads=torch.get_num_threads(),
             batch_bytes=batch_bytes,
@@ -98,7 +95,7 @@ class Monitor:
             return
         since, self._trained = trainer - self._trained, trainer
         waits = since.wait_s >= MIN_WAIT * (since.wait_s + since.gap_s)
-        if waits and self._probe.burst():
+        if waits and self.probe.burst():
             self._probed_s = now_s
 
 
@@ -106,7 +103,9 @@ def _segment(
     segment: Segment,
     queued_s: float,
     pool: PoolStatistics,
-    counters: SegmentCounters,
+    work: WorkerReading,
+    output: ConnectorObservation,
+    costs: tuple[PartReading, ...],
 ) -> SegmentObservation:
     """Return what one segment has done since the run began, but for its input."""
     recipe = segment.recipe
@@ -116,12 +115,12 @@ def _segment(
         executor=segment.executor,
         num_parallel_workers=segment.num_parallel_workers,
         prefetch_size=segment.prefetch_size,
-        **asdict(counters.work),
-        output=counters.output,
+        **asdict(work),
+        output=output,
         moves=tuple(segment.moves),
         moving=segment.moving,
         run_queue_s=queued_s,
-        parts=parts_of(recipe.stages, counters.parts, recipe.storable),
+        parts=parts_of(recipe.stages, costs, recipe.storable),
         max_workers=min(recipe.bounds[1], pool.most),
         iterable=recipe.iterable,
         alive=pool.alive,

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from ..errors import BudgetError, SampleNote, SpecError, WorkerError
-from ..system.forking import FORKS
-from ..system.printing import figures
+from ..errors import BudgetError, WorkerError
 from .batch.device import DeviceStage, ToDevice
 from .batch.tensors import in_parts
 from .contention import ContentionMeter
 from .core.byte_budget import ByteBudget
-from .engine import Engine
-from .far.handover import RemoteTraceback, dumps
-from .far.pools import start_method
 from .feed import Delivery
-from .host.direct import DirectHost
-from .host.local import Host, TrainerHost
-from .in_children import in_children
+from .hosts import DirectHost, Host, TrainerHost
+from .in_children import (
+    check_may_leave,
+    crowded,
+    has_cores_to_spare,
+    in_children,
+    is_of_worker,
+    may_move,
+)
 from .observe.knob import Knob
 from .observe.observation import (
     Move,
@@ -32,7 +33,7 @@ from .observe.observation import (
 from .observe.trainer_meter import TrainerMeter
 from .plan import BatchPlan, Cursor
 from .recipe import Recipe, SegmentRecipe
-from .segment import Segment
+from .segment import Segment, as_now
 from .witness.witness import ChangeWatch, Witness
 from .workers.pool import Kind
 
@@ -57,16 +58,6 @@ CHANGED = (
 FAILED = (
     "workers could not make a batch ({}); the trainer makes it, and all from here on,"
     " as without workers"
-)
-MANY_CORES = 4
-"""From so many cores on, processes load rather than threads: there is room for them,
-and threads take the GIL from the trainer, and from one another."""
-WORTH_PROCESSES_S = 0.02
-"""Work in a batch that justifies worker processes at once. With less, threads load, as
-they start at no cost, until the tuner moves them."""
-CROWDED = (
-    "a batch takes {} ms of work, and threads would take the GIL from the trainer; with"
-    " {} cores, worker processes load instead"
 )
 PAUSE_S = 1.0
 """A longer pause between two epochs, in seconds, means that the trainer did something
@@ -123,26 +114,23 @@ class Run:
         self._begin(cursor, alone=alone)
 
     def _begin(self, cursor: Cursor, *, alone: bool) -> None:
-        self.alone: DirectHost | None = None
-        """The host, if the trainer makes the batches by itself."""
         host: Host | None = None
-        what = self._recipe, self._byte_budget, cursor, self._trainer
         try:
-            if alone:
-                host = self.alone = DirectHost(*what)
-            else:
-                host = TrainerHost(*what)
-            self.host: Host = host
-            self._observed: Host = host
+            host = self._observed = self._new_host(cursor, alone=alone)
+            self._settle_in(host)
             # The host that the knob requests; the trainer's thread moves the engine.
             self._wanted, self._before = self._kind, self.read()
             self._warm: tuple[Host | None, Observation] = None, self._before
             """State at the first batch of a host, for which workers had to start."""
-            self._note(self.host.read())
+            self._note(host.read())
         except BaseException:  # Ctrl-C, and nobody knows of this run yet
             if host is not None:
                 host.close()
             raise
+
+    def _new_host(self, cursor: Cursor, *, alone: bool) -> Host:
+        kind = DirectHost if alone else TrainerHost
+        return kind(self._recipe, self._byte_budget, cursor, self._trainer)
 
     @property
     def cursor(self) -> Cursor:
@@ -171,7 +159,8 @@ class Run:
         """
         trainer = self._trainer
         trainer.ask(time.perf_counter_ns())
-        if self.alone is None or self.alone.undecided:
+        alone = self.alone
+        if alone is None or alone.undecided:
             self.contention.asked(trainer.gap_s)
         delivery = self._taken() if self._watch is None else self._watched()
         if delivery is None:
@@ -181,7 +170,8 @@ class Run:
             return None
         (data, plan), made, copy_ns = delivery, delivery.data, 0
         self._follow(data, plan)
-        self._begin_watch()
+        if self.alone is None:
+            self._begin_watch()
         if self._to_device is not None:
             copy_ns = -time.perf_counter_ns()
             data = self._to_device(data)
@@ -199,7 +189,7 @@ class Run:
             # The next step begins here, before the counters are read.
             self._warm = host, host.read().since(left_ns / 1e9)
             self._note(self._warm[1])
-        elif (reading := self.host.glance()) is not None:
+        elif (reading := self.host.glance(left_ns)) is not None:
             self._note(reading)
         return delivery
 
@@ -209,12 +199,12 @@ class Run:
         if alone is not None:
             if alone.undecided:
                 self.contention.given(None, plan)
-            kind = kind or alone.found()
+                kind = kind or alone.found()
             if kind is not None and self._direct is not None:
                 self._hand_to(alone, self._direct, kind)
             return
         if self._unspread and self.host.engine is not None:
-            self._spread(self.host.engine, plan)
+            self._spread(self.host.engine.segments, plan)
         if kind == "inline":
             self._take_back()
         elif self._wanted == self._kind:
@@ -233,24 +223,32 @@ class Run:
             else:
                 self._settle_in(host)
 
-    def _spread(self, engine: Engine, plan: BatchPlan) -> None:
+    def _spread(self, segments: Sequence[Segment], plan: BatchPlan) -> None:
         """Have processes load from now on, if threads have just begun to."""
-        segments = engine.segments
         if any(segment.undecided for segment in segments):
             return
         self._unspread = False
         ours = (s for s in segments if s.recipe.name in self._chosen)
         batch_s = plan.n_rows * sum(s.recipe.alone_s_per_row for s in segments)
-        if batch_s < WORTH_PROCESSES_S or all(s.executor != "thread" for s in ours):
+        why = crowded(self._home, batch_s)
+        if not why or all(s.executor != "thread" for s in ours):
             return
         self._wanted = "process"
-        why = CROWDED.format(figures(1e3 * batch_s), figures(self._home.cpu_cores))
         move = Move(NAME, "trainer", "process", "moved", why, "host")
         self._moves = (*self._moves, move)
 
-    def _settle_in(self, host: Host, alone: DirectHost | None = None) -> None:
-        """Replace the host by another one, which `alone` is, too, if it is direct."""
-        self.host, self.alone = host, alone
+    def _start_again(self, cursor: Cursor, *, alone: bool = False) -> Host:
+        """Close the host, and start one that continues at `cursor`."""
+        self.host.close()
+        host = self._new_host(cursor, alone=alone)
+        self._settle_in(host)
+        return host
+
+    def _settle_in(self, host: Host) -> None:
+        """Let a host make the batches from now on."""
+        self.host: Host = host
+        self.alone = host if isinstance(host, DirectHost) else None
+        """The same host, if the trainer makes the batches by itself."""
         self.contention.forget()
         if self._closed:  # by another thread, which may have closed the old one
             host.close()
@@ -281,10 +279,9 @@ class Run:
             host.moves.append(Move(name, "inline", kind, "failed", str(error)))
             self._direct = None
             return
-        (begun,) = workers.engine.segments
-        begun.moves.extend(host.moves)
+        workers.moves.extend(host.moves)
         if host.collate_moves and not direct.repack:
-            begun.connector.keeps_nothing()
+            workers.engine.segments[0].connector.keeps_nothing()
         if direct.iterable:
             self._direct = None  # its reader keeps its place, and cannot come back
         self._settle_in(workers)
@@ -296,15 +293,12 @@ class Run:
         if self._direct is None or engine is None:
             return
         self._far = False
-        (segment,) = _as_now(engine.segments)
+        (segment,) = as_now(engine.segments)
         self._watch = None
         program = self._direct.segments[0].program
         segment = replace(segment, executor="inline", program=program)
         self._direct = self._recipe = replace(self._direct, segments=(segment,))
-        cursor = host.cursor
-        host.close()
-        alone = DirectHost(self._direct, self._byte_budget, cursor, self._trainer)
-        self._settle_in(alone, alone)
+        self._start_again(host.cursor, alone=True)
 
     def _begin_watch(self) -> None:
         """Watch what the loop does with the data, if a segment has moved by itself."""
@@ -365,11 +359,11 @@ class Run:
 
     def _come_home(self, cursor: Cursor, why: str) -> None:
         """Have the trainer make all batches from here on."""
-        before, chosen = self.host, self._chosen
+        chosen = self._chosen
         self._watch, self._chosen, self._movable = None, {}, False
         if self._lane is not None:
             self._lane.drop()
-        segments = self._home.segments if self._far else self._segments_now(before)
+        segments = self._home.segments if self._far else self._segments_now()
         of_ours = [s for s in segments if s.name in chosen]
         moved = next((s for s in of_ours if s.executor != "inline"), of_ours[0])
         home = tuple(
@@ -379,34 +373,21 @@ class Run:
         direct, self._direct, self._workers = self._direct, None, None
         self._far = False
         self._recipe = replace(direct or self._recipe, segments=home)
-        before.close()
-        move = Move(moved.name, moved.executor, "inline", "moved", why)
-        what = self._recipe, self._byte_budget, cursor, self._trainer
-        if direct is not None:
-            alone = DirectHost(*what)
-            alone.undecided = False
-            alone.moves.append(move)
-            self._settle_in(alone, alone)
-        else:
-            host = TrainerHost(*what)
-            host.engine.segments[0].moves.append(move)
-            self._settle_in(host)
+        host = self._start_again(cursor, alone=direct is not None)
+        host.moves.append(Move(moved.name, moved.executor, "inline", "moved", why))
         self._wanted = self._kind
 
     def _start_over(self, cursor: Cursor) -> None:
         """Give workers the present data, which has changed between two epochs."""
-        before = self.host
         if not self._recipe.options.persistent_workers:
             return  # they are forked again for each epoch
-        self._recipe = replace(self._recipe, segments=self._segments_now(before))
-        before.close()
-        host = TrainerHost(self._recipe, self._byte_budget, cursor, self._trainer)
-        self._settle_in(host)
+        self._recipe = replace(self._recipe, segments=self._segments_now())
+        self._start_again(cursor)
 
-    def _segments_now(self, host: Host) -> tuple[SegmentRecipe, ...]:
+    def _segments_now(self) -> tuple[SegmentRecipe, ...]:
         """Return recipes that start as the segments are now."""
-        engine = host.engine
-        return self._recipe.segments if engine is None else _as_now(engine.segments)
+        engine = self.host.engine
+        return self._recipe.segments if engine is None else as_now(engine.segments)
 
     def _moved_host(self, data: Any) -> Host:
         """Return the engine in its other host, with the previous one closed.
@@ -420,10 +401,8 @@ class Run:
         recipe = self._home
         quiet: AbstractContextManager[None] = nullcontext()
         if not self._far:
-            check_handover(data)
-            check_stateless(engine.segments, self._collate)
-            segments = _as_now(engine.segments)
-            self._home = replace(self._recipe, segments=segments)
+            check_may_leave(data, engine.segments, self._collate)
+            self._home = replace(self._recipe, segments=self._segments_now())
             recipe = in_children(self._home)
             quiet = engine.still()  # a fork copies the locks that threads hold
         with quiet:
@@ -618,81 +597,3 @@ def ways_to(stage: DeviceStage | None) -> tuple[Lane | None, ToDevice | None]:
     from .to_device.lane import lane_to
 
     return lane_to(stage), None
-
-
-def is_of_worker(error: Exception) -> bool:
-    """Whether workers have raised it: in another process, or while making a sample.
-
-    What a collate_fn raises in the trainer is final: it may keep state. Torch's default
-    keeps none, and samples made ahead may be of two kinds.
-    """
-    notes = getattr(error, "__notes__", ())
-    elsewhere = isinstance(error.__cause__, RemoteTraceback)
-    return elsewhere or any(isinstance(note, SampleNote) for note in notes)
-
-
-def may_move(recipe: Recipe) -> bool:
-    """Whether this pipeline's engine may run in either process.
-
-    Every segment's workers may then be anywhere, as with `executor="auto"`: functions
-    and dataset hold nothing that only the trainer's process has, and no place in a
-    stream, which fresh worker processes would read from the start.
-    """
-    anywhere = all(
-        s.movable or (s.executor == "process" and s.thread_safe)
-        for s in recipe.segments
-    )
-    forks = FORKS and start_method(recipe) == "fork"
-    return recipe.options.host == "auto" and anywhere and forks
-
-
-def has_cores_to_spare(recipe: Recipe) -> bool:
-    """Whether there are cores for worker processes, which need not pay at once.
-
-    Several ranks may share the cores of a host: their tuners divide them.
-    """
-    lone = recipe.planned.shard.size == 1
-    kept = recipe.options.persistent_workers
-    return lone and kept and recipe.cpu_cores >= MANY_CORES
-
-
-def check_handover(data: Any) -> None:
-    """Check that a batch can come from another process.
-
-    Raises:
-        SpecError: it cannot.
-    """
-    try:
-        dumps(data)
-    except Exception as error:
-        raise SpecError(
-            f"batches cannot be handed over ({type(error).__name__}: {error}); use"
-            ' host="trainer", or let collate_fn return arrays, tensors, numbers, text'
-            " or bytes"
-        ) from error
-
-
-def check_stateless(segments: Iterable[Segment], collate: Witness) -> None:
-    """Check that the user's objects have not changed in this process.
-
-    Raises:
-        SpecError: one has.
-    """
-    reasons = [segment.witness.verdict("process") for segment in segments]
-    if (path := collate.changed()) is not None:
-        reasons.append(f"`collate_fn{path}` changes while batches are made")
-    for why in filter(None, reasons):
-        raise SpecError(why)
-
-
-def _as_now(segments: Sequence[Segment]) -> tuple[SegmentRecipe, ...]:
-    """Return recipes that start in the present state of these segments."""
-    return tuple(
-        replace(
-            segment.recipe,
-            executor=cast("Kind", segment.executor),
-            num_parallel_workers=segment.num_parallel_workers,
-            prefetch_size=segment.prefetch_size,
-        )
-        for segment in segments
-    )

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from ..system.forking import FORKS
 from ..system.run_queue import RunQueue
 from ..system.weak_methods import weakly
+from .core.byte_budget import Reservations
 from .core.connector import Connector
+from .core.core import Core, SegmentState
+from .core.metrics import Gauge
 from .observe.knob import Knob
-from .observe.observation import Move
-from .recipe import SegmentRecipe
+from .observe.observation import Move, MoveOutcome
+from .plan import AssignedPlan
+from .recipe import Recipe, SegmentRecipe
 from .witness.witness import Witness
 from .workers.inline import Inline
 from .workers.pool import Kind, WorkerPool
@@ -92,7 +98,7 @@ class Segment:
         self._tell_core()
 
     @property
-    def executor(self) -> str:
+    def executor(self) -> Kind:
         """The present kind of its workers."""
         return self.pool.executor
 
@@ -215,17 +221,15 @@ class Segment:
         """Keep the only worker alone once the data changes in it."""
         if not self.witness.hear(path):
             return
-        kind, name = self.executor, self.recipe.name
         why = self._changes_there = CHANGES.format(path)
-        self.moves.append(Move(name, kind, kind, "stays", ALONE.format(why)))
+        note(self, self.executor, "stays", ALONE.format(why))
         if self._asked > 1:
             self._set_workers(1)
 
     def _come_home(self, why: str) -> None:
         """Request workers of this machine, as those elsewhere are out of reach."""
         kind: Kind = "process" if FORKS else "thread"
-        name = self.recipe.name
-        self.moves.append(Move(name, self.executor, kind, "moved", why))
+        note(self, kind, "moved", why)
         self._want(kind)
 
     def take_wanted(self) -> Kind | None:
@@ -261,3 +265,49 @@ class Segment:
 def _held(why: str) -> str:
     """Return what keeps a worker alone, if that may last, and what would not."""
     return ALONE.format(why) + MORE if why not in ("", UNSURE) else ""
+
+
+def note(
+    segment: Segment, new: str, outcome: MoveOutcome, reason: str, old: str = ""
+) -> None:
+    """Record a change of kind, from `old` or the present one, or why there was none."""
+    before = old or segment.executor
+    segment.moves.append(Move(segment.recipe.name, before, new, outcome, reason))
+
+
+def as_now(segments: Iterable[Segment]) -> tuple[SegmentRecipe, ...]:
+    """Return recipes that start in the present state of these segments."""
+    return tuple(
+        replace(
+            segment.recipe,
+            executor=segment.executor,
+            num_parallel_workers=segment.num_parallel_workers,
+            prefetch_size=segment.prefetch_size,
+        )
+        for segment in segments
+    )
+
+
+def core_of(recipe: Recipe, reservations: Reservations, step: int) -> Core:
+    """Return the core of an engine that runs a recipe from a step on."""
+    now_ns = time.perf_counter_ns()
+    alone = sum(not segment.per_batch for segment in recipe.segments) == 1
+    dealt = isinstance(recipe.plan, AssignedPlan) or recipe.repack
+    collate, by_workers = recipe.buffers.collate, recipe.buffers.by_workers
+    makes = alone and not dealt and (collate is None or by_workers)
+    states = [
+        SegmentState(
+            step,
+            segment.prefetch_size,
+            1,
+            Gauge(1, now_ns),
+            per_batch=segment.per_batch,
+            in_order=segment.in_order,
+            unsplit=segment.unsplit,
+            ahead=not segment.per_batch,
+            collates=makes and at == 0,
+            divides=not by_workers,
+        )
+        for at, segment in enumerate(recipe.segments)
+    ]
+    return Core(recipe.plan, recipe.buffers.open, states, reservations, step)

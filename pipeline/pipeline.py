@@ -25,7 +25,7 @@ from ..errors import check
 from ..system.resources import parse_bytes
 from .face import Face, found_name
 from .session import Epoch
-from .sources.folder import find_folder
+from .sources import find_folder, find_shards
 from .sources.source import is_iterable
 from .stages import (
     BatchStage,
@@ -216,8 +216,6 @@ class Pipeline(Face):
             SpecError: a file is not a tar file or is compressed, a field comes twice in
                 a sample or would have to be unpickled, or a server sends no parts.
         """
-        from .sources.tar_shards import find_shards
-
         executor = options.get("executor", "auto")
         samples = find_shards(shards, fields, storage_options, executor)
         return cls.from_dataset(samples, **options)

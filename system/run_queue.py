@@ -53,53 +53,6 @@ class RunQueue:
             return self._total_ns / 1e9
 
 
-LONG_NS = 5_000_000
-"""Work of this length or more is measured every time: the two measurements (some 15 us
-each) cost little beside it."""
-SOME = 64
-"""One in this many shorter pieces of work is measured."""
-
-
-class OwnQueue:
-    """How long work in the calling thread has waited for a core.
-
-    queue.begin()
-    ...             # the work
-    queue.end(ns)   # how long it took
-    """
-
-    def __init__(self) -> None:
-        self._before_ns: int | None = None
-        self._last_ns = LONG_NS
-        self._count = self.run_ns = self._looked_ns = self._waited_ns = 0
-
-    def begin(self) -> None:
-        """Measure the wait before the work, if the work is likely to be long enough."""
-        self._count += 1
-        looks = self._last_ns >= LONG_NS or self._count % SOME == 0
-        self._before_ns = waited_ns("/proc/thread-self") if looks else None
-
-    def end(self, run_ns: int) -> None:
-        """Record finished work that took `run_ns` nanoseconds."""
-        self._last_ns = run_ns
-        if self._before_ns is None:  # a sudden long one says little about the others
-            self.run_ns += min(run_ns, LONG_NS)
-        else:
-            self.run_ns += run_ns
-            self._waited_ns += waited_ns("/proc/thread-self") - self._before_ns
-            self._looked_ns += run_ns
-
-    @property
-    def share(self) -> float:
-        """Waited part of the measured work's time, from 0 to 1."""
-        return self._waited_ns / self._looked_ns if self._looked_ns else 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Estimated seconds waited so far, as if all work were like the measured."""
-        return self.run_ns / 1e9 * self.share
-
-
 def threads_of(pid: int) -> list[str]:
     """Return the `/proc` folders of a process's threads; empty if it has ended."""
     return glob.glob(f"/proc/{pid}/task/*")

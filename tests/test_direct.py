@@ -15,10 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.engine import run
-from penstock.engine.host import batch_meter, direct, makers
-from penstock.engine.host.direct import DirectHost
-from penstock.engine.host.local import TrainerHost
+from penstock.engine import hosts, makers, run
+from penstock.engine.core import metrics
+from penstock.engine.hosts import DirectHost, TrainerHost
 
 LENGTH = 40
 
@@ -165,7 +164,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     turned = Clock()
-    for module in (batch_meter, direct, makers, run):
+    for module in (hosts, makers, metrics, run):
         monkeypatch.setattr(module, "time", turned)
     return turned
 

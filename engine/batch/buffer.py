@@ -128,19 +128,10 @@ class Buffers:
     layouts: dict[int | None, Layout | None] = field(default_factory=dict)
     """Learned layouts by image size; None: default_collate must be used."""
 
-    def of(self, plan: BatchPlan) -> BatchBuffer:
-        """Open the buffer of one batch."""
-        return BatchBuffer(self, plan)
-
     def open(self, planned: PlannedBatch) -> BatchBuffer:
         """Open the buffer of a batch, or of some of its rows, which stay samples."""
         maker = self if planned.whole else replace(self, keep=True)
         return BatchBuffer(maker, planned.plan)
-
-    def memory(self, layout: Layout, rows: int) -> Any:
-        """Return empty memory for a batch."""
-        lend = self.lend
-        return lend(layout, rows) if lend else layout.open(rows, self.allocate)
 
     @property
     def elsewhere(self) -> Buffers:
@@ -153,19 +144,35 @@ class Buffers:
             self.layouts.setdefault(image_size, learn(sample))
         return self.layouts[image_size]
 
-    def together(self, plan: BatchPlan, samples: Sequence[Any]) -> Any:
-        """Return a batch of samples that are all there, collated as by default.
+    def together(
+        self, plan: BatchPlan, samples: Sequence[Any], indices: Indices | None = None
+    ) -> Any:
+        """Return a batch of samples that are all there.
+
+        Args:
+            plan: the plan of the batch.
+            samples: as for `collate`.
+            indices: into the dataset, by row; None if unknown.
 
         Raises:
-            Exception: as `default_collate`.
+            Exception: as `collate`, with a note that names the odd samples.
         """
-        layout = self.layout(plan.image_size, samples[0])
-        if layout is not None:
-            try:
-                return layout.together(samples, self.allocate)
-            except Misfit:
-                pass
-        return collate_by_default(list(samples))
+        given: Any = samples
+        try:
+            if self.collate is not None:
+                return self.collate(given if self.whole else list(samples))
+            layout = self.layout(plan.image_size, samples[0])
+            if layout is not None:
+                try:
+                    return layout.together(samples, self.allocate)
+                except Misfit:
+                    pass
+            return collate_by_default(list(samples))
+        except Exception as error:
+            if plan.n_rows:
+                rows = [given] if self.whole else given
+                self.blame(error, plan, dict(enumerate(rows)), indices)
+            raise
 
     def finish(self, in_flight: InFlightBatch) -> Finished | Gathered | FailedBatch:
         """Make the batch whose rows are done.
@@ -245,9 +252,9 @@ class BatchBuffer:
     __slots__ = (
         "_layout",
         "_lock",
-        "_loose",
         "_opened",
         "_size",
+        "kept",
         "maker",
         "memory",
         "rows",
@@ -261,7 +268,7 @@ class BatchBuffer:
         self._opened = maker.keep or maker.collate is not None
         self._layout: Layout | None = None
         self.memory: Any = None
-        self._loose: dict[int, Any] = {}
+        self.kept: dict[int, Any] = {}
 
     def _open(self, layout: Layout | None) -> None:
         """Open the memory for rows of this layout, unless it is open already."""
@@ -269,7 +276,10 @@ class BatchBuffer:
             if self._opened:
                 return
             if layout is not None:
-                self.memory = self.maker.memory(layout, self.rows)
+                lend, allocate, rows = self.maker.lend, self.maker.allocate, self.rows
+                self.memory = (
+                    lend(layout, rows) if lend else layout.open(rows, allocate)
+                )
             self._layout = layout
             self._opened = True
 
@@ -290,27 +300,22 @@ class BatchBuffer:
 
     def keep(self, rows: Sequence[int], samples: Sequence[Any]) -> None:
         """Keep samples as they are, until the batch is collated."""
-        self._loose.update(zip(rows, samples, strict=True))
+        self.kept.update(zip(rows, samples, strict=True))
 
     @property
     def sealed(self) -> bool:
         """Whether the batch is its memory, as its layout says."""
-        return self._layout is not None and not self._loose
-
-    @property
-    def kept(self) -> dict[int, Any]:
-        """The samples that are kept as they are, by row."""
-        return self._loose
+        return self._layout is not None and not self.kept
 
     def let_go(self) -> None:
         """Release everything: the batch is made, and stands on its own from now on."""
         self._layout = self.memory = None
-        self._loose = {}
+        self.kept = {}
 
     def collect(self, failed: tuple[int, ...]) -> Any:
         """Return the batch, with failed rows filled in."""
         layout = self._layout
-        if layout is None or self._loose:
+        if layout is None or self.kept:
             return self._gather(failed)
         if failed:
             for row, donor in donors(failed, self.rows):
@@ -319,12 +324,12 @@ class BatchBuffer:
 
     def samples(self, failed: tuple[int, ...]) -> dict[int, Any]:
         """Return the samples by row, including those in the batch's memory."""
-        loose, layout = self._loose, self._layout
+        kept, layout = self.kept, self._layout
         present = [row for row in range(self.rows) if row not in failed]
         if layout is None:
-            return {row: loose[row] for row in present if row in loose}
+            return {row: kept[row] for row in present if row in kept}
         return {
-            row: loose[row] if row in loose else layout.read(self.memory, row)
+            row: kept[row] if row in kept else layout.read(self.memory, row)
             for row in present
         }
 

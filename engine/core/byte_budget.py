@@ -93,10 +93,12 @@ class ByteBudget:
         with self.lock:
             self._resting.add(suspend)
 
-    def resume(self, suspend: Callable[[], None]) -> None:
-        """Note that the pipeline continues, or is gone."""
+    def resume(self, suspend: Callable[[], None]) -> bool:
+        """Note that a pipeline continues, or is gone; return whether it was resting."""
         with self.lock:
+            rested = suspend in self._resting
             self._resting.discard(suspend)
+        return rested
 
     def resting(self) -> list[Callable[[], None]]:
         """Return the callbacks that suspend resting pipelines, to call unlocked."""

@@ -16,11 +16,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ...system.run_queue import OwnQueue
 from ...system.wakeup import NOTICE_S
 from .chunk import InFlightBatch, Lease, Outcome
 from .core import ALL, FEED, Core, State, pop_unmade
-from .metrics import PartsMeter, SegmentCounters, Wait, WorkerMeter, WorkerReading
+from .metrics import (
+    ConnectorObservation,
+    PartReading,
+    PartsMeter,
+    Wait,
+    WorkerMeter,
+    WorkerReading,
+    own_queue,
+)
 
 Clock = Callable[[], int]
 
@@ -152,49 +159,6 @@ class EngineLock:
         return popped
 
 
-class Suspension:
-    """Drops prefetched data between two epochs when other pipelines need the bytes.
-
-    Any thread may use it, holding no lock.
-    """
-
-    def __init__(self, engine_lock: EngineLock) -> None:
-        self._engine_lock = engine_lock
-        self._byte_budget = engine_lock.core.reservations.byte_budget
-        # Whether prefetched data was dropped; guarded by the engine's lock.
-        self._suspended = False
-
-    def rest(self) -> None:
-        """Note that the trainer is between epochs: others may need the bytes more."""
-        self._byte_budget.rest(self._suspend)
-
-    def resume(self) -> None:
-        """Note that the trainer continues: what was dropped is loaded again."""
-        self.leave()
-        with self._engine_lock.lock:
-            if self._suspended:
-                self._suspended = False
-                self._engine_lock.core.extend(None)
-                self._engine_lock.wake()
-
-    def leave(self) -> None:
-        """Prevent any further suspension."""
-        self._byte_budget.resume(self._suspend)
-
-    def _suspend(self) -> None:
-        """Drop what is prefetched, and load no more."""
-        engine_lock = self._engine_lock
-        with engine_lock.lock:
-            resting = self._suspend in self._byte_budget.resting()
-            if resting and not self._suspended:
-                self._suspended = True
-                core, now_ns = engine_lock.core, engine_lock.clock()
-                core.restart(core.head, now_ns)
-                core.extend(core.head)
-                engine_lock.wake()
-        engine_lock.notify_others()
-
-
 class Connector:
     """Hands work to one segment's workers, and takes their results."""
 
@@ -207,7 +171,7 @@ class Connector:
     ) -> None:
         self.engine_lock, self._core = engine_lock, engine_lock.core
         self.parts = PartsMeter(operations)
-        self.own_queue = OwnQueue()
+        self.own_queue = own_queue()
         """The trainer's thread's waits for a core, while it works on the segment."""
         self.segment = segment
         self._finish = finish
@@ -340,15 +304,21 @@ class Connector:
         """Whether a worker has a batch or a lease, even one that was dropped."""
         return self._finishing > 0 or any(meter.leases for meter in self.meters)
 
-    def read(self, now_ns: int, window_s: float) -> SegmentCounters:
-        """Return all totals up to now, since the run began `window_s` ago."""
+    def read(
+        self, now_ns: int, window_s: float
+    ) -> tuple[WorkerReading, ConnectorObservation, tuple[PartReading, ...]]:
+        """Return all totals up to now, since the run began `window_s` ago.
+
+        They are the sum over its workers, past ones included, the rows that wait after
+        it, and the cost of each operation.
+        """
         core, reader = self._core, self.segment + 1
         row_bytes = (
             core.segments[reader].row_bytes
             if reader < len(core.segments)
             else core.reservations.batch_bytes / core.batch_rows
         )
-        return SegmentCounters(
+        return (
             sum((meter.read(now_ns) for meter in self.meters), self._gone),
             core.segments[self.segment].gauge.read(now_ns, window_s, row_bytes),
             self.parts.read(),

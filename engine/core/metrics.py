@@ -3,17 +3,102 @@
 An event costs each well under a microsecond (benchmarks/engine_overhead.py). A reading
 includes the interval that is still open. So a worker that has waited for a minute, or a
 connector that has long been empty, never looks healthy.
+
+They are read as records that add and subtract. Each field of such a record says what it
+is: a total, a mean, or (unmarked) the state at the end. So one rule joins two windows
+that follow each other, and takes a window out of two readings of what has happened
+since the start.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import NamedTuple
+from functools import cache, partial
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
-from .totals import MEAN, SHARE, TOTAL, Totals
+from ...system.run_queue import waited_ns
+
+TOTAL = {"combines": "total"}
+"""Marks a field that grows: windows add up."""
+MEAN = {"combines": "mean"}
+"""Marks a mean, over the record's time or over its rows."""
+SHARE = {"combines": "share"}
+"""Marks a mean that never exceeds 1."""
+PARTS = {"combines": "parts"}
+"""Marks a record, or a tuple of records, of the same time; None stays None."""
+
+
+class Totals:
+    """A frozen dataclass whose fields are marked.
+
+    `earlier + later` joins two windows that follow each other. `later - earlier`, of
+    two records that began at the same time, is what happened in between.
+    """
+
+    __slots__ = ()
+
+    weight: ClassVar[str] = ""
+    """The field by which means are weighted; by default, that of the record around."""
+
+    def __add__(self, later: Self) -> Self:
+        joined: Self = _combined(self, later, 1, (0.0, 0.0))
+        return joined
+
+    def __sub__(self, earlier: Self) -> Self:
+        between: Self = _combined(earlier, self, -1, (0.0, 0.0))
+        return between
+
+
+def _combined(
+    first: Any, second: Any, sign: Literal[1, -1], weights: tuple[float, float]
+) -> Any:
+    """Return the second record with the first one added, or taken away.
+
+    Args:
+        first: a record of the same class.
+        second: the later record.
+        sign: 1 adds the first one, -1 takes it away.
+        weights: those of the record around; the first one is negative if taken away.
+    """
+    if by := second.weight:
+        weights = sign * getattr(first, by), getattr(second, by)
+    kind: type = type(second)
+    changed = {}
+    for name, how in _marked(kind):
+        a, b = getattr(first, name), getattr(second, name)
+        if how == "total":
+            changed[name] = b + sign * a
+        elif how == "parts":
+            changed[name] = _combined_parts(a, b, sign, weights)
+        else:
+            whole = sum(weights)
+            total = a * weights[0] + b * weights[1]
+            mean = max(0.0, total / whole) if whole > 0 else 0.0
+            changed[name] = min(1.0, mean) if how == "share" else mean
+    return replace(second, **changed)
+
+
+def _combined_parts(
+    first: Any, second: Any, sign: Literal[1, -1], weights: tuple[float, float]
+) -> Any:
+    if isinstance(second, tuple):
+        pairs = zip(first, second, strict=True)
+        return tuple(_combined(a, b, sign, weights) for a, b in pairs)
+    absent = first is None or second is None
+    return second if absent else _combined(first, second, sign, weights)
+
+
+@cache
+def _marked(kind: type) -> tuple[tuple[str, str], ...]:
+    """Return the marked fields of a class, and what each one is."""
+    return tuple(
+        (field.name, field.metadata["combines"])
+        for field in fields(kind)
+        if field.metadata
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +213,6 @@ class PartReading(NamedTuple):
     """Bytes of the samples it made, as if all of a chunk were like its first."""
 
 
-class SegmentCounters(NamedTuple):
-    """All totals of one segment since the engine started."""
-
-    work: WorkerReading
-    """The sum over its workers, past ones included."""
-    output: ConnectorObservation
-    """The rows that wait after it."""
-    parts: tuple[PartReading, ...]
-    """The cost of each operation."""
-
-
 class PartsMeter:
     """The cost of each operation of a segment. Guarded by the engine lock."""
 
@@ -179,51 +253,79 @@ SOME = 64
 """One in this many shorter pieces is measured."""
 
 
-class CpuClock:
-    """Measures the CPU time of pieces of similar work by one thread.
+class SampledClock:
+    """A clock of one thread that is read for some of many similar pieces of its work.
 
         clock.begin()
         ...                             # one piece
-        cpu_ns = clock.end(run_ns)
+        spent_ns = clock.end(run_ns)
 
-    Reading a thread's CPU clock is a system call, which may take longer than a short
-    piece. So it is read for long pieces and for a few of the others, beginning with the
-    first. The rest are assumed to be like the latest measured ones.
+    Reading it takes a system call or two, which may take longer than a short piece. So
+    it is read for long pieces and for a few of the others, beginning with the first.
+    The rest are assumed to be like the latest measured ones.
+
+    Args:
+        read: returns nanoseconds; by default, those that the thread has computed.
+        long_ns: pieces of at least this length are always measured.
     """
 
-    __slots__ = ("_begun_ns", "_cpu_ns", "_last_ns", "_run_ns", "_until")
+    __slots__ = (
+        "_begun_ns",
+        "_last_ns",
+        "_long_ns",
+        "_read",
+        "_run_ns",
+        "_share",
+        "_spent_ns",
+        "_until",
+        "total_ns",
+    )
 
-    def __init__(self) -> None:
-        self._last_ns = LONG_NS
+    def __init__(
+        self, read: Callable[[], int] | None = None, long_ns: int = LONG_NS
+    ) -> None:
+        self._read = read or time.thread_time_ns
+        self._last_ns = self._long_ns = long_ns
         # How many more to skip; the times of those measured, with decaying weights.
         self._until = 0
         self._begun_ns: int | None = None
-        self._cpu_ns = self._run_ns = 0.0
+        self._spent_ns = self._run_ns = self._share = 0.0
+        self.total_ns = 0
+        """Nanoseconds of all pieces."""
 
     def begin(self) -> float | None:
-        """Begin a piece; return its likely share of CPU time, or None if measured."""
-        if self._last_ns < LONG_NS and self._until:
+        """Begin a piece; return its likely share of the time, or None if measured."""
+        if self._last_ns < self._long_ns and self._until:
             self._until -= 1
             self._begun_ns = None
             return self._share
         self._until = SOME
-        self._begun_ns = time.thread_time_ns()
+        self._begun_ns = self._read()
         return None
 
     def end(self, run_ns: int) -> int:
-        """End a piece that took `run_ns`; return its CPU time in nanoseconds."""
+        """End a piece that took `run_ns`; return the nanoseconds by this clock."""
         self._last_ns = run_ns
         if self._begun_ns is None:
             # A sudden long one was waiting; if not, the next ones are measured.
-            return int(min(run_ns, LONG_NS) * self._share)
-        cpu_ns = time.thread_time_ns() - self._begun_ns
-        self._cpu_ns = self._cpu_ns / 2 + cpu_ns
-        self._run_ns = self._run_ns / 2 + run_ns
-        return cpu_ns
+            known_ns = min(self._long_ns, run_ns)
+            spent_ns = int(known_ns * self._share)
+        else:
+            spent_ns = self._read() - self._begun_ns
+            self._spent_ns = self._spent_ns / 2 + spent_ns
+            self._run_ns = self._run_ns / 2 + run_ns
+            self._share = min(1.0, self._spent_ns / max(self._run_ns, 1.0))
+        self.total_ns += spent_ns
+        return spent_ns
 
-    @property
-    def _share(self) -> float:
-        return min(1.0, self._cpu_ns / max(self._run_ns, 1.0))
+
+QUEUE_LONG_NS = 5_000_000
+"""As `LONG_NS`, for waits for a core: reading them takes some 15 us."""
+
+
+def own_queue() -> SampledClock:
+    """Return a clock of the time that the calling thread waits for a core."""
+    return SampledClock(partial(waited_ns, "/proc/thread-self"), QUEUE_LONG_NS)
 
 
 class WorkerMeter:
@@ -254,7 +356,7 @@ class WorkerMeter:
     def __init__(self, now_ns: int, workers: int = 1) -> None:
         self._since = now_ns
         self._workers = workers
-        self.clock = CpuClock()
+        self.clock = SampledClock()
         """The CPU clock of a worker thread."""
         self._rows = self._alive = self._run = self._cpu = 0
         self._wait = dict.fromkeys(Wait, 0)

@@ -16,8 +16,15 @@ from typing import ClassVar, Literal
 
 from ...cache.statistics import CacheStatistics
 from ...system.printing import Printed
-from ..core.metrics import ConnectorObservation, PartReading, WorkerReading
-from ..core.totals import MEAN, PARTS, TOTAL, Totals
+from ..core.metrics import (
+    MEAN,
+    PARTS,
+    TOTAL,
+    ConnectorObservation,
+    PartReading,
+    Totals,
+    WorkerReading,
+)
 
 MIB = 1 << 20
 MIN_GROWTH = 0.05

@@ -42,11 +42,6 @@ class TrainerMeter:
         return self._left_ns is not None
 
     @property
-    def steps(self) -> int:
-        """Batches handed over."""
-        return self._totals[0]
-
-    @property
     def gap_s(self) -> float:
         """Seconds between the last batch and this request; 0 at the start of a loop."""
         return self._gap_ns / 1e9

@@ -20,7 +20,7 @@ from ..batch.array_rows import ArrayRows
 from ..batch.buffer import BatchBuffer
 from ..batch.layout import size_of, size_of_all
 from ..core.chunk import Chunk, Failure, Outcome, Parts
-from ..core.metrics import CpuClock
+from ..core.metrics import SampledClock
 from ..plan import as_yielded
 from .randomness import SampleRandom
 
@@ -547,7 +547,7 @@ class Program:
         sink: BatchBuffer | None,
         random: SampleRandom,
         watch: Watch | None = None,
-        clock: CpuClock | None = None,
+        clock: SampledClock | None = None,
     ) -> Outcome:
         """Work on a chunk; place the results in `sink`, or return them without one.
 
@@ -559,7 +559,7 @@ class Program:
             watch: observes the samples.
             clock: CPU clock of the worker; None: its CPU time is read every time.
         """
-        clock, start_ns = clock or CpuClock(), time.perf_counter_ns()
+        clock, start_ns = clock or SampledClock(), time.perf_counter_ns()
         share = clock.begin()
         work, parts = self.work(chunk, inputs, random, share, watch)
         made_ns = time.perf_counter_ns() - start_ns

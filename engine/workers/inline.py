@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from math import inf
-from typing import Any
 
-from ..core.chunk import InFlightBatch, Lease, Outcome
+from ..core.chunk import Lease, Outcome
 from ..core.connector import Connector
 from ..core.core import FAR_LEASE_NS, LEASE_NS
 from ..program.program import Program
@@ -55,10 +54,6 @@ class Inline(WorkerPool):
         self._run(lease)
         return True
 
-    def make_alone(self) -> tuple[InFlightBatch, Any] | None:
-        """Make a whole batch, as `Connector.make_alone` does."""
-        return self._connector.make_alone(self._outcome)
-
     def leases(self, workers: int) -> Holding:
         # If it is watched, it does nothing else.
         return Holding(workers, LEASE_NS if self._watch is None else FAR_LEASE_NS)
@@ -82,7 +77,7 @@ class Inline(WorkerPool):
         counts = self._watch is None  # elsewhere the trainer reads the queue
         if counts:
             queue.begin()
-        outcome = self._outcome(lease)
+        outcome = self.outcome(lease)
         if counts:
             queue.end(outcome.run_ns)
         for failure in outcome.failures if counts else ():
@@ -97,6 +92,7 @@ class Inline(WorkerPool):
                 self._slowest = outcome.done, outcome.run_ns
         self.done += outcome.done
 
-    def _outcome(self, lease: Lease) -> Outcome:
+    def outcome(self, lease: Lease) -> Outcome:
+        """Work on a lease."""
         clock = self._meter.clock
         return run_lease(lease, self._program, self._random, clock, self._watch)

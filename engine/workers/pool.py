@@ -16,7 +16,7 @@ from ..batch.buffer import BatchBuffer
 from ..core.chunk import Lease, Outcome
 from ..core.connector import Connector
 from ..core.core import LEASE_NS
-from ..core.metrics import CpuClock
+from ..core.metrics import SampledClock
 from ..program.program import BatchMap, Program, Watch
 from ..program.randomness import SampleRandom
 
@@ -185,7 +185,7 @@ def run_lease(
     lease: Lease,
     program: Program,
     random: SampleRandom,
-    clock: CpuClock,
+    clock: SampledClock,
     watch: Watch | None,
 ) -> Outcome:
     """Work on a lease in this thread.

@@ -10,3 +10,54 @@ remote_shards.py  WebDataset shards of a store
 columnar.py       rows of Parquet and Arrow files
 patience.py       limits of remote reads: retries, second requests, size, bandwidth
 """
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...engine.recipe import Executor
+from .folder import URL, Folder, Paths, listed
+from .source import Source
+
+# The same kind of source, on this machine or in a store. What reads stores is imported
+# only for a store, as fsspec takes its time.
+
+
+def find_folder(
+    root: str | os.PathLike[str], options: Mapping[str, Any] | None, executor: Executor
+) -> Source:
+    """Return the images in class folders.
+
+    Raises:
+        SpecError: the folder does not exist, or has no images in class folders.
+    """
+    if Path(root).is_dir() or not URL.match(os.fspath(root)):
+        return Folder.scan(root)
+    from .files import find_remote_folder
+
+    return find_remote_folder(os.fspath(root), options, executor)
+
+
+def find_shards(
+    shards: Paths,
+    fields: Sequence[str] | None,
+    options: Mapping[str, Any] | None,
+    executor: Executor,
+) -> Source:
+    """Return the samples of WebDataset shards, indexed.
+
+    Raises:
+        SpecError: there is no shard or no sample, a shard cannot be read in parts, or a
+            field may not be read.
+    """
+    urls = listed("from_webdataset", shards)
+    if any(map(URL.match, urls)):
+        from .remote_shards import find_remote_shards
+
+        return find_remote_shards(urls, fields, options, executor)
+    from .tar_shards import WebDataset
+
+    return WebDataset.find(shards, fields)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...engine.recipe import Executor
 from ...errors import SpecError, check
 from .source import Source, digest
 
@@ -88,21 +87,6 @@ class Folder(Source, Sequence[tuple[bytes, int]]):
             f"<Folder {self.root!r}: {len(self.paths)} images in "
             f"{len(self.classes)} classes>"
         )
-
-
-def find_folder(
-    root: str | os.PathLike[str], options: Mapping[str, Any] | None, executor: Executor
-) -> Source:
-    """Return the images in class folders of this machine, or of a store.
-
-    Raises:
-        SpecError: the folder does not exist, or has no images in class folders.
-    """
-    if Path(root).is_dir() or not URL.match(os.fspath(root)):
-        return Folder.scan(root)
-    from .files import find_remote_folder
-
-    return find_remote_folder(os.fspath(root), options, executor)
 
 
 def list_images(folder: Path) -> list[str]:

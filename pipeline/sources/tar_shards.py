@@ -12,7 +12,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,9 +23,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from ...engine.recipe import Executor
 from ...errors import SpecError, check
-from .folder import URL, Paths, files_here, first_of, listed
+from .folder import Paths, files_here, first_of
 from .source import PerProcess, Source, digest, prints_of_rows
 
 NAME = re.compile(r"((?:.*/|)[^./]+)[.]([^/]*)")
@@ -426,26 +425,6 @@ class WebDataset(Shards):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.paths, self.fields, self.index)
-
-
-def find_shards(
-    shards: Paths,
-    fields: Sequence[str] | None,
-    options: Mapping[str, Any] | None,
-    executor: Executor,
-) -> Shards:
-    """Index the shards of this machine, or of a store.
-
-    Raises:
-        SpecError: there is no shard or no sample, a shard cannot be read in parts, or a
-            field may not be read.
-    """
-    urls = listed("from_webdataset", shards)
-    if not any(map(URL.match, urls)):
-        return WebDataset.find(shards, fields)
-    from .remote_shards import find_remote_shards
-
-    return find_remote_shards(urls, fields, options, executor)
 
 
 def checked_fields(

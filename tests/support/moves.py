@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.engine import engine
+from penstock.engine import engine, hosts
 from penstock.engine.auto_executor import ResolvedExecutor
-from penstock.engine.host import direct
 
 __all__ = ["workers_pay"]
 
@@ -29,8 +28,8 @@ def workers_pay(after: int = 1) -> Iterator[None]:
         return ResolvedExecutor(executor, "as the test says")  # type: ignore[arg-type]
 
     known = engine.resolve
-    engine.resolve = direct.resolve = found
+    engine.resolve = hosts.resolve = found
     try:
         yield
     finally:
-        engine.resolve = direct.resolve = known
+        engine.resolve = hosts.resolve = known

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.system import run_queue
-from penstock.system.run_queue import RunQueue, threads_of
+from penstock.system.run_queue import RunQueue, threads_of, waited_ns
 
 pytestmark = pytest.mark.skipif(
     not os.path.exists("/proc/self/schedstat"), reason="the system does not count it"
@@ -90,3 +90,7 @@ def test_one_look_serves_everybody_who_asks_soon_after(
 def test_a_process_that_is_gone_has_no_threads() -> None:
     assert threads_of(0) == []
     assert len(threads_of(os.getpid())) >= 1
+
+
+def test_a_thread_of_which_nothing_is_known_has_not_waited() -> None:
+    assert waited_ns("/proc/nothing") == 0

@@ -19,6 +19,7 @@ from PIL import Image
 from torch.utils.data import default_collate
 
 from penstock.engine.batch.buffer import (
+    BatchBuffer,
     Buffers,
     FailedBatch,
     Finished,
@@ -57,7 +58,7 @@ def finish(
     """Place all samples but the failed rows one at a time, the last first."""
     script = Script((len(samples),), (image_size,))
     plan = script.batch(0)
-    buffer = buffers.of(plan)
+    buffer = BatchBuffer(buffers, plan)
     for row in reversed(range(len(samples))):
         if row not in failed:
             buffer.place([row], [samples[row]])
@@ -187,7 +188,7 @@ def test_memory_is_lent_once_for_all_rows_of_a_batch() -> None:
 
     maker = buffers(lend=lend)
     plan = Script((4,)).batch(0)
-    buffer = maker.of(plan)
+    buffer = BatchBuffer(maker, plan)
     assert buffer.place(range(2), [1, 2]) == 2 * 8
     assert buffer.place(range(2, 4), [3, 4]) == 2 * 8
     assert lent == [4 * 8]
@@ -195,7 +196,7 @@ def test_memory_is_lent_once_for_all_rows_of_a_batch() -> None:
 
 def test_a_sample_that_does_not_fit_counts_by_its_own_bytes() -> None:
     plan = Script((2,)).batch(0)
-    buffer = buffers().of(plan)
+    buffer = BatchBuffer(buffers(), plan)
     buffer.place([0], [np.zeros(4)])
     assert buffer.place([1], [np.zeros(5)]) == 40
 

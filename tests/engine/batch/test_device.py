@@ -96,8 +96,8 @@ def test_batches_on_a_cuda_device_are_those_in_host_memory(how: Any, host: Any) 
 @pytest.mark.gpu
 def test_a_copy_from_the_ring_or_from_a_slab_blocks_nobody() -> None:
     """A copy issued behind a long kernel returns before the kernel is done."""
-    from penstock.engine.to_device.carrier import Carrier
     from penstock.engine.to_device.cuda import Bus
+    from penstock.engine.to_device.lane import Carrier
 
     bus = Bus(torch.device("cuda"))
     carrier = Carrier(bus, ToDevice(DeviceStage.of("cuda")), 3)

@@ -15,7 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
-from penstock.engine.batch.buffer import Buffers, FailedBatch, Finished, on_heap
+from penstock.engine.batch.buffer import (
+    BatchBuffer,
+    Buffers,
+    FailedBatch,
+    Finished,
+    on_heap,
+)
 from penstock.engine.batch.layout import Misfit, learn, write_rows
 from penstock.engine.core.chunk import InFlightBatch
 from support.core_script import Script
@@ -28,7 +34,7 @@ def collated(buffers: Buffers, samples: list[Any], chunks: list[Rows]) -> Any:
     """Return the batch that `chunks` of `samples` make, placed in this order."""
     script = Script((len(samples),))
     plan = script.batch(0)
-    buffer = buffers.of(plan)
+    buffer = BatchBuffer(buffers, plan)
     for rows in chunks:
         buffer.place(rows, [samples[row] for row in rows])
     return buffers.finish(

@@ -346,7 +346,7 @@ def test_the_time_of_workers_that_have_left_counts_too() -> None:
     site.clock.now_ns = 9_000_000_000
     with site.engine_lock.lock:
         assert not connector.meters
-        total = connector.read(site.clock(), 9.0).work
+        total = connector.read(site.clock(), 9.0)[0]
     assert (total.rows, total.worker_s, total.run_s, total.cpu_s) == (2, 5.0, 1.0, 0.5)
     assert (total.wait_input_s, total.wait_credit_s) == (3.0, 0.0)
 

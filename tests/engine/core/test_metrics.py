@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 
 from penstock.engine.core.metrics import (
     LONG_NS,
+    QUEUE_LONG_NS,
     SOME,
     ConnectorObservation,
-    CpuClock,
     Gauge,
+    SampledClock,
     Wait,
     WorkerMeter,
     WorkerReading,
+    own_queue,
 )
 
 S = 1_000_000_000
@@ -134,7 +136,7 @@ def test_the_cpu_clock_is_read_for_long_pieces_and_for_few_short_ones(
         return len(reads) // 2 * 500
 
     monkeypatch.setattr("penstock.engine.core.metrics.time.thread_time_ns", half)
-    clock = CpuClock()
+    clock = SampledClock()
     assert clock.begin() is None  # the first is read
     assert clock.end(1000) == 500
     for _ in range(SOME):
@@ -149,4 +151,33 @@ def test_the_cpu_clock_is_read_for_long_pieces_and_for_few_short_ones(
     for _ in range(3):
         assert clock.begin() is None
         clock.end(LONG_NS)
+    assert len(reads) == 6
+
+
+def test_waits_for_a_core_are_read_for_long_pieces_and_stand_for_short_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted, reads = [0], []
+
+    def waited_ns(thread: str) -> int:
+        assert thread == "/proc/thread-self"
+        reads.append(thread)
+        return counted[0]
+
+    def work(run_ns: int, waited_ns: int) -> int:
+        queue.begin()
+        counted[0] += waited_ns
+        return queue.end(run_ns)
+
+    monkeypatch.setattr("penstock.engine.core.metrics.waited_ns", waited_ns)
+    queue = own_queue()
+    assert queue.total_ns == 0
+    assert work(QUEUE_LONG_NS, QUEUE_LONG_NS // 2) == QUEUE_LONG_NS // 2
+    assert work(100, 50) == 50  # the last one was long: measured
+    assert len(reads) == 4
+    assert [work(100, 30) for _ in range(SOME)] == [50] * SOME
+    assert work(100, 10) == 10
+    assert len(reads) == 6
+    work(10 * QUEUE_LONG_NS, 0)  # suddenly long: it counts as just long
+    assert queue.total_ns < 2 * QUEUE_LONG_NS
     assert len(reads) == 6

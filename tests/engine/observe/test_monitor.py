@@ -11,11 +11,11 @@ import pytest
 
 import penstock as ps
 from penstock.config import Settings
+from penstock.engine import hosts
 from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.core.metrics import ConnectorObservation
 from penstock.engine.engine import Engine
-from penstock.engine.host import local
-from penstock.engine.host.local import TrainerHost
+from penstock.engine.hosts import TrainerHost
 from penstock.engine.monitor import Monitor, unmeasured
 from penstock.engine.observe.observation import (
     Observation,
@@ -27,7 +27,6 @@ from penstock.engine.plan import BatchPlan, Cursor, Shard
 from penstock.engine.run import Run
 from penstock.pipeline.compile.recipes import compile_recipe
 from penstock.pipeline.stages import BatchStage, MapStage, SourceStage
-from penstock.system.run_queue import OwnQueue
 from support.core_script import Script
 
 S = 1_000_000_000
@@ -60,7 +59,7 @@ def test_a_step_is_counted_when_its_batch_is_handed_over() -> None:
     assert meter.read() == TrainerObservation(1, 64, 3.0, 0.0, first_s=3.0)
     meter.get(21 * S, batch(32, 1, 2))
     assert meter.read() == TrainerObservation(2, 96, 4.0, 7.0, first_s=3.0)
-    assert (meter.steps, meter.epoch, meter.step) == (2, 1, 2)
+    assert (meter.read().steps, meter.epoch, meter.step) == (2, 1, 2)
 
 
 def test_the_trainers_work_between_two_loops_is_not_part_of_a_step() -> None:
@@ -175,12 +174,10 @@ def test_a_pipeline_that_has_not_run_has_an_empty_window() -> None:
     assert all(part.rows == 0 == part.output.occupancy for part in seen.segments)
 
 
-def test_waits_for_a_core_are_those_of_threads_and_of_the_trainer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(OwnQueue, "seconds", 30.0)
+def test_waits_for_a_core_are_those_of_threads_and_of_the_trainer() -> None:
     with Engine(RECIPE, ByteBudget(1 << 30), 0) as engine:
         segment, _ = engine.segments
+        segment.connector.own_queue.total_ns = 30 * 10**9
         read = engine.monitor.read()
     assert read.segments[0].run_queue_s == segment.run_queue.look() + 30.0
 
@@ -287,9 +284,9 @@ def test_an_engine_s_host_gives_a_reading_now_and_then(
     with closing(
         TrainerHost(RECIPE, ByteBudget(1 << 30), start, TrainerMeter())
     ) as host:
-        assert host.glance() is None
-        monkeypatch.setattr(local, "NOTE_NS", 0)
-        assert isinstance(host.glance(), Observation)
+        assert host.glance(time.perf_counter_ns()) is None
+        monkeypatch.setattr(hosts, "NOTE_NS", 0)
+        assert isinstance(host.glance(time.perf_counter_ns()), Observation)
 
 
 def test_what_the_process_did_before_a_run_is_no_part_of_it() -> None:

@@ -13,8 +13,7 @@ import torch
 from penstock.engine.batch.device import DeviceStage, ToDevice
 from penstock.engine.far.slabs import block_at
 from penstock.engine.feed import Delivery
-from penstock.engine.to_device.carrier import Carrier
-from penstock.engine.to_device.lane import DEPTH
+from penstock.engine.to_device.lane import DEPTH, Carrier
 from support.clocked_bus import ClockedBus
 from support.ferry import ferries, layout_of
 from support.given_host import PLAN, Given, as_it_is, images, lane_from, taken

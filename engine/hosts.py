@@ -1,24 +1,29 @@
-"""The trainer as its only worker: it makes each batch when it asks for one.
+"""Where a run's batches are made: by an engine with its feed, or by the trainer alone.
 
-This is what torch's loader does with `num_workers=0`, at the same cost: no queue, no
-lock, no thread, and nothing made ahead. A pipeline of one segment starts here if nobody
-asked for workers, and may return here if workers turn out to be slower.
+A trainer that is its own only worker does what torch's loader does with
+`num_workers=0`, at the same cost: no queue, no lock, no thread, and nothing made ahead.
+A pipeline of one segment starts so if nobody asked for workers, and may return to it if
+workers turn out to be slower.
 """
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 
-from ...errors import CLOSED, PenstockError
-from ..auto_executor import SOON_NS, WORTH_START_NS, resolve
-from ..core.byte_budget import ByteBudget
-from ..core.metrics import ConnectorObservation
-from ..engine import Engine
-from ..feed import Delivery
-from ..observe.knob import Knob
-from ..observe.observation import (
+from ..errors import CLOSED, PenstockError
+from .auto_executor import SOON_NS, WORTH_START_NS, resolve
+from .core.byte_budget import ByteBudget
+from .core.metrics import ConnectorObservation
+from .engine import Engine
+from .far.pools import FarPools
+from .feed import Delivery, DrawnFeed, Feed, PlannedFeed, RepackFeed
+from .makers import BatchMeter, DrawnMaker, PlanMaker, maker_of
+from .observe.knob import Knob
+from .observe.observation import (
     Move,
     MoveOutcome,
     Observation,
@@ -26,17 +31,15 @@ from ..observe.observation import (
     parts_of,
     ratio,
 )
-from ..observe.trainer_meter import TrainerMeter
-from ..plan import Cursor
-from ..program.seeding import SeededRead
-from ..recipe import Recipe
-from ..witness.witness import Witness
-from ..workers.pool import Kind
-from .batch_meter import BatchMeter
-from .local import NOTE_NS
-from .makers import DrawnMaker, Maker, PlannedMaker, RepackMaker, SeededMaker
+from .observe.trainer_meter import TrainerMeter
+from .plan import Cursor
+from .recipe import Recipe
+from .witness.witness import Witness
+from .workers.pool import Kind
 
-__all__ = ["DirectHost"]
+NOTE_NS = 1_000_000_000
+"""A reading a second is enough for figures over the last ten seconds."""
+
 
 LOOKS = 8
 """For one in this many batches, estimate what a reader beside the trainer saves."""
@@ -52,7 +55,134 @@ GIL_COST = 0.3
 """A thread that shares the GIL with the trainer needs this share more CPU time."""
 
 
-class DirectHost:
+class Host(ABC):
+    """What makes the batches, with its feed.
+
+    `next`, `begin`, `glance` and `cursor` belong to the trainer's thread. Any thread
+    may call `read` and `knobs`, at the same time.
+    """
+
+    engine: Engine | None = None
+    """The engine; None if the trainer makes the batches by itself."""
+
+    _feed: Feed | DrawnMaker | PlanMaker
+    moves: deque[Move]
+    """The latest moves of its work between kinds of workers, and their reasons."""
+
+    def __init__(self) -> None:
+        self._noted_ns = time.perf_counter_ns()
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next batch starts."""
+        return self._feed.cursor
+
+    @abstractmethod
+    def next(self) -> Delivery | None:
+        """Return the next batch of the epoch, not yet stamped; None at its end.
+
+        Raises:
+            Exception: as `PlannedFeed.next`, or what a sampler raised.
+            WorkerError: a process that was needed died repeatedly.
+        """
+
+    def begin(self, cursor: Cursor) -> None:
+        """Continue at `cursor`, dropping everything in flight for other positions."""
+        self._feed.begin(cursor)
+
+    @abstractmethod
+    def read(self) -> Observation:
+        """Return the window since the run began."""
+
+    def glance(self, now_ns: int) -> Observation | None:
+        """Return totals about once a second, if they cost the trainer nothing."""
+        if now_ns - self._noted_ns < NOTE_NS:
+            return None
+        self._noted_ns = now_ns
+        return self.read()
+
+    def knobs(self) -> tuple[Knob, ...]:
+        """Return everything that may be set."""
+        return ()
+
+    def is_free(self) -> bool:
+        """Whether no thread, this one included, is stuck holding a lock of ours."""
+        return True
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop everything. Idempotent in each of its steps."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} at {self.cursor}>"
+
+
+class TrainerHost(Host):
+    """One engine with its feed.
+
+    Args:
+        recipe: what to run.
+        byte_budget: the bytes it may hold.
+        cursor: where the first batch starts.
+        trainer: the meter of whoever calls `next`.
+        feed: a feed that has begun, and continues with this engine; None makes one.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        byte_budget: ByteBudget,
+        cursor: Cursor,
+        trainer: TrainerMeter,
+        feed: PlannedFeed | RepackFeed | None = None,
+    ) -> None:
+        super().__init__()
+        step = cursor.step if feed is None else feed.engine.head
+        engine: Engine | None = None
+        try:
+            engine = Engine(recipe, byte_budget, step, trainer=trainer, pools=FarPools)
+            self.engine: Engine = engine
+            self._feed: Feed = feed or feed_of(recipe)(engine, cursor)
+            if feed is None:
+                self._feed.begin(cursor)
+            else:
+                engine.begin_epoch(feed.cursor.epoch)
+            engine.__enter__()
+            self.moves = engine.segments[0].moves
+            if feed is not None:  # only now: had it failed, the maker would go on
+                feed.engine = engine
+        except BaseException:  # Ctrl-C, and nobody knows of this engine yet
+            if engine is not None:
+                engine.close()
+            raise
+
+    def next(self) -> Delivery | None:
+        delivery = self._feed.next()
+        if delivery is None:
+            self.engine.end_epoch()
+        return delivery
+
+    def read(self) -> Observation:
+        return self.engine.monitor.read()
+
+    def knobs(self) -> tuple[Knob, ...]:
+        return tuple(k for segment in self.engine.segments for k in segment.knobs())
+
+    def is_free(self) -> bool:
+        return self.engine.is_free()
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def feed_of(recipe: Recipe) -> Callable[[Engine, Cursor], Feed]:
+    """Return the feed for a pipeline of this kind."""
+    if recipe.drawn:
+        return DrawnFeed
+    return RepackFeed if recipe.repack else PlannedFeed
+
+
+class DirectHost(Host):
     """A host without an engine: the trainer makes its batches.
 
     Args:
@@ -73,15 +203,13 @@ class DirectHost:
         cursor: Cursor,
         trainer: TrainerMeter,
     ) -> None:
+        super().__init__()
         self._byte_budget = byte_budget
         self._closed = False
-        self.engine: Engine | None = None
-        """There is none."""
         (self.segment,) = recipe.segments
         self._plan, self._drawn, self._trainer = recipe.plan, recipe.drawn, trainer
         self._meter = BatchMeter(len(self.segment.program.operations))
-        self.maker = _maker(recipe)(recipe, cursor, self._meter)
-        self._next = self.maker.next
+        self._feed = self.maker = maker_of(recipe, cursor, self._meter)
         self._batch_rows = 0
         self._kept = recipe.options.persistent_workers
         # What earlier epochs took.
@@ -92,12 +220,7 @@ class DirectHost:
         """Whether nobody knows yet if workers would pay."""
         self._witness = Witness(self.segment.subjects)
         self._collate = Witness([recipe.buffers.collate])
-        self.moves: list[Move] = []
-        self._noted_ns = time.perf_counter_ns()
-
-    @property
-    def cursor(self) -> Cursor:
-        return self.maker.cursor
+        self.moves = deque()
 
     @property
     def s_per_row(self) -> float:
@@ -107,16 +230,16 @@ class DirectHost:
 
     def begin(self, cursor: Cursor) -> None:
         self._before_ns = self._meter.run_ns
-        self.maker.begin(cursor)
+        super().begin(cursor)
 
     def next(self) -> Delivery | None:
         if self._closed:
             raise PenstockError(CLOSED)
         if self._meter.batches:
-            delivery = self._next()
+            delivery = self._feed.next()
         else:
             with self._witness:
-                delivery = self._next()
+                delivery = self._feed.next()
             if delivery is not None:
                 self._witness.note_made(delivery.data, ())
         if self.undecided and self.segment.iterable:
@@ -221,31 +344,7 @@ class DirectHost:
             process_cpu_s=trainer.process_cpu_s,
         )
 
-    def glance(self) -> Observation | None:
-        now_ns = time.perf_counter_ns()
-        if now_ns - self._noted_ns < NOTE_NS:
-            return None
-        self._noted_ns = now_ns
-        return self.read()
-
-    def knobs(self) -> tuple[Knob, ...]:
-        return ()
-
-    def is_free(self) -> bool:
-        return True
-
     def close(self) -> None:
         """Make no more batches, and release an iterator that was begun."""
         self._closed = True
         self.segment.program.restart()
-
-    def __repr__(self) -> str:
-        return f"<DirectHost at {self.cursor}>"
-
-
-def _maker(recipe: Recipe) -> Callable[[Recipe, Cursor, BatchMeter], Maker]:
-    """Return the maker for a pipeline of this kind."""
-    if recipe.drawn:
-        (read,) = recipe.segments[0].program.operations
-        return SeededMaker if isinstance(read, SeededRead) else DrawnMaker
-    return RepackMaker if recipe.repack else PlannedMaker

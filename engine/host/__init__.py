@@ -1,1 +1,0 @@
-"""What makes the batches of a run: an engine with its feed, or the trainer alone."""

@@ -1,0 +1,479 @@
+"""Making batches in the trainer's own thread, from torch's samplers or from a plan.
+
+There is no queue, no lock and no thread here, and nothing is made ahead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import cycle
+from typing import Any
+
+from ..errors import SampleError
+from .batch.buffer import BatchBuffer, FailedBatch, Finished, Gathered
+from .batch.layout import size_of, size_of_all
+from .core.chunk import Chunk, Failure, InFlightBatch
+from .core.metrics import (
+    LONG_NS,
+    PartReading,
+    PartsMeter,
+    SampledClock,
+    WorkerReading,
+    own_queue,
+)
+from .feed import Delivery, PlannedFeed, RepackFeed
+from .observe.observation import ratio
+from .plan import BatchPlan, Cursor, PlannedBatch
+from .program.program import STOPPED, Read, Work
+from .program.randomness import SampleRandom
+from .program.seeding import (
+    SeededCalls,
+    SeededRead,
+    Undrawn,
+    mixed,
+    seed_global_generators,
+    undisturbed,
+)
+from .recipe import Recipe
+from .witness.witness import Witness
+
+__all__ = ["BatchMeter", "DrawnMaker", "PlanMaker", "SeededMaker", "maker_of"]
+
+NOTHING = contextlib.nullcontext()
+WEIGHED = 128
+"""One in this many batches that a `collate_fn` makes has its bytes measured."""
+
+
+class BatchMeter:
+    """The time that making batches takes. Only the trainer's thread writes to it.
+
+    meter.begin()
+    ...                     # make the samples
+    meter.collating()
+    ...                     # collate them
+    meter.end(rows)
+    """
+
+    def __init__(self, operations: int = 1) -> None:
+        self.parts = PartsMeter(operations)
+        """The cost of each operation, if there are several."""
+        self._clock, self._queue = SampledClock(), own_queue()
+        self.share: float | None = None
+        """Likely share of this batch's time on a CPU; None if it is measured."""
+        self._born_ns = time.perf_counter_ns()
+        self.batches = self.rows = 0
+        self.run_ns = self._collate_ns = self._clocked_ns = 0
+        """Nanoseconds: of all batches, of collating them, and of those measured."""
+        self._cold = self._slowest = (0, 0)
+        """Rows and nanoseconds of the first batch, and of the slowest other one."""
+        self._begun_ns = self._made_ns = 0
+        self.last_ns = LONG_NS
+        """Time of the last batch (ns); before the first one, `LONG_NS`."""
+        self.sample_bytes = 0
+        """Bytes of a sample, as last measured."""
+        self.usual_ns = 0
+        """Time of a sample (ns): the median of the first batch; 0 if unknown."""
+
+    def begin(self) -> None:
+        """Begin a batch."""
+        self.share = self._clock.begin()
+        if self.share is None:
+            self._queue.begin()
+        self._begun_ns = time.perf_counter_ns()
+
+    def collating(self) -> contextlib.AbstractContextManager[object]:
+        """Note that the samples are made, and collating them starts."""
+        self._made_ns = time.perf_counter_ns()
+        return NOTHING
+
+    def end(self, rows: int) -> None:
+        """End a batch of `rows` rows."""
+        now_ns = time.perf_counter_ns()
+        run_ns = self.last_ns = now_ns - self._begun_ns
+        self._clock.end(run_ns)
+        if self.share is None:
+            self._queue.end(run_ns)
+            self._clocked_ns += run_ns
+        if self.batches == 0:
+            self._cold = rows, run_ns
+        elif run_ns > self._slowest[1]:
+            self._slowest = rows, run_ns
+        self.batches += 1
+        self.rows += rows
+        self.run_ns += run_ns
+        self._collate_ns += now_ns - self._made_ns
+
+    @property
+    def tally(self) -> tuple[int, int]:
+        """Rows and nanoseconds without the first batch and the slowest other one."""
+        (cold, cold_ns), (slow, slow_ns) = self._cold, self._slowest
+        if self.batches <= 2:
+            slow = slow_ns = 0
+        return self.rows - cold - slow, self.run_ns - cold_ns - slow_ns
+
+    @property
+    def samples_tally(self) -> tuple[int, int]:
+        """Rows and nanoseconds like `tally`, without the time for collating."""
+        rows, run_ns = self.tally
+        return rows, int(run_ns * (1.0 - ratio(self._collate_ns, self.run_ns)))
+
+    def read(self) -> tuple[WorkerReading, tuple[PartReading, ...]]:
+        """Return the totals: of everything, of each operation, and of collating."""
+        rows, run_s = self.rows, self.run_ns / 1e9
+        cpu_s = min(self._clock.total_ns / 1e9, run_s)
+        collate_s = min(self._collate_ns / 1e9, run_s)
+        collate_cpu_s = min(collate_s, cpu_s)  # copies do not wait
+        alive_s = (time.perf_counter_ns() - self._born_ns) / 1e9
+        nbytes, held_s = rows * self.sample_bytes, max(0.0, alive_s - run_s)
+        work = WorkerReading(
+            rows=rows, worker_s=alive_s, run_s=run_s, cpu_s=cpu_s, wait_credit_s=held_s
+        )
+        made = self.parts.read()
+        if len(made) == 1:  # its cost is that of everything but collating
+            rest_s = run_s - collate_s, cpu_s - collate_cpu_s
+            made = (PartReading(rows, *rest_s, nbytes),)
+        return work, (*made, PartReading(rows, collate_s, collate_cpu_s, nbytes))
+
+    @property
+    def queued_s(self) -> float:
+        """Seconds that the trainer waited for a core while making batches."""
+        return self._queue.total_ns / 1e9 * ratio(self.run_ns, self._clocked_ns)
+
+
+class DrawnMaker:
+    """Makes the batches that torch's samplers draw, exactly as torch makes them.
+
+    What samples and the `collate_fn` draw comes from the trainer's own streams.
+    """
+
+    def __init__(self, recipe: Recipe, cursor: Cursor, meter: BatchMeter) -> None:
+        plan = recipe.drawn
+        assert plan is not None
+        (read,) = recipe.segments[0].program.operations
+        assert isinstance(read, (Read, SeededRead))
+        self._plan, self._read, self._buffers = plan, read, recipe.buffers
+        self._meter = meter
+        self._start = cursor
+        self._last: BatchPlan | None = None
+        self.feed: PlannedFeed | RepackFeed | None = None
+        """The feed through which batches come, and which may go on with an engine."""
+        self.drew = False
+        """Whether a sample drew from a global generator."""
+        plan.ahead = 0
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next batch starts."""
+        last = self._last
+        return self._start if last is None else self._plan.cursor_after(last)
+
+    def begin(self, cursor: Cursor) -> None:
+        """Continue at `cursor`."""
+        self._start, self._last = cursor, None
+
+    def next(self) -> Delivery | None:
+        """Return the next batch of the epoch; None at its end."""
+        last = self._last
+        step = self._start.step if last is None else last.step + 1
+        drawn = self._plan.take(step)
+        if drawn is None:
+            return None
+        plan, indices = drawn
+        self._last = plan  # even if making it raises
+        if not self._read.whole:  # else the dataset gets what the sampler yielded
+            indices = list(indices)
+        return Delivery(self._made(plan, indices), plan)
+
+    def _made(self, plan: BatchPlan, indices: list[Any]) -> Any:
+        meter = self._meter
+        meter.begin()
+        begun_ns = time.perf_counter_ns()
+        samples = self._samples(plan, indices)
+        if meter.usual_ns == 0 and len(indices):
+            took_ns = time.perf_counter_ns() - begun_ns
+            with undisturbed():  # a sample may draw to say its size
+                self._measure(samples, took_ns, len(indices))
+        meter.collating()
+        data = self._buffers.together(plan, samples, indices)
+        meter.end(len(indices))
+        return data
+
+    def _measure(self, samples: Sequence[Any], took_ns: int, count: int) -> None:
+        """Note what a sample takes, by those of the first batch."""
+        self._meter.usual_ns = took_ns // count
+        each = size_of(samples) // count if self._read.whole else size_of(samples[0])
+        self._meter.sample_bytes = each
+
+    def _samples(self, plan: BatchPlan, indices: list[Any]) -> Sequence[Any]:
+        """Get the samples from the dataset, as torch does."""
+        get, get_many = self._read.get, self._read.get_many
+        if get_many:
+            made: Sequence[Any] = get_many(indices)
+            return made
+        at: Any = None
+        try:
+            return [get(at := index) for index in indices]
+        except Exception as error:
+            row = next(row for row, each in enumerate(indices) if each is at)
+            failure = Failure(error, self._read.stage, at, row)
+            failure.annotated(plan.epoch, plan.step)
+            raise
+
+
+class SeededMaker(DrawnMaker):
+    """Makes them so that workers would make the same bytes.
+
+    If samples draw from the global generators, each gets a seed of its own, as does
+    each batch if the `collate_fn` draws. The trainer's own draws are undisturbed. The
+    first batch shows whether either draws. If something cannot be repeated, and begins
+    to draw after the first batch of its epoch, it draws from the trainer's stream that
+    one time, as it does in torch.
+    """
+
+    _read: SeededRead
+
+    def __init__(self, recipe: Recipe, cursor: Cursor, meter: BatchMeter) -> None:
+        super().__init__(recipe, cursor, meter)
+        self._undrawn = Undrawn()
+        self._calls = SeededCalls(recipe.buffers.collate)
+        self.drew = bool(self._read.seeds)
+        self._sure = False
+        """Whether a batch has shown what draws."""
+        self._once = False
+        """Whether a sample made twice may differ, because its sources change."""
+
+    def _made(self, plan: BatchPlan, indices: list[Any]) -> Any:
+        if len(indices) == 0:
+            return super()._made(plan, indices)
+        meter, undrawn = self._meter, self._undrawn
+        seeded = self.drew or not self._sure or (self._once and plan.batch == 0)
+        if not seeded:
+            undrawn.look()
+            meter.begin()
+            samples = self._samples(plan, indices)
+            if undrawn.drawn:
+                self.drew = self._read.seeds = True
+                undrawn.put_back()
+                seeded = not self._once
+        if not seeded:
+            meter.collating()
+            data = self._collated(plan, indices, samples)
+        else:
+            with undisturbed():
+                data = self._seeded(plan, indices)
+        meter.end(len(indices))
+        return data
+
+    def _samples(self, plan: BatchPlan, indices: list[Any]) -> Sequence[Any]:
+        """Get the samples. As with workers, none may end the epoch early.
+
+        Raises:
+            SampleError: a sample raised `StopIteration`.
+        """
+        try:
+            return super()._samples(plan, indices)
+        except StopIteration as error:
+            raise SampleError(STOPPED.format(self._read.stage)) from error
+
+    def _collated(
+        self, plan: BatchPlan, indices: list[Any], samples: Sequence[Any]
+    ) -> Any:
+        """Collate samples that drew nothing; seed what collate_fn draws."""
+        together = self._buffers.together
+        if self._buffers.collate is None:
+            return together(plan, samples, indices)
+        made = [samples]  # collate_fn may change them, before it is called again
+
+        def collate() -> Any:
+            given = made.pop() if made else self._samples(plan, indices)
+            return together(plan, given, indices)
+
+        return self._calls.call(collate, self._plan.seed, plan.epoch, plan.batch)
+
+    def _seeded(self, plan: BatchPlan, indices: list[Any]) -> Any:
+        """Make a batch under seeds; the first one shows what draws, or changes."""
+        meter = self._meter
+        data = None if self._sure else Witness([self._read.start.dataset])
+        meter.begin()
+        each = not self._read.whole and (self.drew or data is not None)
+        make = self._one_by_one if each else self._at_once
+        samples = make(plan, indices)
+        meter.collating()
+        if self._buffers.collate is not None:
+            seed_global_generators(mixed((self._plan.seed, plan.epoch, plan.batch)))
+        made = self._buffers.together(plan, samples, indices)
+        if data is not None:
+            self._once, self._sure = not data.repeats(), True
+        self._read.seeds = self.drew or self._read.seeds
+        return made
+
+    def _one_by_one(self, plan: BatchPlan, indices: list[Any]) -> Sequence[Any]:
+        """Get samples, each under its own seed; note whether they draw."""
+        undrawn, times_ns = Undrawn(), []
+        samples: list[Any] = []
+        for index, seed in zip(indices, self._plan.seeds(plan), strict=True):
+            seed_global_generators(seed)
+            if not self.drew:
+                undrawn.look()
+            begun_ns = time.perf_counter_ns()
+            samples += self._samples(plan, [index])
+            times_ns.append(time.perf_counter_ns() - begun_ns)
+            self.drew = self.drew or undrawn.drawn
+        self._meter.usual_ns = sorted(times_ns)[len(times_ns) // 2]
+        self._meter.sample_bytes = size_of(samples[0])
+        return samples
+
+    def _at_once(self, plan: BatchPlan, indices: list[Any]) -> Sequence[Any]:
+        """Get samples that cannot be repeated, or are read at once, under one seed."""
+        seed_global_generators(self._plan.seeds(plan)[0])
+        undrawn = Undrawn()
+        undrawn.look()
+        begun_ns = time.perf_counter_ns()
+        samples = self._samples(plan, indices)
+        took_ns = time.perf_counter_ns() - begun_ns
+        self.drew = undrawn.drawn
+        self._measure(samples, took_ns, len(indices))
+        return samples
+
+
+class PlanMaker:
+    """Makes the batches of a plan, or blocks of samples that are dealt into batches.
+
+    To its feed, it looks like an engine.
+    """
+
+    def __init__(self, recipe: Recipe, cursor: Cursor, meter: BatchMeter) -> None:
+        self.recipe = recipe
+        self.head = cursor.step
+        """The step of the batch, or block, that is made next."""
+        self.drew = False
+        self.trainer = self._meter = meter
+        self._program = recipe.segments[0].program
+        self._weighs = cycle([True] + [False] * (WEIGHED - 1))
+        """Whether the samples of a batch have their bytes measured."""
+        self._size: int | None = None
+        """Image size of the latest batch."""
+        self._rows = 0
+        """Rows read for this batch."""
+        self._random = SampleRandom(recipe.seed)
+        self._undrawn = Undrawn()
+        self._calls = SeededCalls(recipe.buffers.collate)
+        feed = RepackFeed if recipe.repack else PlannedFeed
+        # Not itself: a circle would keep the dataset until the next collection.
+        self.feed: PlannedFeed | RepackFeed = feed(weakref.proxy(self), cursor)
+        self.begin(cursor)
+
+    @property
+    def cursor(self) -> Cursor:
+        return self.feed.cursor
+
+    def begin(self, cursor: Cursor) -> None:
+        self._plans: Iterator[BatchPlan] = iter(())
+        self.feed.begin(cursor)
+
+    def next(self) -> Delivery | None:
+        self._rows = 0
+        self._meter.begin()
+        delivery = self.feed.next()
+        if delivery is not None:
+            self._meter.end(self._rows)
+        return delivery
+
+    # For the feed
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Do nothing: no epoch starts ahead."""
+
+    def restart(self, step: int, skip: int = 0) -> None:
+        """Continue at `step`; an iterable starts over and skips `skip` samples."""
+        self._program.restart(skip)
+        self.head, self._plans = step, iter(())
+
+    still = contextlib.nullcontext
+    """Nothing has to be done: nobody else is working."""
+
+    def pop(self) -> tuple[PlannedBatch, Finished | FailedBatch]:
+        """Make the next batch or block."""
+        plan = next(self._plans, None)
+        if plan is None:  # also once a schedule has failed
+            self._plans = self.recipe.planned.batches(self.head, sys.maxsize)
+            plan = next(self._plans)
+        rows = self.recipe.planned.rows(plan)
+        self.head += 1
+        if not self.drew:
+            self._undrawn.look()
+        chunk = Chunk(plan.step, 0, rows.indices, rows.rounds, plan.ctx)
+        meter = self._meter
+        work, parts = self._program.work(chunk, None, self._random, meter.share)
+        self.drew = self.drew or self._undrawn.drawn
+        samples = work.samples
+        done = len(samples) if work.ended else len(chunk)
+        self._rows += done
+        if parts:
+            meter.parts.add(parts, done)
+        weighs = plan.image_size != self._size or next(self._weighs)
+        if weighs and samples:
+            self._size = plan.image_size
+            meter.sample_bytes = size_of_all(samples) // len(samples)
+        meter.collating()
+        if work.failures or self.recipe.repack:
+            return self._filled(
+                work, InFlightBatch(plan, rows, buffer=None, remaining=[])
+            )
+        planned = PlannedBatch(plan, rows)
+        if self.recipe.buffers.collate is None:
+            return planned, self._together(planned, samples)
+        return planned, self._called(partial(self._together, planned, samples), plan)
+
+    def _called(
+        self, collate: Callable[[], Finished | FailedBatch], plan: BatchPlan
+    ) -> Finished | FailedBatch:
+        """Call the user's `collate_fn`; the batch seeds its draws."""
+        return self._calls.call(collate, self.recipe.seed, plan.epoch, plan.batch)
+
+    def _together(
+        self, planned: PlannedBatch, samples: Sequence[Any]
+    ) -> Finished | FailedBatch:
+        """Collate samples that are all there."""
+        buffers, indices = self.recipe.buffers, planned.rows.indices
+        try:
+            return Finished(buffers.together(planned.plan, samples, indices))
+        except Exception as error:  # noqa: BLE001 the trainer raises it
+            return FailedBatch(error)
+
+    def _filled(
+        self, work: Work, in_flight: InFlightBatch
+    ) -> tuple[InFlightBatch, Finished | FailedBatch]:
+        """Make a batch of which samples are missing, or a block, as workers do."""
+        in_flight.ended = work.ended
+        if not work.failures:
+            kept = dict(zip(work.rows(), work.samples, strict=True))
+            return in_flight, Finished(kept)
+        for failure in work.failures:
+            if isinstance(failure.error, KeyboardInterrupt):
+                raise failure.error  # at once: it was meant for the loop
+        in_flight.failures += work.failures
+        work.failures = None
+        buffers = self.recipe.buffers
+        in_flight.buffer = BatchBuffer(buffers, in_flight.plan)
+        self._program.finish(work, in_flight.buffer)
+        finished = buffers.finish(in_flight)
+        if isinstance(finished, Gathered):
+            finished = self._called(finished.collate, in_flight.plan)
+        return in_flight, finished
+
+
+def maker_of(
+    recipe: Recipe, cursor: Cursor, meter: BatchMeter
+) -> DrawnMaker | PlanMaker:
+    """Return the maker for a pipeline of this kind."""
+    if recipe.drawn is None:
+        return PlanMaker(recipe, cursor, meter)
+    (read,) = recipe.segments[0].program.operations
+    seeded = isinstance(read, SeededRead)
+    return (SeededMaker if seeded else DrawnMaker)(recipe, cursor, meter)
