@@ -24,6 +24,7 @@ TURNED = {
     "autotune/test_scale.py": "what the law says of a plan",
     "autotune/test_simulated.py": "a simulated plant's clock",
     "autotune/test_tuner.py": "a simulated plant's clock",
+    "engine/core/test_metrics.py": "times that the test gives the meter",
     "engine/test_contention.py": "a clock that the test turns",
     "engine/observe/test_monitor.py": "times that the test gives the monitor",
     "system/test_file_locks.py": "a clock that the test turns",
