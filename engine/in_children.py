@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import chain, groupby
 from typing import Any
 
+from .. import config
 from ..errors import SampleNote, SpecError
 from ..system.forking import FORKS
 from ..system.printing import figures
@@ -165,11 +166,13 @@ def may_move(recipe: Recipe) -> bool:
 def has_cores_to_spare(recipe: Recipe) -> bool:
     """Whether there are cores for worker processes, which need not pay at once.
 
-    Several ranks may share the cores of a host: their tuners divide them.
+    Several ranks may share the cores of a host: their tuners divide them. Without a
+    tuner, work stays in the trainer's process, where all that it does can be seen.
     """
+    tuned = config.get_enable_autotune()
     lone = recipe.planned.shard.size == 1
     kept = recipe.options.persistent_workers
-    return lone and kept and recipe.cpu_cores >= MANY_CORES
+    return tuned and lone and kept and recipe.cpu_cores >= MANY_CORES
 
 
 def crowded(recipe: Recipe, batch_s: float) -> str:

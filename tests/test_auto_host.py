@@ -316,9 +316,7 @@ def hosts(pipe: ps.Pipeline, steps: int = 12) -> list[str]:
     return [run_of(pipe).read().host for _, _ in zip(range(steps), pipe, strict=False)]
 
 
-@pytest.mark.parametrize("tuned", [True, False])
-def test_with_many_cores_costly_work_leaves_the_trainer_at_once(tuned: bool) -> None:  # noqa: FBT001
-    ps.set_enable_autotune(tuned)
+def test_with_many_cores_costly_work_leaves_the_trainer_at_once() -> None:
     ps.set_cpu_budget(8)
     with pipe_of(waiting, length=200) as pipe:
         loop = iter(pipe)
@@ -336,17 +334,24 @@ def test_with_many_cores_costly_work_leaves_the_trainer_at_once(tuned: bool) -> 
 
 
 @pytest.mark.parametrize(
-    ("cores", "function"), [(2, waiting), (8, as_it_is)], ids=["few cores", "cheap"]
+    ("cores", "function", "tuned"),
+    [(2, waiting, True), (8, as_it_is, True), (8, waiting, False)],
+    ids=["few cores", "cheap", "no tuner"],
 )
-def test_other_work_is_left_to_the_tuner(cores: int, function: Any) -> None:
-    ps.set_enable_autotune(False)
+def test_other_work_does_not_leave_at_once(
+    cores: int,
+    function: Any,
+    tuned: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuner, "CONTROL_S", 1000.0)  # the tuner does not look
+    ps.set_enable_autotune(tuned)
     ps.set_cpu_budget(cores)
     with pipe_of(function, length=200) as pipe:
         assert set(hosts(pipe)) == {"trainer"}
 
 
 def test_work_that_keeps_a_state_stays_however_many_cores_there_are() -> None:
-    ps.set_enable_autotune(False)
     ps.set_cpu_budget(8)
     counting = Counting()
     with pipe_of(counting, length=200) as pipe:
