@@ -15,9 +15,18 @@ from typing import Any
 from ...cache.cache import Cache, RandomUpstreamError, finished
 from ...cache.structure import UnstorableError
 from ...cache.tiers import Found
-from ...errors import SampleError, SpecError, set_on
+from ...errors import SampleError, SpecError
 from ..plan import Context
-from .program import NO_SAMPLE, STOPPED, Calling, Calls, Map, Read, Work
+from .program import (
+    NO_SAMPLE,
+    STOPPED,
+    Calling,
+    Calls,
+    Map,
+    Read,
+    Work,
+    of_stage,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +142,3 @@ class OfCached:
             f"a function before .cache() reads ctx.{name}, which changes between"
             " epochs; its results are computed only once, so move it after .cache()"
         )
-
-
-def of_stage(error: BaseException, stage: str) -> BaseException:
-    """Return the error, marked with the stage that raised it: see `Work.fail`."""
-    set_on(error, "penstock_stage", stage)
-    return error

@@ -13,9 +13,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat, starmap
-from typing import Any, ClassVar, NamedTuple
+from types import FunctionType
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from ...errors import SampleError, add_note
+from ...errors import SampleError, add_note, set_on
 from ..batch.array_rows import ArrayRows
 from ..batch.buffer import BatchBuffer
 from ..batch.layout import size_of, size_of_all
@@ -146,6 +147,12 @@ STOPPED = (
     "the function of {} raised StopIteration, which Python takes for the end of an "
     "iteration; a stage's function must return a sample or raise another exception"
 )
+
+
+def of_stage(error: BaseException, stage: str) -> BaseException:
+    """Return the error, marked with the stage that raised it: see `Work.fail`."""
+    set_on(error, "penstock_stage", stage)
+    return error
 
 
 class Calls(NamedTuple):
@@ -321,17 +328,23 @@ AT_ONCE = 16
 """Most samples that it takes."""
 
 
-def together_of(function: Any) -> Callable[..., Sequence[Any]] | None:
-    """Return a function's method for several samples, or None.
+Rows: TypeAlias = Callable[..., Sequence[Any]]
+"""Takes several samples, what each draws with, and the context."""
 
-    A class that changes `__call__` alone makes other samples than the method that it
+
+def offered(function: Any, name: str) -> Callable[..., Any] | None:
+    """Return what a function offers under this name, or None.
+
+    A class that changes `__call__` alone does other things than the method that it
     inherits.
     """
+    if isinstance(function, FunctionType):
+        return vars(function).get(name)
     for kind in type(function).__mro__:
-        if vars(kind).get(TOGETHER) is not None:
-            found: Callable[..., Sequence[Any]] = getattr(function, TOGETHER)
+        if vars(kind).get(name) is not None:
+            found: Callable[..., Any] = getattr(function, name)
             return found
-        if TOGETHER in vars(kind) or "__call__" in vars(kind):
+        if name in vars(kind) or "__call__" in vars(kind):
             break
     return None
 
@@ -353,19 +366,20 @@ class Map(Calling):
     def begin(self, work: Work) -> Calls:
         """Pass each sample to the function, with the other arguments it takes."""
         samples = work.watched(work.samples)
-        together = None if self.one_by_one else together_of(self.function)
+        together = None if self.one_by_one else self._together()
         if together is not None:
             made = self._made_together(together, work)
             calls = map(self._rest, made, samples, *self._extras(work))
         elif self.wants_rng or self.wants_ctx:
-            calls = map(self._call, samples, *self._extras(work))
+            calls = map(self.call, samples, *self._extras(work))
         else:
             calls = map(self.function, samples)
         return Calls(calls, len(work.samples), work)
 
-    def _made_together(
-        self, together: Callable[..., Sequence[Any]], work: Work
-    ) -> list[Any]:
+    def _together(self) -> Rows | None:
+        return offered(self.function, TOGETHER)
+
+    def _made_together(self, together: Rows, work: Work) -> list[Any]:
         """Pass samples to the function, several at a time; None for those it leaves.
 
         If it raises, they are passed one by one, and the bad one shows itself.
@@ -375,20 +389,24 @@ class Map(Calling):
         for start in range(0, len(work.samples), AT_ONCE):
             part = slice(start, start + AT_ONCE)
             samples = work.samples[part]
-            streams = zip(rounds[part], indices[part], repeat(self.number))
+            streams = zip(repeat(work), rounds[part], indices[part])
             if work.watch is not None:
                 work.watch.all()
             try:
-                rngs = starmap(work.random.at, streams)
+                rngs = starmap(self._stream, streams)
                 found = together(samples, rngs, work.chunk.context)
             except Exception:  # noqa: BLE001 it is raised again, for the bad sample
                 found = ()
             made += found if len(found) == len(samples) else [None] * len(samples)
         return made
 
+    def _stream(self, work: Work, round_: int, index: int) -> Any:
+        """Return what the function for several samples draws one of them with."""
+        return work.random.at(round_, index, self.number)
+
     def _rest(self, made: Any, sample: Any, work: Work, round_: int, index: int) -> Any:
         """Return what was made of a sample together with others, or make it now."""
-        return self._call(sample, work, round_, index) if made is None else made
+        return self.call(sample, work, round_, index) if made is None else made
 
     def finish(self, work: Work, results: Work) -> None:
         """Refuse None."""
@@ -409,7 +427,8 @@ class Map(Calling):
             chunk.indices[at].tolist(),
         )
 
-    def _call(self, sample: Any, work: Work, round_: int, index: int) -> Any:
+    def call(self, sample: Any, work: Work, round_: int, index: int) -> Any:
+        """Return what the function makes of one sample."""
         extras: dict[str, Any] = {}
         if self.wants_rng:
             extras["rng"] = work.random.at(round_, index, self.number)

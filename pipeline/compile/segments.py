@@ -26,6 +26,7 @@ from ...engine.batch.buffer import Buffers
 from ...engine.batch_work import Collate
 from ...engine.in_children import taken_along
 from ...engine.program.cached import Cached, Stored
+from ...engine.program.fused import with_fused_maps
 from ...engine.program.program import (
     BatchMap,
     Filter,
@@ -157,13 +158,14 @@ def fused(
     for at, group in enumerate(groups):
         name = batch_name if at == last else None
         segment = _segment(group, settings, name, caches, pipeline)
-        operations = segment.program.operations
+        operations = with_fused_maps(segment.program.operations)
+        program = replace(segment.program, operations=operations)
         storable = []
         for operation in operations:
             here = segment.executor != "ray"  # a cache belongs to one machine
             samples = samples if here and is_repeatable(operation) else None
             storable.append(samples)
-        segments.append(replace(segment, storable=tuple(storable)))
+        segments.append(replace(segment, program=program, storable=tuple(storable)))
     segments = taken_along(segments)
     begins_inline = source.iterable or source.mapped
     if begins_inline and len(segments) > 1 and segments[0].executor == "auto":

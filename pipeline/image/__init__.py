@@ -3,9 +3,11 @@
     pipe.map(ps.image.decode).map(ps.image.random_resized_crop(224))
     pipe.map(ps.image.decode_random_resized_crop(224, flip=0.5))
 
-The second line decodes only the crop of a JPEG, with an extension in C that is built
-with penstock if libjpeg-turbo's headers are installed. Photos that are much larger than
-the crop are decoded at a smaller scale.
+Both lines decode only the crop of a JPEG, with an extension in C that is built with
+penstock if libjpeg-turbo's headers are installed. `decode`, an operator that crops or
+resizes, and a flip or a central crop after it become one stage, with the same results.
+The second line also decodes photos that are much larger than the crop at a smaller
+scale.
 
     pipe.map(ps.image.decode_only_random_resized_crop(224, flip=0.5))
 

@@ -23,6 +23,7 @@ from ...engine.plan import Context
 from ...errors import SpecError, check, whole_number
 from .codec import (
     CropDecoder,
+    decode,
     is_bomb,
     like,
     on_pixels,
@@ -119,6 +120,40 @@ def on_canvas(image: Image, placement: Placement) -> Image:
     return around
 
 
+def on_files(
+    samples: Sequence[Any],
+    choices: Iterator[Callable[[int, int], Placement]],
+    *,
+    to_end: bool,
+) -> list[Any]:
+    """Return samples with their images placed, made in one call without the GIL.
+
+    None stands for a sample that must be made by itself: its image is no file, or one
+    that the extension refuses, or it has annotations.
+
+    Args:
+        samples: what an operator takes.
+        choices: for each, what returns the placement for a height and a width. One is
+            asked before the next is taken.
+        to_end: see `CropDecoder.crops`.
+    """
+    made: list[Any] = [None] * len(samples)
+    parts = [SampleParts.of(sample) for sample in samples]
+    files = [part.file for part in parts]
+    sizes = zip(DECODER.sizes(files), choices, strict=True)
+    chosen = {
+        at: choose(height, width)
+        for at, ((height, width), choose) in enumerate(sizes)
+        if height and not is_bomb(height, width)
+    }
+    taken = [files[at] for at in chosen]
+    images = DECODER.crops(taken, [*chosen.values()], to_end=to_end)
+    for (at, placement), image in zip(chosen.items(), images, strict=True):
+        if image is not None:
+            made[at] = parts[at].made(on_canvas(image, placement))
+    return made
+
+
 class Placing(ABC):
     """An operator that only says where an image goes: several go there in one call."""
 
@@ -129,26 +164,18 @@ class Placing(ABC):
     def __penstock_rows__(
         self, samples: Sequence[Any], rngs: Iterator[np.random.Generator], ctx: Context
     ) -> list[Any]:
-        """Return samples with their images placed, made in one call without the GIL.
+        """Return samples with their images placed: see `on_files`."""
+        choices = (partial(self._choose, ctx, rng) for rng in rngs)
+        return on_files(samples, choices, to_end=self.TO_END)
 
-        None stands for a sample that must be made by itself: its image is no file, or
-        one that the extension refuses, or it has annotations.
-        """
-        made: list[Any] = [None] * len(samples)
-        parts = [SampleParts.of(sample) for sample in samples]
-        files = [part.file for part in parts]
-        sizes = zip(DECODER.sizes(files), rngs, strict=True)
-        chosen = {
-            at: self._choose(ctx, rng, height, width)
-            for at, ((height, width), rng) in enumerate(sizes)
-            if height and not is_bomb(height, width)
-        }
-        taken = [files[at] for at in chosen]
-        images = DECODER.crops(taken, [*chosen.values()], to_end=self.TO_END)
-        for (at, placement), image in zip(chosen.items(), images, strict=True):
-            if image is not None:
-                made[at] = parts[at].made(on_canvas(image, placement))
-        return made
+    def __penstock_fused__(
+        self, following: Sequence[Any], at: int = 0
+    ) -> tuple[int, Callable[..., Any]] | None:
+        """Take a flip or a central crop along: see engine/program/fused.py."""
+        after = following[0] if following else None
+        takes = type(after) in (center_crop, horizontal_flip)
+        fused = FusedPlacing(self, at, after if takes else None)
+        return (at + takes, fused) if at or takes else None
 
     @abstractmethod
     def _choose(
@@ -621,3 +648,52 @@ def check_probability(name: str, value: float) -> None:
         0 <= value <= 1,
         f"`{name}` must be a probability, 0 to 1, got {value}; 0.5 is usual",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class FusedPlacing:
+    """Makes several samples as operators in separate maps do, in one native call.
+
+    Args:
+        placing: the operator that places.
+        at: which of them it is: 1 after `decode`.
+        after: the one after it, if it goes along.
+    """
+
+    placing: Placing
+    at: int
+    after: center_crop | horizontal_flip | None
+
+    def __call__(
+        self,
+        samples: Sequence[Any],
+        draws: Iterator[Callable[[int], Any]],
+        ctx: Context,
+    ) -> list[Any]:
+        """Return the samples, or None, as `on_files` does."""
+        choices = (partial(self._choose, ctx, draw) for draw in draws)
+        made = on_files(samples, choices, to_end=self.placing.TO_END)
+        if isinstance(self.after, center_crop):
+            return [each if each is None else self.after(each) for each in made]
+        return made
+
+    def _choose(
+        self, ctx: Context, draw: Callable[[int], Any], height: int, width: int
+    ) -> Placement:
+        placement = self.placing._choose(ctx, draw(self.at), height, width)  # noqa: SLF001
+        if isinstance(self.after, horizontal_flip):
+            mirrors = draw(self.at + 1).random() < self.after.p
+            return replace(placement, mirrored=placement.mirrored != mirrors)
+        return placement
+
+
+def after_decoding(following: Sequence[Any]) -> tuple[int, Callable[..., Any]] | None:
+    """Let `decode` leave the pixels to an operator that needs only some of them."""
+    kinds = random_resized_crop, resize, resize_short_side, center_crop
+    if not following or type(following[0]) not in kinds:
+        return None
+    placing: Placing = following[0]
+    return placing.__penstock_fused__(following[1:], 1)
+
+
+vars(decode)["__penstock_fused__"] = after_decoding
