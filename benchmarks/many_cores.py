@@ -9,7 +9,8 @@ drives an accelerator: it takes and releases the GIL all the time. Batches hold 
 samples, and the CPU budget is 16.
 
 Each row trains in a process of its own: pipelines with autotune on, from defaults, and
-with workers set by hand, and torch's DataLoader with as many. Printed are the rate
+with workers set by hand; one whose threads decode several samples in a call, in another
+process; and torch's DataLoader. Printed are the rate
 beside what so many workers could give, and the trainer's own part of a step, from a
 batch's arrival to the next call for one, beside the same with nothing to load. The
 verdict follows, and how many times faster a trainer is that has nothing to load.
@@ -21,7 +22,7 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 from multiprocessing import get_context
@@ -72,12 +73,35 @@ class Files(torchs.Dataset[tuple[bytes, int]]):
 
 def decoded(sample: tuple[bytes, int]) -> tuple[NDArray[np.uint8], int]:
     """Wait as long as a decoder computes, and return an image of the bytes."""
-    content, label = sample
+    compute(1)
+    return image_of(sample)
+
+
+def compute(samples: int) -> None:
+    """Take one of the cores for as long as so many samples take."""
     os.eventfd_read(FREE)
-    time.sleep(DECODE_S)
+    time.sleep(samples * DECODE_S)
     os.eventfd_write(FREE, 1)
+
+
+def image_of(sample: tuple[bytes, int]) -> tuple[NDArray[np.uint8], int]:
+    """Return an image of the bytes."""
+    content, label = sample
     image = np.frombuffer(content, np.uint8, np.prod(SHAPE).item())
     return image.reshape(SHAPE).copy(), label
+
+
+class Together:
+    """Decodes several samples in one call, as a kernel in native code does."""
+
+    def __call__(self, sample: tuple[bytes, int]) -> tuple[NDArray[np.uint8], int]:
+        return decoded(sample)
+
+    def __penstock_rows__(
+        self, samples: Sequence[tuple[bytes, int]], *_: Any
+    ) -> list[tuple[NDArray[np.uint8], int]]:
+        compute(len(samples))
+        return [image_of(sample) for sample in samples]
 
 
 class Decoded(Files):
@@ -132,10 +156,17 @@ def by_hand(workers: int) -> Trained:
     return piped(files.map(decoded, **each))
 
 
-def piped(samples: ps.Pipeline) -> Trained:
+def together(workers: int) -> Trained:
+    """Train on what threads of one process make, several samples in a call."""
+    files = ps.Pipeline.from_dataset(Files()).shuffle(seed=0)
+    made = files.map(Together(), num_parallel_workers=workers)
+    return piped(made, host="process")
+
+
+def piped(samples: ps.Pipeline, host: Any = "auto") -> Trained:
     """Train on batches of a pipeline's samples."""
     ps.set_cpu_budget(CORES)
-    with samples.batch(BATCH) as pipe:
+    with samples.batch(BATCH).options(host=host) as pipe:
         return Trained(*trained(pipe), pipe.explain().line)
 
 
@@ -156,6 +187,7 @@ def main() -> None:
         "nothing to load": (alone, CORES),
         "penstock, tuned from defaults": (tuned, CORES),
         f"penstock, {workers} processes by hand": (by_hand, workers),
+        f"penstock, {CORES} threads in a process": (together, CORES),
         f"DataLoader num_workers={workers}": (of_torch, workers),
     }
     seen: dict[str, Trained] = {}
