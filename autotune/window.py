@@ -23,15 +23,6 @@ PATIENCE_S = 2.0
 """Seconds after which one finished row is enough: decisions must not take forever."""
 
 
-def row_s(segment: SegmentObservation) -> float:
-    """Return the worker-seconds of a row, by the work that was reported.
-
-    `run_s` also has the work that goes on, whose rows are not counted yet.
-    """
-    reported_s = sum(part.run_s_per_row for part in segment.parts)
-    return reported_s or segment.run_s_per_row
-
-
 def worked_rows(segment: SegmentObservation) -> float:
     """Return the rows that a segment's workers were busy for.
 
@@ -40,7 +31,7 @@ def worked_rows(segment: SegmentObservation) -> float:
     """
     if segment.executor != "process" or segment.rows == 0:
         return segment.rows
-    return ratio(segment.run_s, row_s(segment))
+    return ratio(segment.run_s, segment.run_s_per_row)
 
 
 def sustained_rows(observation: Observation) -> float:
@@ -56,9 +47,14 @@ def sustained_rows(observation: Observation) -> float:
 
 
 def report_s(segment: SegmentObservation) -> float:
-    """Return the time after which a process reports a batch; 0 for other workers."""
-    there = segment.executor == "process"
-    return row_s(segment) * batch_rows(segment) if there else 0.0
+    """Return the time after which a process reports a batch; 0 for other workers.
+
+    All workers of a process make its batch.
+    """
+    if segment.executor != "process":
+        return 0.0
+    each = max(1.0, ratio(segment.num_parallel_workers, segment.children))
+    return segment.run_s_per_row * batch_rows(segment) / each
 
 
 def batch_rows(segment: SegmentObservation) -> float:

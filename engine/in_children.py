@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, groupby
 from typing import Any
 
@@ -59,7 +60,7 @@ def in_children(recipe: Recipe, children: int | None = None) -> Recipe:
     placed = (each for each in behind if each.executor != "process")
     if children is not None or all(each.movable for each in placed):
         there = (replace(each.within, per_batch=True) for each in behind)
-        far = replace(far, inner=(*(far.inner or (far.within,)), *there))
+        far = replace(far, inner=(*far.within_all, *there))
         behind = ()
     return replace(recipe, segments=(far, *behind))
 
@@ -100,13 +101,15 @@ def as_one(segments: Sequence[SegmentRecipe]) -> SegmentRecipe:
     """Return one segment of processes that do the work of several."""
     far = [each for each in segments if each.executor == "process"]
     asked = far or segments
-    inner = [together(list(each)) for _, each in groupby(segments, _apart)]
+    workers = max(each.num_parallel_workers for each in asked)
+    apart = partial(_apart, workers)
+    inner = [together(list(each)) for _, each in groupby(segments, apart)]
     limits = {each.timeout_s for each in segments if not _awaits(each)}
     return replace(
         together(segments),
         name=asked[-1].name,
         executor="process",
-        num_parallel_workers=max(each.num_parallel_workers for each in asked),
+        num_parallel_workers=workers,
         bounds=asked[-1].bounds,
         timeout_s=limits.pop() if len(limits) == 1 else None,
         inner=tuple(each.within for each in inner) if len(inner) > 1 else (),
@@ -117,9 +120,13 @@ def _awaits(segment: SegmentRecipe) -> bool:
     return segment.executor == "async"
 
 
-def _apart(segment: SegmentRecipe) -> tuple[bool, bool]:
-    """Return what makes work another segment in a worker process, too."""
-    return _awaits(segment), segment.iterable
+def _apart(workers: int, segment: SegmentRecipe) -> tuple[bool, bool, bool]:
+    """Return what makes work another segment in its worker processes, too.
+
+    Among so many workers in processes, more threads stay more.
+    """
+    more = segment.num_parallel_workers > workers
+    return _awaits(segment), segment.iterable, more
 
 
 def together(segments: Sequence[SegmentRecipe]) -> SegmentRecipe:

@@ -125,6 +125,7 @@ def _segment(
         iterable=recipe.iterable,
         alive=pool.alive,
         beginning=pool.beginning,
+        children=pool.children,
         alone_s_per_row=recipe.alone_s_per_row,
     )
 

@@ -122,6 +122,10 @@ def check_ray_options(options: Any) -> None:
 AS_SHIPPED = Options()
 
 
+ASSIGNED = 4
+"""Most batches that a worker process has at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentRecipe:
     """One segment, ready to be built."""
@@ -174,10 +178,29 @@ class SegmentRecipe:
             self,
             program=replace(self.program, doubtful=(), watched=()),
             executor="async" if self.executor == "async" else "inline",
+            prefetch_size=ASSIGNED,
             movable=False,
             subjects=(),
             per_batch=False,
             timeout_s=self.timeout_s if self.executor == "async" else None,
+        )
+
+    @property
+    def within_all(self) -> tuple[SegmentRecipe, ...]:
+        """What runs in each of its worker processes."""
+        return self.inner or (self.within,)
+
+    @property
+    def more_within(self) -> tuple[bool, ...]:
+        """For each of `within_all`, whether a process has more workers than its share.
+
+        These are coroutines, or the threads of a stage that has more than processes.
+        """
+        own = self.num_parallel_workers
+        return tuple(
+            each.executor == "async"
+            or (each.num_parallel_workers > own and not each.per_batch)
+            for each in self.within_all
         )
 
     @property
@@ -240,7 +263,7 @@ class Recipe:
     def elsewhere(self, at: int) -> Recipe:
         """Return what worker processes of segment `at` work by."""
         segment = self.segments[at]
-        *before, last = segment.inner or (segment.within,)
+        *before, last = segment.within_all
         program = last.program
         if not (program.places or last.per_batch):  # there, nothing follows
             last = replace(last, program=replace(program, places=self.buffers.stage))

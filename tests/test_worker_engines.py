@@ -379,3 +379,41 @@ def test_memory_that_a_sample_frees_serves_the_next_one() -> None:
         faults = torch.cat(list(pipe))
     new = faults[-200:].diff()
     assert new.float().mean() < 100, "a megabyte has 256 pages"
+
+
+class Readers:
+    """Each sample knows how many were read at the same time in its process."""
+
+    lock, count = threading.Lock(), 0
+
+    def __len__(self) -> int:
+        return 640
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        with Readers.lock:
+            Readers.count += 1
+            found = Readers.count
+        time.sleep(0.005)
+        with Readers.lock:
+            Readers.count -= 1
+        return index, found
+
+
+def twice(sample: tuple[int, int]) -> tuple[int, int]:
+    index, found = sample
+    return 2 * index, found
+
+
+def test_a_stage_of_many_threads_keeps_them_before_one_of_few_processes() -> None:
+    source = ps.Pipeline.from_dataset(
+        Readers(), executor="thread", num_parallel_workers=24, thread_safe=True
+    )
+    pipe = source.map(twice, executor="process", num_parallel_workers=2)
+    with pipe.batch(16) as batches:
+        made = list(batches)
+        (segment,) = batches.stats().segments
+    assert torch.cat([rows for rows, _ in made]).tolist() == list(range(0, 1280, 2))
+    assert 6 < max(int(found.max()) for _, found in made) <= 12
+    assert segment.num_parallel_workers == 2
+    read, mapped, *_ = segment.parts
+    assert segment.run_s_per_row < read.run_s_per_row > mapped.run_s_per_row

@@ -283,11 +283,15 @@ class _Law(Case):
             knob = self.knob(*key)
             if knob is None:
                 continue
-            working = target * segment.run_s_per_row
+            row_s, more = segment.run_s_per_row, 0
+            if moves and segment.alone_s_per_row:  # there, none waits for the GIL
+                row_s = min(row_s, segment.alone_s_per_row)
+                more = MORE_PROCESSES * (segment.cpu_s_per_row < MOSTLY * row_s)
+            working = target * row_s
             needed = ceil(working / BUSY - 0.01)
             needed = min(needed, self._most(segment))
             if moves:
-                needed = min(needed, max(cores, knob.value))
+                needed = min(needed, max(cores, knob.value + more))
             elif segment.executor == "process":
                 needed = min(needed, max(cores, knob.value + MORE_PROCESSES))
             if needed <= knob.value:
@@ -298,9 +302,7 @@ class _Law(Case):
                 old=knob.value,
                 new=needed,
                 rule="law",
-                reason=phrases.law(
-                    segment.name, segment.run_s_per_row, working, target, knob.value
-                ),
+                reason=phrases.law(segment.name, row_s, working, target, knob.value),
                 expected=min(target / self.rate, needed / knob.value),
                 evidence=self._evidence(segment, target),
             )

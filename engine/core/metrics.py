@@ -192,6 +192,8 @@ class WorkerReading(Totals):
     run_s: float = field(default=0.0, metadata=TOTAL)
     """Worker-seconds inside the stages' functions: CPU time and everything that blocks
     in them."""
+    settled_s: float = field(default=0.0, metadata=TOTAL)
+    """The part of `run_s` whose rows are counted; 0: unknown."""
     cpu_s: float = field(default=0.0, metadata=TOTAL)
     """CPU-seconds of these; `run_s - cpu_s` is I/O, the GIL, locks and the run
     queue."""
@@ -419,6 +421,7 @@ class WorkerMeter:
             rows=self._rows,
             worker_s=(self._alive + (now_ns - self._since) * self._workers) / 1e9,
             run_s=run / 1e9,
+            settled_s=self._run / 1e9,
             cpu_s=self._cpu / 1e9,
             wait_input_s=waits[Wait.INPUT] / 1e9,
             wait_credit_s=(waits[Wait.CREDIT] + waits[Wait.MEMORY]) / 1e9,

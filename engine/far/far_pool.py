@@ -241,9 +241,9 @@ class FarPool(ServedPool, Generic[AChild]):
         It starts listening before it looks, so that work arriving later wakes it.
         """
         self._listening = True
-        ahead = self._lease_ns < self.ahead_ns and not self._blame
         # One that is about to leave must be able to.
-        most = 1 + (ahead and len(self._children) == self._wanted)
+        ahead = len(self._children) == self._wanted and not self._blame
+        most = 1 + ahead * self._ahead()
         for having in range(most):
             for child in self._by_leases():
                 if len(child.errands) != having:
@@ -256,6 +256,10 @@ class FarPool(ServedPool, Generic[AChild]):
                     return  # and so do the others
         free = any(len(child.errands) < most for child in self._by_leases())
         self._listening = free or not self._children
+
+    def _ahead(self) -> int:
+        """Return how many leases a child may get while it has one."""
+        return int(self._lease_ns < self.ahead_ns)
 
     def _by_leases(self) -> list[AChild]:
         """Return the children that may get leases, those with the fewest first.

@@ -5,7 +5,7 @@ engine lock wakes the selector thread when there may be work, the pipes when wor
 done or a child is gone, and its own timer when samples have a time limit.
 
 The workers of a segment are shared among its children: if it is thread-safe, a child
-has several once there is one for each core. A child may be assigned one more batch
+has several once there is one for each core. A child may be assigned more batches
 while it makes one, so that it need not wait for the trainer's answer.
 """
 
@@ -29,7 +29,7 @@ from ..core.connector import Connector, ReaderLost
 from ..core.core import FAR_LEASE_NS
 from ..core.metrics import WorkerMeter
 from ..program.cached import Cached
-from ..recipe import Recipe
+from ..recipe import ASSIGNED, Recipe
 from ..workers.pool import Holding, PoolStatistics
 from .assigned_engine import Assignment, Result, Share
 from .child import (
@@ -64,6 +64,10 @@ WRITE = selectors.EVENT_WRITE
 MAX_TOGETHER = 16
 """Most workers in one child: a GIL takes 20 to 100 us to change hands, and every thread
 makes the wait for it that much longer."""
+
+
+ROWS_EACH = 4
+"""Rows at a child for each of its workers, if these are several."""
 
 
 def children_for(workers: int, cores: int | None) -> int:
@@ -271,12 +275,25 @@ class ProcessPool(FarPool[WorkerChild]):
             begun = sum(child.share.workers for child in children if not child.begins)
             beginning = max(0, min(asked, workers or asked) - begun)
             self._begun = self._begun if beginning else asked
-        return PoolStatistics(workers, beginning)
+        return PoolStatistics(workers, beginning, children=len(children))
 
     def leases(self, workers: int) -> Holding:
-        children = children_for(workers, self._cores)  # some wait at them
+        children = children_for(workers, self._cores)
         each = -(-workers // children)
-        return Holding(children + -(-children // 2), FAR_LEASE_NS * each, children)
+        waiting = self._waiting(workers, children) * children or -(-children // 2)
+        return Holding(children + waiting, FAR_LEASE_NS * each, children)
+
+    def _waiting(self, workers: int, children: int) -> int:
+        """Return how many leases wait at a child whose workers share them, or 0.
+
+        The last rows of one leave most of its workers idle. Those who wait for storage
+        need more rows at hand than they work on.
+        """
+        wide = zip(self._segment.within_all, self._segment.more_within, strict=True)
+        counts = [s.num_parallel_workers for s, more in wide if more]
+        threads = max(-(-each // children) for each in (workers, *counts))
+        rows = self._engine_lock.core.batch_rows
+        return min(ASSIGNED - 1, -(-ROWS_EACH * threads // rows)) if threads > 1 else 0
 
     def rest(self, until_ns: int) -> None:
         """Let all children rest before their next sample; 0: no more."""
@@ -350,6 +367,10 @@ class ProcessPool(FarPool[WorkerChild]):
         current = not any(map(self._outdated, self._children))
         settled = current and len(self._children) == self._wanted
         self._staffed = now if settled else None
+
+    def _ahead(self) -> int:
+        there = max(1, len(self._children))
+        return self._waiting(self._shared, there) or super()._ahead()
 
     def _share_out(self, asked: int) -> None:
         """Tell each child how many of the workers it has."""

@@ -160,6 +160,8 @@ class SegmentObservation(WorkerReading):
     """Whether one worker reads it from start to end, as an iterable."""
     alive: int = 0
     """Workers that work or wait, at the end of the window."""
+    children: int = 0
+    """Processes that they are in, if these are not the trainer's."""
     beginning: int = 0
     """Workers whose speed is unknown, because they are starting or have settled none of
     their leases."""
@@ -192,8 +194,11 @@ class SegmentObservation(WorkerReading):
 
     @property
     def run_s_per_row(self) -> float:
-        """Worker-seconds per row; 0 before any row is finished."""
-        return ratio(self.run_s, self.rows)
+        """Worker-seconds per row; 0 before any row is finished.
+
+        `run_s` also has the work that goes on, whose rows are not counted yet.
+        """
+        return ratio(self.settled_s or self.run_s, self.rows)
 
     @property
     def cpu_s_per_row(self) -> float:

@@ -35,6 +35,8 @@ class PoolStatistics:
     their leases."""
     most: int = sys.maxsize
     """Workers that there is room for."""
+    children: int = 0
+    """Processes that they are in, if these are not the trainer's."""
 
 
 class Holding(NamedTuple):

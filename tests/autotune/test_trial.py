@@ -10,7 +10,6 @@ from penstock.autotune.window import cost_s, enough, joined
 from penstock.engine.core.metrics import WorkerReading
 from penstock.engine.observe.observation import (
     Observation,
-    PartObservation,
     TrainerObservation,
 )
 from support.windows import READ, at_ease, rate, starved
@@ -196,22 +195,29 @@ def by_processes(window_s: float, reports: int) -> Observation:
     """
     seen = rate(64)
     busy_s = 16 * window_s
-    work = WorkerReading(rows=64 * 16 * reports, run_s=busy_s, worker_s=busy_s)
-    part = PartObservation("decode", 1 / 64, 0.0, None)
-    there = tuple(
-        replace(s, executor="process", parts=(part,), **asdict(work))
-        for s in seen.segments
+    work = WorkerReading(
+        rows=64 * 16 * reports,
+        run_s=busy_s,
+        settled_s=16.0 * reports,
+        worker_s=busy_s,
     )
+    there = tuple(replace(s, executor="process", **asdict(work)) for s in seen.segments)
     return replace(seen, segments=there, window_s=window_s)
 
 
 def test_a_window_is_long_enough_for_a_report_of_each_process() -> None:
     assert not enough(by_processes(0.9, 1))
     assert enough(by_processes(1.1, 1))
-    slow = by_processes(3.0, 1)
-    part = PartObservation("decode", 1.0, 0.0, None)  # a batch takes 64 s
-    there = tuple(replace(each, parts=(part,)) for each in slow.segments)
-    assert enough(replace(slow, segments=there))
+    assert not enough(by_processes(0.6, 1))
+    in_eight = (
+        replace(each, num_parallel_workers=16, children=8)
+        for each in by_processes(0.6, 1).segments
+    )
+    assert enough(replace(by_processes(0.6, 1), segments=tuple(in_eight)))
+    slow = (
+        replace(each, settled_s=64.0 * 16) for each in by_processes(3.0, 1).segments
+    )
+    assert enough(replace(by_processes(3.0, 1), segments=tuple(slow)))  # 64 s a batch
 
 
 def test_processes_that_report_together_are_measured_by_how_long_they_were_busy() -> (
