@@ -21,7 +21,7 @@ from .window import cost_s, measured, sustained_rows, whole
 WORSE = 0.05
 """Relative cost increase above which a change counts as harmful."""
 STANDARD_ERRORS = 2.0
-SURELY = 4.0
+SURELY = 3.0
 """The same below which a gain is given up early: it would have to grow much."""
 GAIN_SHARE = 0.3
 """A change that spends must gain this share of what it promised, or `WORTH`."""

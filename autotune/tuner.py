@@ -29,6 +29,7 @@ from .window import (
     beginning,
     enough,
     joined,
+    lacking_s,
     latest,
     needed_workers,
     report_s,
@@ -40,6 +41,9 @@ M = TypeVar("M")
 
 CONTROL_S = 0.5
 """Between two looks, while there may be something to do."""
+MIN_CONTROL_S = 0.05
+"""A look is due earlier if all that is waited for is known to be there by then, but not
+by less than this."""
 CALM_CONTROL_S = 2.0
 """Between two looks, after `CALM_WINDOWS` windows without a decision."""
 CALM_WINDOWS = 20
@@ -159,12 +163,22 @@ class Tuner(Generic[M]):
             self._tell_moves(seen)
             gathered = self._gathered
             window = seen if gathered is None else joined(gathered, seen)
-            self._gathered = None if enough(window) else window
+            dropped = self._settling and window.regime == self._regime
+            self._gathered = None if dropped or enough(window) else window
             if self._gathered is None:
                 self._on_window(window)
                 # While a change settles, nothing is compared that could be disturbed.
                 self._plant.calm = self._trial is None or self._settling
-        return CALM_CONTROL_S if self._quiet > CALM_WINDOWS else CONTROL_S
+        return self._due_s(float("inf") if seen is None else seen.time_s)
+
+    def _due_s(self, now_s: float) -> float:
+        """Return the seconds until there may be something to do."""
+        if self._quiet > CALM_WINDOWS:
+            return CALM_CONTROL_S
+        left_s = self._settled_s - now_s if self._settling else 0.0
+        if self._gathered is not None:
+            left_s = lacking_s(self._gathered)
+        return min(left_s, CONTROL_S) if left_s > MIN_CONTROL_S else CONTROL_S
 
     def finish(self, recent: Callable[[], Observation] | None = None) -> None:
         """Log and write how it ended, and the final values.
@@ -236,6 +250,7 @@ class Tuner(Generic[M]):
         decided = () if self._trial is None else self._trial.decisions
         wanted = {d.operator: d.new for d in decided if d.knob == "executor"}
         wanted |= {d.operator: d.old for d in self._restored if d.knob == "executor"}
+        asked = any(d.knob == "host" for d in (*decided, *self._restored))
         rehoused, self._host = window.host != self._host, window.host
         moved = not rehoused and any(
             before.get(name, kind) != kind and wanted.get(name) != kind
@@ -244,10 +259,11 @@ class Tuner(Generic[M]):
         failed = any(d.key not in self._knobs() for d in decided)
         if failed and self._trial is not None:
             self._restore(self._trial)
-        if moved or failed:
+        new = rehoused and not asked
+        if new or moved or failed:
             self._trial = None
-            self._settle(window)
-        return moved or failed
+            self._settle(window, reports=1 if new else REPORTS)
+        return new or moved or failed
 
     def _entered(self, window: Observation) -> bool:
         """Whether the plan has entered another regime: its known values apply now."""
@@ -316,11 +332,11 @@ class Tuner(Generic[M]):
         self._trial = Trial(decisions, self._base[-known:], in_step=self._shared)
         self._settle(window)
 
-    def _settle(self, window: Observation) -> None:
+    def _settle(self, window: Observation, reports: int = REPORTS) -> None:
         """Wait for the next window, and until rows in progress have gone through."""
         self._settling = True
         longest_s = max(
-            max(segment.run_s_per_row, REPORTS * report_s(segment))
+            max(segment.run_s_per_row, reports * report_s(segment))
             for segment in window.segments
         )
         self._settled_s = window.time_s + min(longest_s, MAX_SETTLE_S)

@@ -65,13 +65,18 @@ def batch_rows(segment: SegmentObservation) -> float:
 def enough(observation: Observation) -> bool:
     """Whether the window is evidence; if not, it is extended."""
     steps, rows = observation.trainer.steps, sustained_rows(observation)
-    longest_s = max(map(report_s, observation.segments))
-    if observation.window_s < min(longest_s, MAX_REPORT_S):
+    if lacking_s(observation) > 0:
         return False
     if not starving(observation):
         return steps >= ENOUGH_STEPS
     patient = steps >= ENOUGH_STEPS or observation.window_s >= PATIENCE_S
     return rows >= ENOUGH_ROWS or (patient and rows > 0)
+
+
+def lacking_s(observation: Observation) -> float:
+    """Return how much longer a window must be for each process to report something."""
+    longest_s = max(map(report_s, observation.segments))
+    return min(longest_s, MAX_REPORT_S) - observation.window_s
 
 
 def cost_s(observation: Observation) -> float:
