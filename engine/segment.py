@@ -304,6 +304,7 @@ def core_of(recipe: Recipe, reservations: Reservations, step: int) -> Core:
             per_batch=segment.per_batch,
             in_order=segment.in_order,
             unsplit=segment.unsplit,
+            least=segment.program.least,
             ahead=not segment.per_batch,
             collates=makes and at == 0,
             divides=not by_workers,

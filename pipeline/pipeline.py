@@ -125,7 +125,6 @@ class Pipeline(Face):
         backoff: float = 0.5,
         max_bytes: int | str = "1GiB",
         hedge: bool = True,
-        bandwidth: int | str | None = None,
         **options: Unpack[ReadOptions],
     ) -> Self:
         """Read whole files through fsspec: samples are `bytes`, or `(bytes, label)`.
@@ -147,8 +146,6 @@ class Pipeline(Face):
             hedge: whether an event loop repeats a request that takes longer than nearly
                 all others; it repeats at most one in twenty, besides the first ten, or
                 one a second.
-            bandwidth: the most bytes per second that this rank's event loop reads, such
-                as "100MB".
             **options: as for `from_dataset`; `num_parallel_workers` counts the reads in
                 flight, and `timeout` includes all retries of a file.
 
@@ -159,8 +156,7 @@ class Pipeline(Face):
         from .sources.files import find_files
         from .sources.patience import Patience
 
-        rate = None if bandwidth is None else parse_bytes(bandwidth)
-        patience = Patience(retries, backoff, parse_bytes(max_bytes), hedge, rate)
+        patience = Patience(retries, backoff, parse_bytes(max_bytes), hedge)
         executor = options.get("executor", "auto")
         files = find_files(urls, labels, storage_options, executor, patience)
         return cls.from_dataset(files, **options)

@@ -11,7 +11,6 @@ leaves' outline and their usual hues; everything else varies from photo to photo
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import PIL.Image
+import PIL.ImageDraw
 import torch
 import torch.utils.data
 from numpy.typing import NDArray
@@ -40,12 +41,10 @@ TILE = 512
 """Side of a texture tile in pixels."""
 TILES = 4
 LEAVES = 90
-REACH = 1.6
-"""Radii from a leaf's centre to its farthest point, with the greatest stretch."""
 GOLDEN = 0.618
 """Steps by it spread any number of classes evenly over the circle of hues."""
-OUTLINES = (2.0, 8.0, 1.0, 0.6)
-"""Exponents p of |u|^p + |v|^p < 1: a disc, a box, a diamond, a star."""
+CORNERS = (32, 4, 3, 6)
+"""Corners of a class's leaves: 32 are as good as a disc."""
 
 
 def draw_photos(
@@ -130,67 +129,27 @@ def photo(
     height: int, width: int, kind: int, rng: np.random.Generator
 ) -> NDArray[np.uint8]:
     """Draw one photo of class `kind`: `uint8 [height, width, 3]`."""
-    canvas = backdrop(height, width, rng)
-    outline = OUTLINES[kind % len(OUTLINES)]
-    for radius in leaf_radii(min(height, width), rng):
+    picture = PIL.Image.new("RGB", (width, height), tint(rng.random(), rng))
+    canvas = PIL.ImageDraw.Draw(picture)
+    horizon = (0, rng.uniform(0.3, 0.7) * height, width, height)
+    canvas.rectangle(horizon, tint(rng.random(), rng))
+    # From a third to a fiftieth of the side, with a density of radius^-3.
+    shares = (3.0**2 + (50.0**2 - 3.0**2) * rng.random(LEAVES)) ** -0.5
+    for radius in sorted(shares * min(height, width), reverse=True):
+        circle = rng.uniform(0, width), rng.uniform(0, height), radius
         hue = (kind * GOLDEN + 0.1 * rng.standard_normal()) % 1
-        add_leaf(canvas, radius, outline, tint(hue, rng), rng)
-    canvas += texture(height, width, rng) * np.float32(rng.uniform(0.02, 0.05))
-    canvas += rng.standard_normal((height, width), dtype=np.float32) * np.float32(0.012)
-    pixels = (canvas.clip(0, 1) * 255).astype(np.uint8)
-    return np.ascontiguousarray(pixels.transpose(1, 2, 0))
+        corners = CORNERS[kind % len(CORNERS)]
+        canvas.regular_polygon(circle, corners, rng.uniform(0, 360), tint(hue, rng))
+    light = 1 + 0.15 * texture(height, width, rng)
+    pixels = np.asarray(picture) * light[..., None]
+    pixels += rng.normal(0, 3.0, pixels.shape)
+    made: NDArray[np.uint8] = pixels.clip(0, 255).astype(np.uint8)
+    return made
 
 
-def backdrop(height: int, width: int, rng: np.random.Generator) -> Plane:
-    """Return a sky over a ground, `float32 [3, height, width]`, about 0 to 1."""
-    down = np.linspace(0, 1, height, dtype=np.float32)[:, None]
-    horizon = rng.uniform(0.3, 0.7)
-    ground = np.clip((down - horizon) * 20 + texture(height, width, rng), 0, 1)
-    sky = (0.75 + 0.35 * down + 0.08 * texture(height, width, rng)) * (1 - ground)
-    soil = (0.45 + 0.4 * down + 0.15 * texture(height, width, rng)) * ground
-    canvas: Plane = tint(rng.random(), rng) * sky + tint(rng.random(), rng) * soil
-    return canvas
-
-
-def leaf_radii(side: int, rng: np.random.Generator) -> list[float]:
-    """Draw radii, largest first: density r^-3 from 1/50 to 1/3 of `side` pixels."""
-    low, high = 3.0**2, 50.0**2
-    shares = (low + (high - low) * rng.random(LEAVES)) ** -0.5
-    return sorted((shares * side).tolist(), reverse=True)
-
-
-def add_leaf(
-    canvas: Plane, radius: float, outline: float, color: Plane, rng: np.random.Generator
-) -> None:
-    """Paint one shaded, textured leaf somewhere on `canvas`, over what is there."""
-    _, height, width = canvas.shape
-    y, x = rng.uniform(0, height), rng.uniform(0, width)
-    rows, columns = around(y, REACH * radius, height), around(x, REACH * radius, width)
-    down = (np.arange(rows.start, rows.stop, dtype=np.float32) - y)[:, None] / radius
-    right = (np.arange(columns.start, columns.stop, dtype=np.float32) - x) / radius
-    angle, stretch = rng.uniform(0, math.pi), rng.uniform(0.7, 1.4)
-    sine, cosine = math.sin(angle), math.cos(angle)
-    along = np.abs(cosine * right + sine * down) * stretch
-    across = np.abs(cosine * down - sine * right) / stretch
-    edge = 1 - along**outline - across**outline
-    cover = np.clip(edge * (radius / 2), 0, 1)
-    height, width = edge.shape
-    relief = texture(height, width, rng) * rng.uniform(0.05, 0.2)
-    part = canvas[:, rows, columns]
-    part += cover * ((0.75 - 0.2 * right - 0.2 * down + relief) * color - part)
-
-
-def around(center: float, reach: float, end: int) -> slice:
-    """Return the pixels within `reach` of `center`, of those from 0 to `end`."""
-    return slice(max(0, int(center - reach)), min(end, int(center + reach) + 1))
-
-
-def tint(hue: float, rng: np.random.Generator) -> Plane:
-    """Return a colour of `hue` 0 to 1, as muted as in photos: `float32 [3, 1, 1]`."""
-    phases = 2 * math.pi * (hue - np.arange(3).reshape(3, 1, 1) / 3)
-    strength = rng.uniform(0.15, 0.45)
-    color = rng.uniform(0.4, 0.8) * (1 + strength * np.cos(phases))
-    return color.astype(np.float32)
+def tint(hue: float, rng: np.random.Generator) -> str:
+    """Return a colour of `hue` 0 to 1, as muted as in photos."""
+    return f"hsv({360 * hue}, {rng.uniform(15, 60)}%, {rng.uniform(35, 90)}%)"
 
 
 def texture(height: int, width: int, rng: np.random.Generator) -> Plane:

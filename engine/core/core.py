@@ -84,6 +84,8 @@ class SegmentState:
     """Whether it must work on one batch after another."""
     unsplit: bool = False
     """Whether each lease must cover a whole batch."""
+    least: int = 1
+    """Rows of a lease at least, if each worker finds one: a function takes several."""
     ahead: bool = True
     """Whether, inline, it may start a batch before the trainer asks for it. Not if it
     may overwrite the memory of the previous batch."""
@@ -119,7 +121,7 @@ class SegmentState:
             lease_ns = FAR_LEASE_NS
         paid = lease_ns / max(self.cpu_ns_per_row, 1.0)
         share = self.prefetch * rows // self.workers
-        longer = min(paid, PATIENCE_NS / per_row, share)
+        longer = max(min(paid, PATIENCE_NS / per_row, share), min(self.least, share))
         return max(1, min(rows, int(max(lease_ns / per_row, longer))))
 
     def window(self, rows: int) -> int:

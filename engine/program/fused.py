@@ -44,7 +44,8 @@ class Fused(Map):
             maps=maps,
         )
 
-    def _together(self) -> Rows | None:
+    def together(self) -> Rows | None:
+        """Return what makes several samples at once."""
         return self.rows
 
     def _stream(self, work: Work, round_: int, index: int) -> Any:

@@ -8,7 +8,7 @@ lmdb_records.py   values of an LMDB database
 tar_shards.py     WebDataset shards, indexed
 remote_shards.py  WebDataset shards of a store
 columnar.py       rows of Parquet and Arrow files
-patience.py       limits of remote reads: retries, second requests, size, bandwidth
+patience.py       limits of remote reads: retries, second requests, size
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from ...engine.recipe import Executor
 from ...errors import SpecError, check
 from ...system.printing import Bare
 from .folder import SUFFIXES, is_image
-from .patience import PATIENCE, Bandwidth, HedgedReads, Patience, ShortBodyError
+from .patience import PATIENCE, HedgedReads, Patience, ShortBodyError
 from .source import Source, digest
 
 Url = str | os.PathLike[str]
@@ -149,8 +149,6 @@ class Store:
             read = partial(session.hedged.read, read)
         content = await patience.await_read(read, path)
         patience.check_size(len(content), path)
-        if session.bandwidth is not None:
-            await session.bandwidth.take(len(content))
         return content
 
     def _read(self, part: Part | None, path: str) -> bytes:
@@ -327,8 +325,6 @@ class Session:
     def __init__(self, store: Store, over: Any) -> None:
         self.files: Any = None
         """fsspec's instance, once the file system is open."""
-        limit = store.patience.bandwidth
-        self.bandwidth = None if limit is None else Bandwidth(limit)
         self.hedged = HedgedReads()
         self._store = store
         self._over = over

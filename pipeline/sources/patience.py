@@ -1,4 +1,4 @@
-"""What remote reads may cost: retries, second requests, sizes, bandwidth.
+"""What remote reads may cost: retries, second requests, sizes.
 
 A read that fails for a reason that may pass is repeated. One that is late gets a second
 request, and the first answer counts: in a store of many machines a few reads take far
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The limits of remote reads: retries, time, size and bandwidth.
+    """The limits of remote reads: retries, time and size.
 
     Raises:
         SpecError: a number is out of range.
@@ -51,8 +51,6 @@ class Patience:
     max_bytes: int = 1 << 30
     hedge: bool = True
     """Whether an event loop repeats late requests: see `HedgedReads`."""
-    bandwidth: int | None = None
-    """Bytes per second for each event loop; None: no limit."""
 
     def __post_init__(self) -> None:
         check(
@@ -268,23 +266,3 @@ async def first_good(tasks: Sequence[asyncio.Future[bytes]]) -> bytes:
         good = next((task for task in done if task.exception() is None), None)
         if good is not None or not pending:
             return (good or done.pop()).result()
-
-
-class Bandwidth:
-    """Spreads reads so that the bytes per second stay within a limit.
-
-    Args:
-        limit: bytes per second, > 0.
-    """
-
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
-        self._free_s = 0.0
-        """The time at which all bytes so far would have arrived at the limit."""
-
-    async def take(self, nbytes: int) -> None:
-        """Count received bytes; wait until more may come, at most a second ahead."""
-        now_s = time.monotonic()
-        self._free_s = max(self._free_s, now_s - 1.0) + nbytes / self._limit
-        if self._free_s > now_s:
-            await asyncio.sleep(self._free_s - now_s)

@@ -1,4 +1,4 @@
-"""Late reads are requested again, and the bandwidth stays within its limit."""
+"""Late reads are requested again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from penstock.pipeline.sources.patience import (
     FIRST_FEW,
     KNOWN,
     MAX_SHARE,
-    Bandwidth,
     HedgedReads,
 )
 from support.http_store import served
@@ -187,24 +186,6 @@ def test_a_stall_among_the_first_reads_is_requested_again(
         assert (reads.hedged, calls.cancelled) == (1, 1)
 
     asyncio.run(run())
-
-
-def test_bandwidth_spreads_bytes_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = [100.0]
-
-    async def sleep(seconds: float) -> None:
-        now_s[0] += seconds
-
-    monkeypatch.setattr(patience.time, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(patience.asyncio, "sleep", sleep)
-
-    async def run() -> None:
-        bandwidth = Bandwidth(1000.0)
-        for _ in range(100):
-            await bandwidth.take(500)
-
-    asyncio.run(run())
-    assert now_s[0] == pytest.approx(100.0 + 50.0 - 1.0)
 
 
 NUMBERS = {f"{n:04d}.bin": n.to_bytes(2, "big") * 300 for n in range(600)}
