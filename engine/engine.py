@@ -163,6 +163,8 @@ class Engine:
                 self._follow_all()  # if actors were lost, nothing else would come
             self._step_wanted = self._work_inline()
         engine_lock.notify_others()
+        for segment in self.segments:
+            segment.pool.serve_now()
         reservations, rows = self.reservations, popped[0].plan.n_rows
         reservations.byte_budget.check_fits(reservations.batch_bytes, rows)
         return self._collated(*popped)

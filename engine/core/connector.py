@@ -61,6 +61,9 @@ class EngineLock:
         self._waiting = [0] * segments
         self.listeners: list[list[Callable[[], None]]] = [[] for _ in range(segments)]
         """By segment: called with the lock held, so they must never wait."""
+        self.trainer_pops = False
+        """Whether the trainer wakes others because it takes a batch: afterwards, it has
+        pools serve their workers."""
         self.trainer_waits = False
         """Set by the trainer, under the lock, before it calls `sleep`."""
         self.work_came = True
@@ -155,7 +158,11 @@ class EngineLock:
         if core.unplanned is not None and core.head == core.next_step:
             raise core.unplanned
         popped = core.pop(self.clock())
-        self.wake()
+        self.trainer_pops = popped is not None
+        try:
+            self.wake()
+        finally:
+            self.trainer_pops = False
         return popped
 
 

@@ -2,7 +2,8 @@
 
 Each child (worker.py) returns what it made in shared memory that the trainer maps. The
 engine lock wakes the selector thread when there may be work, the pipes when work is
-done or a child is gone, and its own timer when samples have a time limit.
+done or a child is gone, and its own timer when samples have a time limit. A trainer
+that takes a batch does what is due at that moment.
 
 The workers of a segment are shared among its children: if it is thread-safe, a child
 has several once there is one for each core. A child may be assigned more batches
@@ -16,6 +17,7 @@ import logging
 import os
 import selectors
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -256,11 +258,20 @@ class ProcessPool(FarPool[WorkerChild]):
         self._shared = self._begun = 0
         """The request that was shared out last, and the last one for which all workers
         have begun."""
-        self._short = False
-        """Whether there was no shared memory for a batch."""
+        self._short = self._ended = self._due = False
+        """Whether there was no shared memory for a batch; whether it serves no more;
+        whether the trainer, in its own thread, has made room for work."""
+        self._serving = threading.Lock()
+        """Held while leases are handed out and results heard, by whichever thread."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wakeup, READ)
         self._start()
+
+    def _hear_of_work(self) -> None:
+        if self._engine_lock.trainer_pops and not self._engine_lock.closed:
+            self._due = True
+        else:
+            super()._hear_of_work()
 
     def statistics(self) -> PoolStatistics:
         """Return the numbers of workers.
@@ -317,20 +328,52 @@ class ProcessPool(FarPool[WorkerChild]):
 
     def _serve(self) -> None:
         while not self._engine_lock.closed:
-            self._adjust()
-            if self._leaving and not self._children:
-                return
-            self._hand_out()
-            wait_s, lost = self._watch()
-            for child in lost:
-                self._reap(child)
-            # Looked at once it listens: it may have missed the wake after a renewal.
-            renewed = self._expired and not self._fork_server.expired
-            for key, events in self._selector.select(0 if lost or renewed else wait_s):
-                if key.data is None:
+            with self._serving:
+                self._adjust()
+                if self._leaving and not self._children:
+                    return
+                self._hand_out()
+                wait_s, lost = self._watch()
+                for child in lost:
+                    self._reap(child)
+                # Asked once it listens: it may have missed the wake after a renewal.
+                renewed = self._expired and not self._fork_server.expired
+            self._selector.select(0 if lost or renewed else wait_s)
+            with self._serving:
+                if self._hear_all():
                     self._wakeup.clear()
-                else:
-                    self._hear(key.data, events)
+
+    def _hear_all(self) -> bool:
+        """Handle what the children have sent; return whether the thread was woken."""
+        woken = False
+        for key, events in self._selector.select(0):
+            if key.data is None:
+                woken = True
+            else:
+                self._hear(key.data, events)
+        return woken
+
+    def serve_now(self) -> None:
+        """Hear and hand out what is due, as the trainer has the GIL anyway.
+
+        The thread would have to take it from a trainer that computes. What it is woken
+        for stays its own. After Ctrl-C in here the run is dropped, so nothing has to be
+        whole.
+        """
+        due, self._due = self._due, False
+        if self._serving.locked():
+            if due:
+                with self._engine_lock.lock:
+                    self._wakeup.notify()
+            return
+        with self._serving:
+            if self._ended:
+                return
+            try:
+                self._hear_all()
+                self._hand_out()
+            except Exception as error:  # noqa: BLE001 as in the thread
+                self._engine_lock.fail(error)
 
     def _watch(self) -> tuple[float | None, list[WorkerChild]]:
         """Enforce the time limit of samples, if there is one.
@@ -455,6 +498,8 @@ class ProcessPool(FarPool[WorkerChild]):
 
     def _end_all(self) -> None:
         """Stop every child; the fork server waits until they are gone."""
+        with self._serving:
+            self._ended = True
         stores = any(isinstance(each, Cached) for each in self._program.operations)
         end_s = time.monotonic() + (STORE_S if stores else LEAVE_S)
         children, self._children = self._children, []

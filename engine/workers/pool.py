@@ -90,6 +90,9 @@ class WorkerPool(ABC):
     def rest(self, until_ns: int) -> None:  # noqa: B027 most leases are short
         """Let workers rest within a lease, too, until this moment; 0: no more."""
 
+    def serve_now(self) -> None:  # noqa: B027 few need it
+        """Do what a thread would do next for its workers. For the trainer's thread."""
+
     def at_work(self) -> bool:
         """Whether a worker is working. The engine lock is held."""
         return self._connector.busy
