@@ -370,7 +370,8 @@ class ProcessPool(FarPool[WorkerChild]):
             if self._ended:
                 return
             try:
-                self._hear_all()
+                if self._recipe.buffers.pin is None:  # which may take milliseconds
+                    self._hear_all()
                 self._hand_out()
             except Exception as error:  # noqa: BLE001 as in the thread
                 self._engine_lock.fail(error)
