@@ -34,7 +34,7 @@ STATEMENTS = {
     "autotune": 3375,
     "cache": 2540,
     "demo": 220,
-    "engine": 11300,
+    "engine": 11310,
     "integrations": 170,
     "pipeline": 5655,
     "system": 510,

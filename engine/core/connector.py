@@ -27,6 +27,7 @@ from .metrics import (
     WorkerMeter,
     WorkerReading,
     own_queue,
+    total_of,
 )
 
 Clock = Callable[[], int]
@@ -326,7 +327,7 @@ class Connector:
             else core.reservations.batch_bytes / core.batch_rows
         )
         return (
-            sum((meter.read(now_ns) for meter in self.meters), self._gone),
+            total_of((self._gone, *(meter.read(now_ns) for meter in self.meters))),
             core.segments[self.segment].gauge.read(now_ns, window_s, row_bytes),
             self.parts.read(),
         )
