@@ -103,7 +103,10 @@ def as_one(segments: Sequence[SegmentRecipe]) -> SegmentRecipe:
     asked = far or segments
     workers = max(each.num_parallel_workers for each in asked)
     apart = partial(_apart, workers)
-    inner = [together(list(each)) for _, each in groupby(segments, apart)]
+    inner = [
+        replace(together(list(each)), wide=wide)
+        for (_, _, wide), each in groupby(segments, apart)
+    ]
     limits = {each.timeout_s for each in segments if not _awaits(each)}
     return replace(
         together(segments),
@@ -123,10 +126,12 @@ def _awaits(segment: SegmentRecipe) -> bool:
 def _apart(workers: int, segment: SegmentRecipe) -> tuple[bool, bool, bool]:
     """Return what makes work another segment in its worker processes, too.
 
-    Among so many workers in processes, more threads stay more.
+    Before so many workers in processes, more threads stay more, if they may share what
+    they work with.
     """
-    more = segment.num_parallel_workers > workers
-    return _awaits(segment), segment.iterable, more
+    threads = segment.executor == "thread" and segment.thread_safe
+    wide = threads and segment.num_parallel_workers > workers
+    return _awaits(segment), segment.iterable, wide
 
 
 def together(segments: Sequence[SegmentRecipe]) -> SegmentRecipe:

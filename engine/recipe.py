@@ -166,6 +166,9 @@ class SegmentRecipe:
     """What the program says that leaves the work to the trainer: `num_workers=0`."""
     inner: tuple[SegmentRecipe, ...] = ()
     """What runs in each of its worker processes, if that is several segments."""
+    wide: bool = False
+    """Whether, in worker processes, it has its own number of threads in all: more than
+    there are workers."""
     children: int | None = None
     """Processes that its workers share; None: one for each core."""
     alone_s_per_row: float = 0.0
@@ -196,12 +199,7 @@ class SegmentRecipe:
 
         These are coroutines, or the threads of a stage that has more than processes.
         """
-        own = self.num_parallel_workers
-        return tuple(
-            each.executor == "async"
-            or (each.num_parallel_workers > own and not each.per_batch)
-            for each in self.within_all
-        )
+        return tuple(s.executor == "async" or s.wide for s in self.within_all)
 
     @property
     def stages(self) -> tuple[str, ...]:

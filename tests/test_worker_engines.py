@@ -417,3 +417,22 @@ def test_a_stage_of_many_threads_keeps_them_before_one_of_few_processes() -> Non
     assert segment.num_parallel_workers == 2
     read, mapped, *_ = segment.parts
     assert segment.run_s_per_row < read.run_s_per_row > mapped.run_s_per_row
+
+
+class Own(Readers):
+    """Must not be shared among threads."""
+
+
+@pytest.mark.parametrize(
+    "reading", [{"executor": "thread", "thread_safe": False}, {"thread_safe": True}]
+)
+def test_threads_that_nobody_asked_for_or_that_may_not_share_stay_one(
+    reading: Any,
+) -> None:
+    ps.set_num_parallel_workers(8)
+    if reading.get("executor"):
+        reading = {**reading, "num_parallel_workers": 8}
+    source = ps.Pipeline.from_dataset(Own(), **reading).take(64)
+    pipe = source.map(twice, executor="process", num_parallel_workers=1)
+    with pipe.batch(16) as batches:
+        assert {int(seen) for _, found in batches for seen in found} == {1}
