@@ -78,9 +78,12 @@ class Rest:
     @property
     def beside(self) -> bool | None:
         """Whether others load beside the trainer; None while that is changing."""
-        if any(segment.moving for segment in self._segments):
-            return None
-        return any(segment.executor in BESIDE for segment in self._segments)
+        beside = False
+        for segment in self._segments:  # for each batch: no generators
+            if segment.moving:
+                return None
+            beside = beside or segment.executor in BESIDE
+        return beside
 
     @property
     def ready(self) -> bool:

@@ -80,6 +80,7 @@ class Engine:
         """Whether it makes what another engine assigns to it."""
         asked, late = recipe.segments, pools.opened_late(recipe, step)
         recipe = self.recipe = _kept_apart(recipe, late)
+        self._late_work = recipe.late_work
         self._pools = pools(recipe, step, watch)
         self.reservations = Reservations(byte_budget, weakly(self._notify))
         core = core_of(recipe, self.reservations, step)
@@ -183,7 +184,7 @@ class Engine:
         if isinstance(made, Gathered):
             with self.trainer.collating():
                 made = self._collate(made)
-        if self.recipe.late_work and not in_flight.elsewhere:
+        if self._late_work and not in_flight.elsewhere:
             plan = in_flight.plan  # seeded: the trainer's next draws are its own
             with seeded_by(self.recipe.collate_seed, plan.epoch, plan.batch, 1):
                 made = worked_late(self.recipe, plan, made)

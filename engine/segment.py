@@ -110,7 +110,7 @@ class Segment:
     @property
     def inline(self) -> Inline | None:
         """Its pool, if that is the trainer itself."""
-        return self.pool if isinstance(self.pool, Inline) else None
+        return self.pool if type(self.pool) is Inline else None  # fast, for each batch
 
     def _threads(self) -> list[str]:
         return self.pool.threads()
