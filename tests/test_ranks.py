@@ -97,17 +97,7 @@ def test_ranks_that_share_data_in_a_mesh_have_the_same_bytes(tmp_path: Path) -> 
     assert digests[0] != digests[4]
 
 
-def test_a_shard_is_found_in_torchruns_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    assert ps.Shard.from_env() == ps.Shard.found() == ps.Shard(0, 1)
-    monkeypatch.setenv("RANK", "2")
-    with pytest.raises(ps.SpecError, match="torchrun"):
-        ps.Shard.from_env()
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    assert ps.Shard.from_env() == ps.Shard(2, 4)
+def test_without_a_process_group_there_is_one_rank() -> None:
+    assert ps.Shard.found() == ps.Shard(0, 1)
     with pytest.raises(ps.SpecError, match="init_process_group"):
         ps.Shard.from_process_group()
-    assert os.environ["RANK"] == "2"

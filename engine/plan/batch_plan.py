@@ -69,7 +69,3 @@ class BatchPlan(NamedTuple):
     def ctx(self) -> Context:
         """The value of `ctx` for functions that take it."""
         return Context(self.epoch, self.step, self.image_size, self.strength)
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the fields as JSON values."""
-        return {**self._asdict(), "substituted": list(self.substituted)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -78,27 +77,6 @@ class Shard:
             " belongs to, or Shard(rank, size)",
         )
         return cls(rank, dist.get_world_size(group))
-
-    @classmethod
-    def from_env(cls) -> Shard:
-        """Return the shard that torchrun sets in `RANK` and `WORLD_SIZE`.
-
-        If neither is set, this is Shard(0, 1).
-
-        Raises:
-            SpecError: one of them is not a number, or the rank is not below the size.
-        """
-        names = ("RANK", "WORLD_SIZE")
-        said = [os.environ.get(name) for name in names]
-        if said == [None, None]:
-            return cls.single()
-        check(
-            all(text is not None and text.isdigit() for text in said),
-            f"the environment must set {names} to numbers, got {said}; start the"
-            " script with torchrun, or pass Shard(rank, size)",
-        )
-        rank, size = (int(text or 0) for text in said)
-        return cls(rank, size)
 
     @classmethod
     def from_device_mesh(cls, mesh: DeviceMesh, dims: str | Sequence[str]) -> Shard:

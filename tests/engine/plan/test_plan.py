@@ -82,7 +82,7 @@ def true_rows(plan: Plan, batch: BatchPlan) -> list[tuple[int, int]]:
 def stamp(batch: BatchPlan) -> dict[str, object]:
     """Return the parts of a batch that must be the same on every rank."""
     own = {"n_rows", "n_local", "loss_weight"}
-    return {name: v for name, v in batch.to_dict().items() if name not in own}
+    return {name: v for name, v in batch._asdict().items() if name not in own}
 
 
 def constant(length: int, size: int, world: int = 1, **options: object) -> list[Plan]:
