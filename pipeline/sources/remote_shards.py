@@ -76,7 +76,7 @@ class AsyncShards(RemoteShards):
 
 
 class ReadAhead:
-    """Reads a file at mostly ascending places, with some bytes ahead.
+    """A file, read at mostly ascending places, with some bytes ahead.
 
     Args:
         read: returns the bytes of a part.
@@ -85,12 +85,20 @@ class ReadAhead:
 
     def __init__(self, read: Callable[[tuple[int, int]], bytes], nbytes: int) -> None:
         self._read, self._nbytes = read, nbytes
-        self._begin, self._data = 0, b""
+        self._at, self._begin, self._data = 0, 0, b""
         self._step = FIRST_BYTES
 
-    def __call__(self, at: int, nbytes: int) -> bytes:
+    def seek(self, at: int) -> None:
+        """Go to a place."""
+        self._at = at
+
+    def tell(self) -> int:
+        """Return the place where the next read begins."""
+        return self._at
+
+    def read(self, nbytes: int) -> bytes:
         """Return this many bytes; fewer at the end of the file."""
-        stop = min(at + nbytes, self._nbytes)
+        at, stop = self._at, min(self._at + nbytes, self._nbytes)
         if at >= stop:
             return b""
         end = self._begin + len(self._data)
@@ -99,6 +107,7 @@ class ReadAhead:
             self._step = min(2 * self._step, MAX_BYTES) if near else FIRST_BYTES
             after = min(max(stop, at + self._step), self._nbytes)
             self._begin, self._data = at, self._read((at, after))
+        self._at = stop
         return self._data[at - self._begin : stop - self._begin]
 
 
@@ -136,16 +145,14 @@ def members(store: Store, path: str) -> list[Member]:
     Raises:
         SpecError: it is not a tar file, or cannot be read in parts.
     """
-    system = store.open()
     try:
-        nbytes = store.patience.read(system.info, path)["size"]
+        nbytes = store.patience.read(store.open().info, path)["size"]
         check(
             nbytes is not None,
             f"`from_webdataset` cannot read {path!r}: its server does not say how long"
             " it is, so it sends no parts; copy the shards to a disk or object store",
         )
-        read = ReadAhead(partial(store.read, path), nbytes)
-        return members_of(path, read, partial(system.open, path))
+        return members_of(path, ReadAhead(partial(store.read, path), nbytes))
     except SpecError:
         raise
     except Exception as error:

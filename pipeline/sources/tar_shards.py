@@ -1,8 +1,7 @@
 """WebDataset shards: tar files, indexed once, then read by random access.
 
 As in the webdataset package, consecutive files whose names are equal up to the first
-dot form one sample. The index needs only headers. Those of usual tars are taken apart
-here, as that takes a tenth of tarfile's time; tarfile reads all others.
+dot form one sample. The index needs only headers.
 """
 
 from __future__ import annotations
@@ -13,11 +12,8 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
-from zlib import adler32
 
 import numpy as np
 from numpy.lib import format as npy
@@ -31,18 +27,6 @@ NAME = re.compile(r"((?:.*/|)[^./]+)[.]([^/]*)")
 """A key, and the name of a field."""
 NOTES = re.compile(r"__[^/]*__(/|$)")
 """Files about the shard itself, which webdataset skips."""
-BLOCK = tarfile.BLOCKSIZE
-ADLER = 65521
-"""Adler-32's lower half is the sum of all bytes modulo this, plus one (RFC 1950)."""
-RECORD = re.compile(rb"(\d+) ([^=\n]+)=")
-"""The length of a pax header's record, and what it names."""
-HARMLESS = frozenset(
-    (b"mtime", b"atime", b"ctime", b"uid", b"gid", b"uname", b"gname", b"comment")
-)
-"""What a pax header may say that is neither the name of a file nor its size."""
-
-ReadAt = Callable[[int, int], bytes]
-"""Returns a number of bytes from a place on; fewer at the end of the file."""
 Member = tuple[str, int, int]
 """Name, first byte and bytes of a file in a tar."""
 
@@ -106,22 +90,19 @@ def indexed(shards: Iterable[tuple[str, list[Member]]]) -> Index:
     )
 
 
-def members_of(path: str, read: ReadAt, reopen: Callable[[], Any]) -> list[Member]:
+def members_of(path: str, file: Any) -> list[Member]:
     """Return the regular files in a tar.
 
     Args:
         path: for an error.
-        read: reads the tar at any place.
-        reopen: opens it as a file, if tarfile has to read it.
+        file: reads it at any place.
 
     Raises:
         SpecError: the file is not a tar file, or is compressed.
     """
-    with suppress(tarfile.HeaderError):  # tarfile knows what is wrong with it
-        return [*usual_members(read)]
     try:
-        with reopen() as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            return [*any_members(tar)]
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            return [*files_in(tar)]
     except tarfile.TarError as error:
         raise SpecError(
             f"`from_webdataset` cannot read {path!r}: {error}; give tar files that are"
@@ -129,86 +110,12 @@ def members_of(path: str, read: ReadAt, reopen: Callable[[], Any]) -> list[Membe
         ) from error
 
 
-def any_members(tar: tarfile.TarFile) -> Iterator[Member]:
-    """Yield the regular files as tarfile finds them."""
+def files_in(tar: tarfile.TarFile) -> Iterator[Member]:
+    """Yield the regular files."""
     for member in tar:
         tar.members = []  # type: ignore[attr-defined]  # otherwise it keeps all members
         if member.isreg() and not member.issparse():
             yield member.name, member.offset_data, member.size
-
-
-def usual_members(read: ReadAt) -> Iterator[Member]:
-    """Yield the regular files of a tar as today's programs write them.
-
-    Raises:
-        HeaderError: a header says more than a name and a size, or is wrong.
-    """
-    at, said = 0, dict[bytes, bytes]()
-    while True:
-        header = read(at, BLOCK)
-        kind = header[156:157]
-        if not kind or not header.strip(b"\0"):
-            if len(header) not in (0, BLOCK) or at == 0 or not read(at - 1, 1) or said:
-                raise tarfile.HeaderError
-            return
-        nbytes, at = size_in(header), at + BLOCK
-        if kind in (b"x", b"L") and not said:
-            body = read(at, nbytes)
-            is_name = kind == b"L"
-            said = {b"path": up_to_zero(body)} if is_name else pax_records(body)
-        elif kind == b"5" or (
-            kind == b"\0" and up_to_zero(header[:100]).endswith(b"/")
-        ):
-            said, nbytes = {}, 0  # a folder
-        elif kind in (b"0", b"\0"):
-            nbytes = int(said.get(b"size", nbytes))
-            name = said.get(b"path") or name_in(header)
-            yield name.decode(errors="surrogateescape"), at, nbytes
-            said = {}
-        else:
-            raise tarfile.HeaderError
-        at += -(-nbytes // BLOCK) * BLOCK
-
-
-def size_in(header: bytes) -> int:
-    """Return the size that a header gives, once its checksum is right."""
-    number_in = tarfile.nti  # type: ignore[attr-defined]  # it has no stub
-    nbytes, checksum = number_in(header[124:136]), number_in(header[148:156])
-    found = (adler32(header) & 0xFFFF) - 1 - sum(header[148:156]) + 8 * ord(" ")
-    if len(header) != BLOCK or nbytes < 0 or (found - checksum) % ADLER:
-        raise tarfile.HeaderError
-    return int(nbytes)
-
-
-def name_in(header: bytes) -> bytes:
-    """Return the name that a header gives."""
-    name, prefix = up_to_zero(header[:100]), up_to_zero(header[345:500])
-    return prefix + b"/" + name if prefix else name
-
-
-def up_to_zero(field: bytes) -> bytes:
-    """Return what is in a field that a zero byte may end."""
-    return field.partition(b"\0")[0]
-
-
-def pax_records(body: bytes) -> dict[bytes, bytes]:
-    """Return the `path` and `size` in a pax header.
-
-    Each record is "length name=value" and a line feed (POSIX.1-2001, pax).
-    """
-    found, at = {}, 0
-    while at < len(body):
-        record = RECORD.match(body, at)
-        end = at + int(record[1]) if record else 0
-        if record is None or end <= record.end() or body[end - 1 : end] != b"\n":
-            raise tarfile.HeaderError
-        name, value = record[2], body[record.end() : end - 1]
-        if name == b"path" or (name == b"size" and value.isdigit()):
-            found[name] = value.rstrip(b"/")
-        elif name not in HARMLESS:
-            raise tarfile.HeaderError
-        at = end
-    return found
 
 
 PICKLES = frozenset(("pkl", "pickle", "pyd", "pth", "pt"))
@@ -345,17 +252,15 @@ class OpenTar:
             data += more
         return data
 
-    def members(self) -> list[Member]:
-        """Return the regular files in it; `SpecError`: this is not a tar file."""
-
-        def read(at: int, nbytes: int) -> bytes:
-            return os.pread(self._descriptor, nbytes, at)
-
-        return members_of(self.path, read, partial(open, self.path, "rb"))
-
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if hasattr(self, "_descriptor"):
             close(self._descriptor)
+
+
+def members_here(path: str) -> list[Member]:
+    """Return the regular files in a tar on this machine; `SpecError`: it is none."""
+    with open(path, "rb") as file:
+        return members_of(path, file)
 
 
 class WebDataset(Shards):
@@ -376,7 +281,7 @@ class WebDataset(Shards):
                 or it would have to be unpickled.
         """
         found = files_here("from_webdataset", paths)
-        index = indexed((path, OpenTar(path).members()) for path in found)
+        index = indexed((path, members_here(path)) for path in found)
         return cls(found, checked_fields(index, fields, found[0]), index)
 
     def __getitem__(self, index: Any) -> Any:

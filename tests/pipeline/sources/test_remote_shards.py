@@ -203,5 +203,7 @@ def test_reading_ahead_gives_the_bytes_of_the_file(
 
     ahead = ReadAhead(read, len(content))
     for at, nbytes in sorted(asked):
-        assert ahead(at, nbytes) == content[at : at + nbytes]
+        ahead.seek(at)
+        assert ahead.tell() == at
+        assert ahead.read(nbytes) == content[at : at + nbytes]
     assert all(first[0] < second[0] for first, second in pairwise(parts))
