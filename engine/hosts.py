@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
 from dataclasses import asdict
 
 from ..errors import CLOSED, PenstockError
@@ -142,7 +141,9 @@ class TrainerHost(Host):
         try:
             engine = Engine(recipe, byte_budget, step, trainer=trainer, pools=FarPools)
             self.engine: Engine = engine
-            self._feed: Feed = feed or feed_of(recipe)(engine, cursor)
+            kind = RepackFeed if recipe.repack else PlannedFeed
+            new = DrawnFeed if recipe.drawn else kind
+            self._feed: Feed = feed or new(engine, cursor)
             if feed is None:
                 self._feed.begin(cursor)
             else:
@@ -173,13 +174,6 @@ class TrainerHost(Host):
 
     def close(self) -> None:
         self.engine.close()
-
-
-def feed_of(recipe: Recipe) -> Callable[[Engine, Cursor], Feed]:
-    """Return the feed for a pipeline of this kind."""
-    if recipe.drawn:
-        return DrawnFeed
-    return RepackFeed if recipe.repack else PlannedFeed
 
 
 class DirectHost(Host):

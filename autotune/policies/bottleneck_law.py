@@ -154,7 +154,11 @@ def _fed(case: _Law, known: LawMemory) -> tuple[tuple[Decision, ...], LawMemory]
     decisions = (
         tuple(known.kinds.alone(situation, ALONE_NOW))
         or case.staffed(tuple(known.kinds.other_executor(situation)))
-        or case.improved()
+        or case.thinned()
+        or case.jump()
+        or tuple(case.search())
+        or tuple(case.wider_queues())
+        or case.spared()
         or tuple(known.kinds.alone(situation, 1.0 + WORTH))
         or case.staffed(tuple(known.kinds.other_host(situation)))
         or tuple(case.relieved())
@@ -178,16 +182,6 @@ class _Law(Case):
         processes = any(decision.new == "process" for decision in moved)
         more = self.jump(moves=True) if processes and self.starved() else ()
         return (*moved, *more)
-
-    def improved(self) -> tuple[Decision, ...]:
-        """Return changes that may shorten the trainer's wait, or release something."""
-        return (
-            self.thinned()
-            or self.jump()
-            or tuple(self.search())
-            or tuple(self.wider_queues())
-            or self.spared()
-        )
 
     # What is possible
 
