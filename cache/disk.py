@@ -413,8 +413,12 @@ def room_of(record: bytes | bytearray | memoryview) -> int:
 def within(
     batch: Sequence[tuple[bytes, bytes]], room: int
 ) -> Sequence[tuple[bytes, bytes]]:
-    """Return the leading records that fit into `room` bytes."""
-    sums = accumulate(room_of(record) for _, record in batch)
+    """Return the leading records that fit into `room` bytes.
+
+    Keys come in no order, so pages are split, and small records fill only half of them.
+    """
+    sizes = (room_of(record) for _, record in batch)
+    sums = accumulate(max(nbytes, min(2 * nbytes, PAGE)) for nbytes in sizes)
     return batch[: sum(nbytes <= room for nbytes in sums)]
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import threading
 import time
@@ -28,7 +27,7 @@ from ..system.file_locks import release, try_lock
 from .disk import Disk, DiskError, byte_of, let_go, shared_disk
 from .folder import DistrustError, folder_in
 from .memory import Arena, Full
-from .picking import DISK_BYTES_PER_S, Picker
+from .picking import Picker
 from .record import RecordError, decode
 from .statistics import Counters
 from .writer import Writer
@@ -188,10 +187,8 @@ class Here:
             off, limit = self._disk_off, self.disk_limit
             self._writer = Writer(disk, opening.about, off, tell, limit)
         capacity = max(0 if arena is None else arena.capacity, self.disk_limit)
-        speed = DISK_BYTES_PER_S if arena is None else math.inf
-        self._picker = Picker(
-            opening.codec, opening.name, opening.samples, capacity, speed
-        )
+        about = opening.codec, opening.name, opening.samples
+        self._picker = Picker(*about, capacity)
 
     def trusts(self, namespace: bytes) -> bool:
         """Whether nothing stored there has to be compared with what is computed now.

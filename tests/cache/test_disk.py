@@ -7,7 +7,7 @@ import os
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import cycle, pairwise
 from pathlib import Path
 
@@ -111,6 +111,19 @@ def test_the_file_stays_below_the_limit_whatever_the_size_of_records(
     assert fill(disk, nbytes)
     assert limit * 0.6 < (folder / "data.mdb").stat().st_size <= limit
     assert disk.used <= limit
+    disk.close()
+
+
+def test_small_records_that_fill_half_a_page_stay_below_the_limit(folder: Path) -> None:
+    limit = 100_000
+    drawn = random.Random(3)
+    disk = Disk(folder, limit)
+    with suppress(Full):
+        while True:
+            sizes = [drawn.randint(100, 2000) for _ in range(80)]
+            batch = [(name(1) + drawn.randbytes(8), bytes(size)) for size in sizes]
+            disk.put(batch, "small")
+    assert limit * 0.3 < disk.used <= limit
     disk.close()
 
 
