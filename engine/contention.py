@@ -26,7 +26,7 @@ from .observe.observation import ContentionObservation
 from .plan import BatchPlan, Shard
 from .segment import Segment
 
-BESIDE = ("thread", "async", "process")
+BESIDE = frozenset(("thread", "async", "process"))
 """Kinds of workers that take something from a trainer on this machine."""
 SHARE = 0.005
 """Largest part of a run that may be spent on looks, on all ranks together: ranks that
@@ -78,12 +78,8 @@ class Rest:
     @property
     def beside(self) -> bool | None:
         """Whether others load beside the trainer; None while that is changing."""
-        beside = False
-        for segment in self._segments:  # for each batch: no generators
-            if segment.moving:
-                return None
-            beside = beside or segment.executor in BESIDE
-        return beside
+        kinds = [None if each.moving else each.executor for each in self._segments]
+        return None if None in kinds else not BESIDE.isdisjoint(kinds)
 
     @property
     def ready(self) -> bool:

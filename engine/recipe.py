@@ -281,8 +281,9 @@ class Recipe:
 
         For batches that these do not make as a whole, the trainer does it.
         """
-        behind = any(segment.per_batch for segment in self.segments)
-        return bool(self.batch_work) and not (behind or self.repack)
+        return bool(self.batch_work) and not (
+            self.repack or any(segment.per_batch for segment in self.segments)
+        )
 
     @property
     def collate_seed(self) -> int:

@@ -113,11 +113,6 @@ def allocate_on(block: Block) -> tuple[Allocate, NDArray[np.uint8]]:
     return allocate, memory
 
 
-def whole_pages(nbytes: int) -> int:
-    """Return the size of a slab that holds `nbytes`; at least one page."""
-    return -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
 class Slab:
     """One block of shared memory.
 
@@ -368,7 +363,7 @@ class Shelf:
 
     def _slab(self, layout: Layout | None, rows: int, nbytes: int) -> Slab:
         """Return a free slab for this; drop all of its kind if there is none."""
-        size = whole_pages(nbytes)
+        size = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE  # whole pages
         alike = [s for s in self._free if (s.layout is None) == (layout is None)]
         for slab in alike:
             if (slab.layout, slab.rows, slab.nbytes) == (layout, rows, size):

@@ -13,7 +13,6 @@ from penstock.engine.far.slabs import (
     Slab,
     allocate_on,
     map_shared,
-    whole_pages,
 )
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -87,7 +86,7 @@ def test_a_failed_allocation_is_an_error_and_leaves_no_descriptor() -> None:
 def test_a_slab_has_room_for_the_leaves_of_a_batch(leaves: int) -> None:
     layout = learn(tuple(range(leaves)))
     assert layout is not None
-    slab = Slab(1, whole_pages(block_bytes(layout, 3)))
+    slab = Slab(1, block_bytes(layout, 3))
     allocate, _ = allocate_on(slab.block)
     memory = layout.open(3, allocate)
     layout.write(memory, 0, [tuple(range(leaves))] * 3)
