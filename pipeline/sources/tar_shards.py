@@ -103,7 +103,7 @@ def members_of(path: str, file: Any) -> list[Member]:
     try:
         with tarfile.open(fileobj=file, mode="r:") as tar:
             return [*files_in(tar)]
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ValueError, OverflowError) as error:
         raise SpecError(
             f"`from_webdataset` cannot read {path!r}: {error}; give tar files that are"
             " not compressed: only these can be read at any place"
