@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import psutil
 import pytest
@@ -86,6 +88,22 @@ def test_a_child_that_always_dies_is_given_up_and_named() -> None:
         told = r"died 5 times on sample index 20(?s:.*)SIGKILL"
         with pytest.raises(ps.WorkerError, match=told):
             next(loop)
+
+
+def test_a_death_that_the_trainer_hears_of_first_has_a_successor() -> None:
+    """It may come to hear while the pool's thread sleeps, and nothing is being made."""
+    with hosted(WORKERS["2 threads"], 800) as pipe:
+        loop = iter(pipe)
+        batches = [next(loop)]
+        engine = run_of(pipe).host.engine
+        assert engine is not None
+        pool: Any = engine.segments[0].pool
+        while any(each.errands for each in pool._children):  # noqa: SLF001
+            time.sleep(0.001)
+        with pool._serving:  # noqa: SLF001 as `serve_now` does
+            pool._reap(pool._children[0])  # noqa: SLF001
+        batches += loop
+    assert [digest(batches)] == epochs(1, 800)
 
 
 def test_tuning_survives_the_child() -> None:

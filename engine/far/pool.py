@@ -357,11 +357,11 @@ class ProcessPool(FarPool[WorkerChild]):
         """Hear and hand out what is due, as the trainer has the GIL anyway.
 
         The thread would have to take it from a trainer that computes. What it is woken
-        for stays its own. After Ctrl-C in here the run is dropped, so nothing has to be
-        whole.
+        for stays its own, and samples with a time limit, which it watches. After Ctrl-C
+        in here the run is dropped, so nothing has to be whole.
         """
         due, self._due = self._due, False
-        if self._serving.locked():
+        if self._serving.locked() or self._segment.timeout_s is not None:
             if due:
                 with self._engine_lock.lock:
                     self._wakeup.notify()
@@ -451,6 +451,8 @@ class ProcessPool(FarPool[WorkerChild]):
     def _end(self, child: WorkerChild) -> None:
         self._selector.unregister(child.pipe)
         child.close()
+        with self._engine_lock.lock:  # the thread must start another one
+            self._wakeup.notify()
 
     def _post(
         self,
