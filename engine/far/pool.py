@@ -357,11 +357,13 @@ class ProcessPool(FarPool[WorkerChild]):
         """Hear and hand out what is due, as the trainer has the GIL anyway.
 
         The thread would have to take it from a trainer that computes. What it is woken
-        for stays its own, and samples with a time limit, which it watches. After Ctrl-C
-        in here the run is dropped, so nothing has to be whole.
+        for stays its own, as do samples with a time limit, which it watches, and
+        children that come or go. After Ctrl-C in here the run is dropped, so nothing
+        has to be whole.
         """
         due, self._due = self._due, False
-        if self._serving.locked() or self._segment.timeout_s is not None:
+        watched = self._segment.timeout_s is not None or self._staffed is None
+        if self._serving.locked() or watched:
             if due:
                 with self._engine_lock.lock:
                     self._wakeup.notify()

@@ -37,6 +37,8 @@ def written(chosen: list[Any], form: int) -> tuple[bytes, list[tuple[str, bytes]
     content, files = io.BytesIO(), []
     with tarfile.open(fileobj=content, mode="w", format=form) as tar:
         for name, body, kind, changed_s in chosen:
+            if kind == tarfile.AREGTYPE and name.endswith("/"):
+                continue  # a folder to tarfile, which then takes its bytes for headers
             info = tarfile.TarInfo(name)
             info.type, info.mtime = kind, changed_s
             info.size = len(body) if info.isreg() else 0
@@ -44,9 +46,7 @@ def written(chosen: list[Any], form: int) -> tuple[bytes, list[tuple[str, bytes]
                 tar.addfile(info, io.BytesIO(body))
             except ValueError:
                 continue  # ustar cannot hold such a name
-            # A file of the old kind whose name ends in a slash is a folder.
-            old = kind == tarfile.AREGTYPE and name.endswith("/")
-            if info.isreg() and not old:
+            if info.isreg():
                 files.append((name, body))
     return content.getvalue(), files
 
