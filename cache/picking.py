@@ -57,10 +57,11 @@ class Picker:
             UnstorableError: the sample cannot be stored.
         """
         record = encode_parts(sample, key, self._codec or CODECS[0])
-        with self._lock:
-            self._seen += 1
-            if self._codec is None and self._seen >= DECIDES:
-                self._codec = self._choice(sample, sum(map(len, record)), took_ns)
+        if self._codec is None:
+            with self._lock:
+                self._seen += 1
+                if self._seen == DECIDES:
+                    self._codec = self._choice(sample, sum(map(len, record)), took_ns)
         return record, unpacked_bytes(record)
 
     def expected_ns(self, nbytes: int, unpack_ns: float, compute_ns: float) -> float:

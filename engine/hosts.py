@@ -141,9 +141,9 @@ class TrainerHost(Host):
         try:
             engine = Engine(recipe, byte_budget, step, trainer=trainer, pools=FarPools)
             self.engine: Engine = engine
-            kind = RepackFeed if recipe.repack else PlannedFeed
-            new = DrawnFeed if recipe.drawn else kind
-            self._feed: Feed = feed or new(engine, cursor)
+            planned = RepackFeed if recipe.repack else PlannedFeed
+            make_feed = DrawnFeed if recipe.drawn else planned
+            self._feed: Feed = feed or make_feed(engine, cursor)
             if feed is None:
                 self._feed.begin(cursor)
             else:

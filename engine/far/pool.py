@@ -362,8 +362,8 @@ class ProcessPool(FarPool[WorkerChild]):
         has to be whole.
         """
         due, self._due = self._due, False
-        watched = self._segment.timeout_s is not None or self._staffed is None
-        if self._serving.locked() or watched:
+        for_thread = self._segment.timeout_s is not None or self._staffed is None
+        if self._serving.locked() or for_thread:
             if due:
                 with self._engine_lock.lock:
                     self._wakeup.notify()

@@ -215,7 +215,7 @@ async def download(
     Raises:
         ShortBodyError: the body is shorter than the server announced.
         BudgetError: the file is too large.
-        ValueError: the server sends no parts.
+        SpecError: the server sends no parts.
     """
     session = await files.set_session()
     settings = dict(files.kwargs)
@@ -225,7 +225,7 @@ async def download(
     async with session.get(files.encode_url(url), **settings) as response:
         files._raise_not_found_for_status(response, url)  # noqa: SLF001 as its own reads
         if part is not None and response.status != 206:
-            raise ValueError(NO_PARTS.format(url, response.status))
+            raise SpecError(NO_PARTS.format(url, response.status))
         length = response.content_length
         if "Content-Encoding" in response.headers:
             length = None  # the length of the compressed body, not of the content

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from ...errors import SpecError, check
+from ...errors import PenstockError, SpecError, check
 from .folder import Paths, files_here, first_of
 from .source import PerProcess, Source, digest, prints_of_rows
 
@@ -99,10 +99,13 @@ def members_of(path: str, file: Any) -> list[Member]:
 
     Raises:
         SpecError: the file is not a tar file, or is compressed.
+        Exception: whatever reading it raises.
     """
     try:
         with tarfile.open(fileobj=file, mode="r:") as tar:
             return [*files_in(tar)]
+    except PenstockError:  # of the store: it could not be read
+        raise
     except (tarfile.TarError, ValueError, OverflowError) as error:
         raise SpecError(
             f"`from_webdataset` cannot read {path!r}: {error}; give tar files that are"

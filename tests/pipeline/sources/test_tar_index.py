@@ -107,5 +107,13 @@ def test_what_is_no_tar_is_refused() -> None:
         found_in(b"not a tar at all")
 
 
+def test_an_error_of_the_store_is_not_blamed_on_the_tar() -> None:
+    def read(_: tuple[int, int]) -> bytes:
+        raise ps.BudgetError("too large")
+
+    with pytest.raises(ps.BudgetError, match="^too large$"):
+        members_of("a.tar", ReadAhead(read, 2000))
+
+
 def test_an_empty_tar_has_no_files() -> None:
     assert found_in(written([], tarfile.USTAR_FORMAT)[0]) == []
