@@ -246,6 +246,7 @@ class Run:
 
     def _settle_in(self, host: Host) -> None:
         """Let a host make the batches from now on."""
+        host.kind = self._kind  # while the old one closes, readings are still its own
         self.host: Host = host
         self.alone = host if isinstance(host, DirectHost) else None
         """The same host, if the trainer makes the batches by itself."""
@@ -445,7 +446,7 @@ class Run:
         None also if the host is a new one, whose counters start from zero.
         """
         host = self.host  # the trainer's thread may replace it at any time
-        before, self._before = self._before, self._whole(host.read())
+        before, self._before = self._before, self._whole(host, host.read())
         last, self._observed = self._observed, host
         if before.regime != self._before.regime:
             self.contention.renew()
@@ -534,17 +535,18 @@ class Run:
         known = last.trainer.steps - warm.trainer.steps >= WARM_STEPS
         if begun is host and known and first.trainer.steps < warm.trainer.steps:
             first = warm
-        return self._whole(last) - first
+        return self._whole(host, last) - first
 
     def read(self) -> Observation:
         """Return the window since the run began."""
-        return self._whole(self.host.read())
+        host = self.host
+        return self._whole(host, host.read())
 
-    def _whole(self, reading: Observation) -> Observation:
+    def _whole(self, host: Host, reading: Observation) -> Observation:
         """Return a reading of the host, completed with what is known here."""
         recipe, found = self._recipe, (cache.statistics() for cache in self._caches)
         caches = tuple(each for each in found if each is not None)
-        knobs = (k for k in self.host.knobs() if k.name == "num_parallel_workers")
+        knobs = (k for k in host.knobs() if k.name == "num_parallel_workers")
         held = {knob.operator: knob.held for knob in knobs}
         segments = reading.segments
         if any(held.values()):
@@ -553,7 +555,7 @@ class Run:
             reading,
             caches=caches,
             segments=segments,
-            host=self._kind,
+            host=host.kind,
             contention=self.contention.found,
             moves=self._moves,
             face="DataLoader" if recipe.drawn else "Pipeline",

@@ -14,6 +14,7 @@ from penstock.autotune import tuner
 from penstock.autotune.policies.kinds import Kinds
 from penstock.autotune.trial import Trial, Verdict
 from penstock.engine import auto_executor, contention
+from penstock.engine.hosts import TrainerHost
 from penstock.engine.observe.observation import ContentionObservation
 from penstock.engine.run import Run
 from support.datasets import Numbers
@@ -201,6 +202,29 @@ def test_no_observation_spans_two_engines() -> None:
         assert run.observe() is None
         assert run.recent().segments
         run.host = first
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_reading_names_the_host_whose_workers_it_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The tuner's thread may look while the old host closes, which takes a while.
+    always_moved(monkeypatch, kept=True)
+    seen: list[tuple[str, str]] = []
+    with pipe_of() as pipe:
+        close = TrainerHost.close
+
+        def closed(host: TrainerHost) -> None:
+            now = run_of(pipe).read()
+            seen.append((now.host, now.segments[-1].executor))
+            close(host)
+
+        for _ in pipe:
+            time.sleep(PACE_S)
+            monkeypatch.setattr(TrainerHost, "close", closed)
+            if run_of(pipe).read().host == "process":
+                break
+    assert seen[0] == ("trainer", "thread")
 
 
 @pytest.mark.usefixtures("soon")
