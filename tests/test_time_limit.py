@@ -121,6 +121,24 @@ def test_a_sample_that_is_stuck_once_is_repeated(
     assert "gets_stuck_here" in line  # its stack
 
 
+def test_whoever_watches_the_samples_hands_them_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The pool's thread waits for as long as the last lease may take: of one that
+    # somebody else has handed out, it would not know.
+    hand_out, trainer = ProcessPool._hand_out, threading.get_ident()  # noqa: SLF001
+    by: set[int] = set()
+
+    def noted(pool: ProcessPool) -> None:
+        by.add(threading.get_ident())
+        hand_out(pool)
+
+    monkeypatch.setattr(ProcessPool, "_hand_out", noted)
+    with pipe_of(lambda sample: sample, workers=1, timeout=LIMIT_S) as pipe:
+        assert whole(pipe) == list(range(60))
+    assert trainer not in by
+
+
 def test_a_sample_that_is_always_stuck_is_given_up_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
