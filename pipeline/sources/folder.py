@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import glob
+import importlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import cache
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +30,40 @@ URL = re.compile(r"[A-Za-z][\w+.-]+:/")
 
 
 @dataclass(frozen=True)
-class Folder(Source, Sequence[tuple[bytes, int]]):
+class Names(Sequence[str]):
+    """Many names in one piece of memory, which forked processes share.
+
+    A million strings would be copied into each of them, page by page, as whoever looks
+    at one counts that in the string itself.
+    """
+
+    block: bytes
+    """The names, one behind another, in the encoding of the file system."""
+    ends: array[int]
+    """Where each ends."""
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> Names:
+        """Return these names."""
+        block, ends = bytearray(), array("Q")
+        for name in names:
+            block += os.fsencode(name)
+            ends.append(len(block))
+        return cls(bytes(block), ends)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        end = self.ends[index]
+        start = self.ends[index - 1] if index % len(self.ends) else 0
+        return os.fsdecode(self.block[start:end])
+
+
+@dataclass(frozen=True)
+class Folder(Source):
     """Images in class sub-folders: sample i is `(bytes of the file, label)`.
 
     Labels number the class folders in sorted order, as torchvision's ImageFolder does.
@@ -35,8 +72,9 @@ class Folder(Source, Sequence[tuple[bytes, int]]):
     KIND = "Folder"
     root: str
     classes: tuple[str, ...]
-    paths: tuple[str, ...]
-    labels: tuple[int, ...]
+    ends: tuple[int, ...]
+    """The number of the first file behind each class."""
+    paths: Names
 
     @classmethod
     def scan(cls, root: str | os.PathLike[str]) -> Folder:
@@ -53,13 +91,17 @@ class Folder(Source, Sequence[tuple[bytes, int]]):
                 f"{'is a file' if top.exists() else 'does not exist'}; give the folder "
                 "that holds one sub-folder of images per class"
             )
-        found = [(c.name, list_images(c)) for c in sorted(top.iterdir()) if c.is_dir()]
+        found = [
+            (each.name, Names.of(list_images(each)))
+            for each in sorted(top.iterdir())
+            if each.is_dir()
+        ]
         classes = [(name, files) for name, files in found if files]
         check(classes, empty(top, [name for name, _ in found]))
         names = [name for name, _ in classes]
-        paths = [path for _, files in classes for path in files]
-        labels = [label for label, (_, files) in enumerate(classes) for _ in files]
-        return cls(str(root), tuple(names), tuple(paths), tuple(labels))
+        ends = accumulate(len(files) for _, files in classes)
+        paths = Names.of(path for _, files in classes for path in files)
+        return cls(str(root), tuple(names), tuple(ends), paths)
 
     @property
     def shown(self) -> tuple[object, ...]:
@@ -70,13 +112,25 @@ class Folder(Source, Sequence[tuple[bytes, int]]):
 
     def __getitem__(self, index: Any) -> Any:
         with open(self.paths[index], "rb", buffering=0) as file:
-            return file.readall(), self.labels[index]
+            return file.readall(), self._label(index)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return several samples, whose files are read outside the GIL if possible."""
+        contents = native_read()([self.paths[index] for index in indices])
+        return [
+            self[index] if content is None else (content, self._label(index))
+            for index, content in zip(indices, contents, strict=True)
+        ]
+
+    def _label(self, index: int) -> int:
+        return bisect_right(self.ends, index % len(self))
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
         """Return a fingerprint of each file and its label: `uint64 [n, 2]`."""
         from ...cache.fingerprint import file_fingerprints
 
-        return file_fingerprints(self.paths, labels=self.labels)
+        labels = [self._label(index) for index in range(len(self))]
+        return file_fingerprints(self.paths, labels=labels)
 
     def identity(self) -> str:
         """Return the hash of the names of all files, relative to the folder."""
@@ -87,6 +141,17 @@ class Folder(Source, Sequence[tuple[bytes, int]]):
             f"<Folder {self.root!r}: {len(self.paths)} images in "
             f"{len(self.classes)} classes>"
         )
+
+
+@cache
+def native_read() -> Callable[[list[str]], list[bytes | None]]:
+    """Return what reads whole files outside the GIL; None for those that it leaves."""
+    try:
+        found = importlib.import_module("..image._photos", __package__)
+    except ImportError:
+        return lambda paths: [None] * len(paths)
+    read: Callable[[list[str]], list[bytes | None]] = found.read
+    return read
 
 
 def list_images(folder: Path) -> list[str]:

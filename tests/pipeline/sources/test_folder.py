@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ import pytest
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from penstock.errors import SpecError
-from penstock.pipeline.sources.folder import Folder, list_images
+from penstock.pipeline.sources import folder as folder_module
+from penstock.pipeline.sources.folder import Folder, Names, list_images
 from penstock.pipeline.sources.source import is_iterable
 
 
@@ -43,7 +45,7 @@ def test_a_class_folder_without_images_is_not_a_class(tmp_path: Path) -> None:
     touch(tmp_path / "a" / "readme.md")
     touch(tmp_path / "b" / "1.jpg")
     folder = Folder.scan(str(tmp_path))
-    assert (folder.classes, folder.labels) == (("b",), (0,))
+    assert (folder.classes, folder[0]) == (("b",), (b"", 0))
 
 
 def test_a_folder_travels_to_other_processes(tmp_path: Path) -> None:
@@ -51,6 +53,47 @@ def test_a_folder_travels_to_other_processes(tmp_path: Path) -> None:
     folder = Folder.scan(tmp_path)
     assert pickle.loads(pickle.dumps(folder)) == folder  # noqa: S301 our own
     assert repr(folder) == f"<Folder {str(tmp_path)!r}: 1 images in 1 classes>"
+
+
+def none_read(paths: list[str]) -> list[None]:
+    return [None] * len(paths)
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "python"])
+def test_files_that_are_read_together_are_those_that_are_read_alone(
+    native: bool,  # noqa: FBT001
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not native:
+        monkeypatch.setattr(folder_module, "native_read", lambda: none_read)
+    rng = np.random.default_rng(0)
+    for at in range(40):  # some are empty, and one name is no text
+        name = os.fsdecode(b"\xff.jpg") if at == 7 else f"{at}.jpg"
+        content = rng.bytes(int(rng.integers(300_000)) * (at % 9 > 0))
+        touch(tmp_path / "abc"[at % 3] / name, content)
+    folder = Folder.scan(tmp_path)
+    order = [*rng.permutation(40).tolist(), 3, 3, -1]
+    assert folder.__getitems__(order) == [folder[index] for index in order]
+    with pytest.raises(IndexError):
+        folder.__getitems__([0, 40])
+
+
+def test_a_file_that_has_gone_is_named(tmp_path: Path) -> None:
+    for name in ("a/1.jpg", "a/2.jpg", "a/3.jpg"):
+        touch(tmp_path / name, b"1")
+    folder = Folder.scan(tmp_path)
+    (tmp_path / "a" / "2.jpg").unlink()
+    with pytest.raises(FileNotFoundError, match=r"2\.jpg"):
+        folder.__getitems__([0, 1, 2])
+
+
+def test_names_take_one_piece_of_memory_for_each_hundred_thousand() -> None:
+    names = [f"/data/train/n{at % 1000:08}/n{at:016}.JPEG" for at in range(100_000)]
+    kept = Names.of(names)
+    assert list(kept) == kept[:] == names
+    assert (kept[-1], kept[-len(kept)]) == (names[-1], names[0])
+    assert len(pickle.dumps(kept)) < 60 * len(kept)
 
 
 def test_images_are_listed_sorted_whatever_their_suffix_looks_like(
