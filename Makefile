@@ -1,4 +1,4 @@
-# make demo | check | test | test-all | stress | lint | docs | clean
+# make demo | check | test | test-all | stress | lint | docs | wheel | clean
 # Each makes .venv (Python 3.11 or later) and installs what it needs there on first use.
 # `make demo ARGS="--data DIR"` hands options on; `make PYTHON=/path/to/python` picks one.
 
@@ -43,7 +43,7 @@ BESIDE := -n 3 --dist worksteal
 PATIENTLY := -o timeout=1200 -o faulthandler_timeout=0
 UNITS := tests/autotune tests/cache tests/engine tests/pipeline tests/system
 
-.PHONY: help demo check test test-all stress programs lint docs clean
+.PHONY: help demo check test test-all stress programs lint docs wheel clean
 
 help:
 	@sed -n 's/^# //p;/^$$/q' Makefile
@@ -59,7 +59,7 @@ test: lint
 	@echo "tests: all but the slow ones"
 	@$(RUN) pytest $(BESIDE) $(ARGS)
 
-test-all: programs lint .venv/with-frameworks .venv/with-examples
+test-all: programs lint .venv/with-frameworks .venv/with-examples .venv/with-wheel
 	@echo "tests: all, side by side; then those that run alone"
 	@$(RUN) pytest $(BESIDE) -m "not serial" $(PATIENTLY) $(ARGS)
 	@$(RUN) pytest -m serial $(PATIENTLY) $(ARGS)
@@ -102,6 +102,14 @@ docs: .venv/with-docs
 	@! grep -rloE 'src="https?://[^"]*"' site --include=*.html || \
 	    { echo "these pages load something from another host"; exit 1; }
 	@echo "docs: site/index.html; with its search: python -m http.server --directory site"
+
+# It carries libjpeg-turbo, so that whoever installs it needs neither a compiler nor headers.
+wheel: .venv/with-wheel
+	@rm -rf build/wheel dist
+	@$(RUN) build --wheel --outdir build/wheel . >.venv/wheel 2>&1 || { cat .venv/wheel; exit 1; }
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(RUN) auditwheel repair --wheel-dir dist \
+	    build/wheel/*.whl >.venv/wheel 2>&1 || { cat .venv/wheel; exit 1; }
+	@echo "wheel: $$(ls dist/*.whl)"
 
 .types/penstock:
 	@mkdir -p .types && ln -sfn .. $@

