@@ -67,8 +67,7 @@ class Host(ABC):
     _feed: Feed | DrawnMaker | PlanMaker
     moves: deque[Move]
     """The latest moves of its work between kinds of workers, and their reasons."""
-    kind = "trainer"
-    """Where its work is done: "process" if all of it is in worker processes."""
+    kind = "trainer"  # or "process", if all of its work is in worker processes
 
     def __init__(self) -> None:
         self._noted_ns = time.perf_counter_ns()

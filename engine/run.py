@@ -539,8 +539,7 @@ class Run:
 
     def read(self) -> Observation:
         """Return the window since the run began."""
-        host = self.host
-        return self._whole(host, host.read())
+        return self._whole(host := self.host, host.read())
 
     def _whole(self, host: Host, reading: Observation) -> Observation:
         """Return a reading of the host, completed with what is known here."""

@@ -45,21 +45,15 @@ class Names(Sequence[str]):
     @classmethod
     def of(cls, names: Iterable[str]) -> Names:
         """Return these names."""
-        block, ends = bytearray(), array("Q")
-        for name in names:
-            block += os.fsencode(name)
-            ends.append(len(block))
-        return cls(bytes(block), ends)
+        encoded = [*map(os.fsencode, names)]
+        return cls(b"".join(encoded), array("Q", accumulate(map(len, encoded))))
 
     def __len__(self) -> int:
         return len(self.ends)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(len(self)))]
-        end = self.ends[index]
         start = self.ends[index - 1] if index % len(self.ends) else 0
-        return os.fsdecode(self.block[start:end])
+        return os.fsdecode(self.block[start : self.ends[index]])
 
 
 @dataclass(frozen=True)
@@ -130,7 +124,7 @@ class Folder(Source):
         from ...cache.fingerprint import file_fingerprints
 
         labels = [self._label(index) for index in range(len(self))]
-        return file_fingerprints(self.paths, labels=labels)
+        return file_fingerprints([*self.paths], labels=labels)
 
     def identity(self) -> str:
         """Return the hash of the names of all files, relative to the folder."""
@@ -147,10 +141,10 @@ class Folder(Source):
 def native_read() -> Callable[[list[str]], list[bytes | None]]:
     """Return what reads whole files outside the GIL; None for those that it leaves."""
     try:
-        found = importlib.import_module("..image._photos", __package__)
+        read: Callable[[list[str]], list[bytes | None]]
+        read = importlib.import_module("..image._photos", __package__).read
     except ImportError:
         return lambda paths: [None] * len(paths)
-    read: Callable[[list[str]], list[bytes | None]] = found.read
     return read
 
 
