@@ -114,7 +114,8 @@ wheel: .venv/with-wheel
 .types/penstock:
 	@mkdir -p .types && ln -sfn .. $@
 
-$(STAMP): pyproject.toml constraints.txt pipeline/image/_photos.c pipeline/image/_resizing.h
+$(STAMP): pyproject.toml constraints.txt pipeline/image/_photos.c \
+    pipeline/image/_reading.h pipeline/image/_resizing.h
 	@for python in $(PYTHONS); do \
 	    "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
 	        >/dev/null 2>&1 && break; python=; \

@@ -30,14 +30,14 @@ UNSAFE = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve", "subpr
 OWN_PIPES = {"penstock.engine.far.handover"}
 
 # Ceilings. These figures only fall, but for what a deliverable adds: names of files in
-# one piece of memory, read several at once, took 31 in `pipeline`.
+# one piece of memory, read several at once, and pixels normalised in C took 57.
 STATEMENTS = {
     "autotune": 3375,
     "cache": 2500,
     "demo": 220,
     "engine": 11291,
     "integrations": 170,
-    "pipeline": 5622,
+    "pipeline": 5648,
     "system": 510,
     "": 720,
 }

@@ -51,7 +51,7 @@ def clone(root: Path, tmp_path: Path) -> Path:
         shutil.copy(root / name, tmp_path)
     shutil.copytree(root / ".ci", tmp_path / ".ci")
     (tmp_path / "pipeline" / "image").mkdir(parents=True)
-    for name in ("_photos.c", "_resizing.h"):
+    for name in ("_photos.c", "_reading.h", "_resizing.h"):
         (tmp_path / "pipeline" / "image" / name).touch()
     return tmp_path
 

@@ -69,8 +69,8 @@ makes the wait for it that much longer."""
 
 
 ROWS_EACH = 24
-"""Rows that wait at a child for each of its workers, if these are several. Where most of
-a row is a wait, a lease of its engine has about as many: with fewer, workers ran out."""
+"""Rows that wait at a child for each of its workers, if these are several: as many as a
+lease of its engine has where most of a row is a wait. With fewer, workers ran out."""
 
 
 def children_for(workers: int, cores: int | None) -> int:

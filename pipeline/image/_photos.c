@@ -1,7 +1,7 @@
-/* Makes a batch's photographs from the bytes of JPEGs: decode, crop, resize, mirror.
+/* Makes a batch's photographs of JPEGs: read, decode, crop, resize, mirror, normalise.
 
-   One call does this for a chunk of photographs, outside the GIL from beginning to end.
-   Of each, it decodes only the box, and each row is resized as soon as it is decoded,
+   Each call does its part for a chunk of photographs, outside the GIL from beginning to
+   end. Of each, it decodes only the box, and each row is resized as soon as it is decoded,
    while the processor still has it in its cache.
 
    The pixels are those of a full decode that is resized (see _resizing.h).
@@ -16,15 +16,12 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <setjmp.h>
 #include <stdio.h> /* jpeglib.h needs it */
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <jpeglib.h>
 
+#include "_reading.h"
 #include "_resizing.h"
 
 #if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2001000
@@ -36,9 +33,6 @@
 /* Of this file and of the headers that it was compiled with. Where the first number
    changes, so does which files are refused, or what is made of the others. */
 #define VERSION "2, libjpeg-turbo " TEXT_OF(LIBJPEG_TURBO_VERSION)
-
-/* Files that one thread has open: a process may have a thousand, of all its threads. */
-#define OPEN_AT_ONCE 8
 
 /* In pixels: one chroma sample, which is as wide as two of them at most (is_usual). */
 #define MARGIN 2
@@ -510,139 +504,100 @@ resize(PyObject *Py_UNUSED(module), PyObject *arguments)
     Py_RETURN_NONE;
 }
 
-/* Reading */
-
-typedef struct {
-    PyObject *path; /* bytes, in the encoding of the file system */
-    PyObject *content; /* bytes; NULL if the file cannot be read here */
-    int file; /* its descriptor; -1 when it is closed */
-    off_t size;
-} Reading;
-
-/* Open a file and find its size; it stays closed if it is none, or is empty. */
-static void
-open_file(Reading *each)
-{
-    struct stat about;
-    each->file = open(PyBytes_AS_STRING(each->path), O_RDONLY | O_CLOEXEC);
-    if (each->file >= 0
-        && (fstat(each->file, &about) < 0 || !S_ISREG(about.st_mode)
-            || about.st_size <= 0)) {
-        close(each->file);
-        each->file = -1;
+/* Write the value that stands in a table for each pixel and channel. Of one image, the
+   values of a channel are `channel` apart, and those of a pixel `pixel`. */
+#define LOOK_UP(name, kind)                                                            \
+    static void name(const unsigned char *from, const kind *table, kind *to,           \
+                     size_t count, size_t pixel, size_t channel)                       \
+    {                                                                                  \
+        for (size_t at = 0; at < count; at++) {                                        \
+            to[at * pixel] = table[from[at * 3]];                                      \
+            to[at * pixel + channel] = table[256 + from[at * 3 + 1]];                  \
+            to[at * pixel + 2 * channel] = table[512 + from[at * 3 + 2]];              \
+        }                                                                              \
     }
-    each->size = each->file < 0 ? 0 : about.st_size;
-}
 
-/* Read a whole file, and close it; whether it had as many bytes as it said. */
-static int
-read_file(Reading *each)
-{
-    char *to = PyBytes_AS_STRING(each->content);
-    off_t left = each->size;
-    while (left > 0) {
-        ssize_t count = read(each->file, to, (size_t)left);
-        if (count < 0 && errno == EINTR) {
-            continue;
-        }
-        if (count <= 0) {
-            break;
-        }
-        to += count;
-        left -= count;
-    }
-    close(each->file);
-    each->file = -1;
-    return left == 0;
-}
+LOOK_UP(look_up_words, uint32_t)
+LOOK_UP(look_up_halves, uint16_t)
 
-/* Read some files at once. The GIL is taken between finding sizes and reading alone. */
-static void
-read_some(Reading *first, Py_ssize_t count)
-{
-    Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t at = 0; at < count; at++) {
-        open_file(&first[at]);
-    }
-    Py_END_ALLOW_THREADS
-    for (Py_ssize_t at = 0; at < count; at++) {
-        Reading *each = &first[at];
-        if (each->file >= 0) {
-            each->content = PyBytes_FromStringAndSize(NULL, each->size);
-            if (each->content == NULL) {
-                PyErr_Clear(); /* whoever reads it again says so */
-                close(each->file);
-                each->file = -1;
-            }
-        }
-    }
-    Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t at = 0; at < count; at++) {
-        if (first[at].file >= 0 && !read_file(&first[at])) {
-            first[at].size = -1;
-        }
-    }
-    Py_END_ALLOW_THREADS
-}
-
-/* Return the contents, and None for each file that could not be read. */
-static PyObject *
-contents_of(const Reading *readings, Py_ssize_t count)
-{
-    PyObject *list = PyList_New(count);
-    for (Py_ssize_t at = 0; list != NULL && at < count; at++) {
-        const Reading *each = &readings[at];
-        int whole = each->content != NULL && each->size >= 0;
-        PyList_SET_ITEM(list, at, Py_NewRef(whole ? each->content : Py_None));
-    }
-    return list;
-}
-
-PyDoc_STRVAR(read_doc,
-"read(paths, /)\n--\n\n"
-"Read whole files, outside the GIL.\n\n"
+PyDoc_STRVAR(normalize_doc,
+"normalize(pixels, table, values, last, /)\n--\n\n"
+"Replace each byte by the value that a table has for it.\n\n"
 "Args:\n"
-"    paths: a list of paths.\n\n"
-"Returns:\n"
-"    list: the bytes of each; None for what is empty, is no file, or cannot be read.\n");
+"    pixels: uint8 [n, p, 3], C order.\n"
+"    table: int32 or int16 [3, 256], the bits of the values, by channel.\n"
+"    values: the same type, [n, 3, p], or [n, p, 3] if `last`; C order.\n");
+
+static void
+normalize_images(const Py_buffer *pixels, const Py_buffer *table,
+                 const Py_buffer *values, int last)
+{
+    size_t images = (size_t)pixels->shape[0], count = (size_t)pixels->shape[1];
+    size_t pixel = last ? 3 : 1, channel = last ? 1 : count;
+    const unsigned char *from = pixels->buf;
+    for (size_t at = 0; at < images; at++) {
+        if (table->itemsize == 4) {
+            look_up_words(from + at * count * 3, table->buf,
+                          (uint32_t *)values->buf + at * count * 3, count, pixel,
+                          channel);
+        }
+        else {
+            look_up_halves(from + at * count * 3, table->buf,
+                           (uint16_t *)values->buf + at * count * 3, count, pixel,
+                           channel);
+        }
+    }
+}
+
+static int
+are_images(const Py_buffer *pixels, const Py_buffer *table, const Py_buffer *values)
+{
+    return pixels->ndim == 3 && table->ndim == 2 && values->ndim == 3
+           && pixels->itemsize == 1 && pixels->shape[2] == 3 && table->shape[0] == 3
+           && table->shape[1] == 256 && table->itemsize == values->itemsize
+           && (table->itemsize == 4 || table->itemsize == 2)
+           && values->shape[0] == pixels->shape[0]
+           && values->len / values->itemsize == pixels->len;
+}
 
 static PyObject *
-read_files(PyObject *Py_UNUSED(module), PyObject *arguments)
+normalize(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
-    PyObject *list, *made = NULL;
-    Py_ssize_t count, held = 0;
-    Reading *readings;
-    if (!PyArg_ParseTuple(arguments, "O!:read", &PyList_Type, &list)) {
+    PyObject *objects[3];
+    Py_buffer views[3];
+    int last, held = 0, fits = 0;
+    if (!PyArg_ParseTuple(arguments, "OOOp:normalize", &objects[0], &objects[1],
+                          &objects[2], &last)) {
         return NULL;
     }
-    count = PyList_GET_SIZE(list);
-    readings = PyMem_Calloc((size_t)count + 1, sizeof *readings);
-    if (readings == NULL) {
-        return PyErr_NoMemory();
+    while (held < 3
+           && PyObject_GetBuffer(objects[held], &views[held],
+                                 held < 2 ? PyBUF_CONTIG_RO : PyBUF_CONTIG) == 0) {
+        held++;
     }
-    for (; held < count; held++) {
-        PyObject *path = PyList_GetItem(list, held); /* NULL if the list has shrunk */
-        if (path == NULL || !PyUnicode_FSConverter(path, &readings[held].path)) {
-            break;
+    if (held == 3) {
+        fits = are_images(&views[0], &views[1], &views[2]);
+        if (fits) {
+            Py_BEGIN_ALLOW_THREADS
+            normalize_images(&views[0], &views[1], &views[2], last);
+            Py_END_ALLOW_THREADS
+        }
+        else {
+            PyErr_SetString(PyExc_ValueError, "an array has another shape or type");
         }
     }
-    if (held == count) {
-        for (Py_ssize_t at = 0; at < count; at += OPEN_AT_ONCE) {
-            Py_ssize_t left = count - at;
-            read_some(&readings[at], left < OPEN_AT_ONCE ? left : OPEN_AT_ONCE);
-        }
-        made = contents_of(readings, count);
+    while (held > 0) {
+        PyBuffer_Release(&views[--held]);
     }
-    for (Py_ssize_t at = 0; at < held; at++) {
-        Py_XDECREF(readings[at].content);
-        Py_DECREF(readings[at].path);
+    if (!fits) {
+        return NULL;
     }
-    PyMem_Free(readings);
-    return made;
+    Py_RETURN_NONE;
 }
 
 static PyMethodDef METHODS[] = {
     {"crops", crops, METH_VARARGS, crops_doc},
+    {"normalize", normalize, METH_VARARGS, normalize_doc},
     {"read", read_files, METH_VARARGS, read_doc},
     {"resize", resize, METH_VARARGS, resize_doc},
     {"sizes", sizes, METH_VARARGS, sizes_doc},

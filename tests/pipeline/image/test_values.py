@@ -14,7 +14,9 @@ import PIL.ImageOps
 import pytest
 import torch
 
+from penstock.errors import SpecError
 from penstock.pipeline.image import (
+    batches,
     color_jitter,
     cutmix,
     mixup,
@@ -223,6 +225,33 @@ def test_normalized_pixels_follow_the_formula(kind: Kind, small: Image) -> None:
     expected = ((small / 255 - mean) / std).transpose(2, 0, 1)
     found = normalize(mean, std)(kind(small))
     np.testing.assert_allclose(np.asarray(found), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("first", [True, False], ids=["CHW", "HWC"])
+def test_normalized_pixels_are_torchs_to_the_bit(
+    dtype: torch.dtype,
+    first: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    operator = normalize(channels_first=first, dtype=dtype)
+    rng = seeded(0)
+    sizes = [(1, 1), (1, 3), (3, 1), (7, 9), (16, 20), (224, 224)]
+    images = [rng.integers(0, 256, (*size, 3), np.uint8) for size in sizes]
+    images += [np.stack([image] * 3) for image in images] + [images[0][None][:0]]
+    images.append(np.asfortranarray(images[3]))
+    kinds = [*images, *map(torch.from_numpy, images[6:12])]
+    found = [operator((image, 7)) for image in kinds]
+    monkeypatch.setattr(batches, "crop_extension", lambda: (None, ""))
+    for image, (made, label) in zip(kinds, found, strict=True):
+        expected, _ = operator((image, 7))
+        assert (type(made), made.dtype, label) == (type(expected), expected.dtype, 7)
+        assert torch.as_tensor(made).equal(torch.as_tensor(expected))
+
+
+def test_a_type_that_pixels_are_not_normalized_to_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"one of torch.float32.* got torch.int64"):
+        normalize(dtype=torch.int64)
 
 
 def drawn_batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
