@@ -30,14 +30,14 @@ UNSAFE = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve", "subpr
 OWN_PIPES = {"penstock.engine.far.handover"}
 
 # Ceilings. These figures only fall, but for what a deliverable adds: names of files in
-# one piece of memory, read several at once, and pixels normalised in C took 57.
+# one piece of memory, read several at once, and pixels normalised in C took 68.
 STATEMENTS = {
     "autotune": 3375,
     "cache": 2500,
     "demo": 220,
     "engine": 11291,
     "integrations": 170,
-    "pipeline": 5648,
+    "pipeline": 5659,
     "system": 510,
     "": 720,
 }

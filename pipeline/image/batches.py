@@ -260,8 +260,9 @@ class normalize:
         return made if self.dtype is torch.bfloat16 else made.numpy()
 
     def _numbers(self, pixels: torch.Tensor, axis: int) -> torch.Tensor:
-        if axis == -1 and pixels.device.type == "cpu" and crop_extension()[0]:
-            return self._looked_up(pixels.contiguous())
+        extension, _ = crop_extension()
+        if extension is not None and axis == -1 and pixels.device.type == "cpu":
+            return self._looked_up(pixels.contiguous(), extension)
         shape = (3, 1, 1) if axis == -3 else (3,)
         scale = torch.tensor([1 / (255 * std) for std in self.std]).view(shape)
         moments = zip(self.mean, self.std, strict=True)
@@ -271,7 +272,7 @@ class normalize:
             scale, shift = scale.view(3, 1, 1), shift.view(3, 1, 1)
         return torch.addcmul(shift, pixels.to(torch.float32), scale).to(self.dtype)
 
-    def _looked_up(self, pixels: torch.Tensor) -> torch.Tensor:
+    def _looked_up(self, pixels: torch.Tensor, extension: Any) -> torch.Tensor:
         """Return the values of pixels `[..., H, W, 3]`, in one pass without the GIL."""
         *before, height, width, _ = pixels.shape
         last = not self.channels_first
@@ -280,7 +281,6 @@ class normalize:
         count, size = math.prod(before), height * width
         table = table_of(tuple(self.mean), tuple(self.std), self.dtype)
         values = made.view(BITS[self.dtype]).numpy()
-        extension, _ = crop_extension()
         extension.normalize(
             pixels.numpy().reshape(count, size, 3),
             table,

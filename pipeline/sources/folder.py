@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import importlib
 import os
 import re
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import SpecError, check
-from .source import Source, digest
+from .source import Source
 
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -38,14 +39,14 @@ class Names(Sequence[str]):
     """
 
     block: bytes
-    """The names, one behind another, in the encoding of the file system."""
+    """The names in the encoding of the file system, each ended by a zero byte."""
     ends: array[int]
-    """Where each ends."""
+    """Where the next one begins."""
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Names:
         """Return these names."""
-        encoded = [*map(os.fsencode, names)]
+        encoded = [os.fsencode(name) + b"\0" for name in names]
         return cls(b"".join(encoded), array("Q", accumulate(map(len, encoded))))
 
     def __len__(self) -> int:
@@ -53,7 +54,7 @@ class Names(Sequence[str]):
 
     def __getitem__(self, index: Any) -> Any:
         start = self.ends[index - 1] if index % len(self.ends) else 0
-        return os.fsdecode(self.block[start : self.ends[index]])
+        return os.fsdecode(self.block[start : self.ends[index] - 1])
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class Folder(Source):
     classes: tuple[str, ...]
     ends: tuple[int, ...]
     """The number of the first file behind each class."""
-    paths: Names
+    names: Names
+    """The files, from the root on."""
 
     @classmethod
     def scan(cls, root: str | os.PathLike[str]) -> Folder:
@@ -85,36 +87,36 @@ class Folder(Source):
                 f"{'is a file' if top.exists() else 'does not exist'}; give the folder "
                 "that holds one sub-folder of images per class"
             )
-        found = [
-            (each.name, Names.of(list_images(each)))
-            for each in sorted(top.iterdir())
-            if each.is_dir()
-        ]
+        folders = [each for each in sorted(top.iterdir()) if each.is_dir()]
+        found = [(each.name, names_in(each)) for each in folders]
         classes = [(name, files) for name, files in found if files]
         check(classes, empty(top, [name for name, _ in found]))
-        names = [name for name, _ in classes]
+        kinds = tuple(name for name, _ in classes)
         ends = accumulate(len(files) for _, files in classes)
-        paths = Names.of(path for _, files in classes for path in files)
-        return cls(str(root), tuple(names), tuple(ends), paths)
+        names = Names.of(name for _, files in classes for name in files)
+        return cls(str(root), kinds, tuple(ends), names)
 
     @property
     def shown(self) -> tuple[object, ...]:
         return (self.root,)
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.names)
 
     def __getitem__(self, index: Any) -> Any:
-        with open(self.paths[index], "rb", buffering=0) as file:
+        with open(self._path(index), "rb", buffering=0) as file:
             return file.readall(), self._label(index)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several samples, whose files are read outside the GIL if possible."""
-        contents = native_read()([self.paths[index] for index in indices])
+        contents = native_read()([*map(self._path, indices)])
         return [
             self[index] if content is None else (content, self._label(index))
             for index, content in zip(indices, contents, strict=True)
         ]
+
+    def _path(self, index: int) -> str:
+        return os.path.join(self.root, self.names[index])
 
     def _label(self, index: int) -> int:
         return bisect_right(self.ends, index % len(self))
@@ -123,17 +125,17 @@ class Folder(Source):
         """Return a fingerprint of each file and its label: `uint64 [n, 2]`."""
         from ...cache.fingerprint import file_fingerprints
 
-        labels = [self._label(index) for index in range(len(self))]
-        return file_fingerprints([*self.paths], labels=labels)
+        numbers = range(len(self))
+        paths, labels = map(self._path, numbers), map(self._label, numbers)
+        return file_fingerprints([*paths], labels=[*labels])
 
     def identity(self) -> str:
-        """Return the hash of the names of all files, relative to the folder."""
-        return digest([os.path.relpath(path, self.root) for path in self.paths])
+        """Return the hash of the names of all files, as `digest` makes it."""
+        return hashlib.blake2b(self.names.block, digest_size=16).hexdigest()
 
     def __repr__(self) -> str:
         return (
-            f"<Folder {self.root!r}: {len(self.paths)} images in "
-            f"{len(self.classes)} classes>"
+            f"<Folder {self.root!r}: {len(self)} images in {len(self.classes)} classes>"
         )
 
 
@@ -146,6 +148,12 @@ def native_read() -> Callable[[list[str]], list[bytes | None]]:
     except ImportError:
         return lambda paths: [None] * len(paths)
     return read
+
+
+def names_in(folder: Path) -> Names:
+    """Return the images in `folder` and below, from its own name on."""
+    before = len(str(folder)) - len(folder.name)
+    return Names.of(path[before:] for path in list_images(folder))
 
 
 def list_images(folder: Path) -> list[str]:

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from penstock.errors import SpecError
 from penstock.pipeline.sources import folder as folder_module
 from penstock.pipeline.sources.folder import Folder, Names, list_images
-from penstock.pipeline.sources.source import is_iterable
+from penstock.pipeline.sources.source import digest, is_iterable
 
 
 def touch(path: Path, content: bytes = b"") -> None:
@@ -39,6 +39,20 @@ def test_labels_number_the_class_folders_in_sorted_order(tmp_path: Path) -> None
         (b"dog/1.PNG", 1),
         (b"dog/2.jpg", 1),
     ]
+
+
+@pytest.mark.parametrize("form", ["{}", "{}/", "{}/../{name}", ".", "./", "../{name}"])
+def test_a_folder_is_the_same_however_it_is_given(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a/1.jpg", "b/deep/2.jpg"):
+        touch(tmp_path / name, name.encode())
+    monkeypatch.chdir(tmp_path)
+    folder = Folder.scan(form.format(tmp_path, name=tmp_path.name))
+    assert [folder[at] for at in range(2)] == [(b"a/1.jpg", 0), (b"b/deep/2.jpg", 1)]
+    assert list(folder.names) == ["a/1.jpg", "b/deep/2.jpg"]
+    # A state that was saved long ago knows a folder by this.
+    assert folder.identity() == digest(["a/1.jpg", "b/deep/2.jpg"])
 
 
 def test_a_class_folder_without_images_is_not_a_class(tmp_path: Path) -> None:
