@@ -5,7 +5,8 @@
 Files are read into memory first. The rows of one comparison run interleaved, and each
 figure is the median of five passes. Ratios are to the first row, usually Pillow, on the
 same number of threads. If two threads had fewer than some 1.8 cores, another program
-was busy: run it again, or use the CPU time of one thread.
+was busy: run it again, or use the CPU time of one thread. Last come the differences
+from Pillow's pixels, and how fast pure Python is beside a thread that decodes.
 """
 
 from __future__ import annotations
@@ -15,21 +16,27 @@ import io
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
 import PIL.Image
 import torch
 
+from penstock.engine.plan import Context
 from penstock.pipeline.image import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
     decode,
     decode_only_random_resized_crop,
     decode_random_resized_crop,
     horizontal_flip,
+    normalize,
     random_resized_crop,
 )
 from penstock.pipeline.image.codec import size_of
@@ -38,6 +45,7 @@ from penstock.pipeline.testing import draw_photos
 
 PASSES = 5
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+CONTEXT = Context(epoch=0, step=0, image_size=None)
 BILINEAR = PIL.Image.Resampling.BILINEAR
 
 
@@ -85,6 +93,15 @@ def pillow_chain(data: bytes, size: int, rng: np.random.Generator) -> object:
     return np.asarray(crop)[:, ::-1].copy() if rng.random() < 0.5 else crop
 
 
+def torchs_floats(image: np.ndarray) -> torch.Tensor:
+    """Return pixels as torchvision's `ToTensor` and `Normalize` make them."""
+    pixels = torch.from_numpy(image).permute(2, 0, 1).contiguous()
+    mean, std = (
+        torch.tensor(each).view(3, 1, 1) for each in (IMAGENET_MEAN, IMAGENET_STD)
+    )
+    return pixels.to(torch.float32).div(255).sub_(mean).div_(std)
+
+
 def comparisons(photos: Photos, size: int) -> dict[str, list[Row]]:
     """Return the rows to compare, Pillow's first."""
     files, arrays, pictures = photos.files, photos.arrays, photos.pictures
@@ -93,7 +110,14 @@ def comparisons(photos: Photos, size: int) -> dict[str, list[Row]]:
     half = horizontal_flip(0.5)
     fused = decode_random_resized_crop(size, flip=0.5)
     only = decode_only_random_resized_crop(size, flip=0.5)
+    images = [fused(data, np.random.default_rng(0)) for data in files]
+    floats = normalize()
+    version = fused.decoder.__penstock_fingerprint__()
     return {
+        "normalize": [
+            Row("torch", lambda i, _: torchs_floats(images[i])),
+            Row("normalize", lambda i, _: floats(images[i])),
+        ],
         "decode": [
             Row(
                 "Pillow",
@@ -116,7 +140,7 @@ def comparisons(photos: Photos, size: int) -> dict[str, list[Row]]:
             ),
             Row("decode_random_resized_crop", lambda i, rng: fused(files[i], rng)),
         ],
-        f"crop decoding, crop {size}, flip; extension: {fused.decoder.version}": [
+        f"crop decoding, crop {size}, flip; {version}": [
             Row(
                 "three operators", lambda i, rng: half(crop(decode(files[i]), rng), rng)
             ),
@@ -181,13 +205,46 @@ def accuracy(photos: Photos, size: int) -> None:
         for i, data in enumerate(photos.files):
             image = np.asarray(operator(data, np.random.default_rng(i)))
             box = random_box(*size_of(data), SCALE, RATIO, np.random.default_rng(i))
-            kind = reduced if box.short_side >= 2 * gap * size else full
+            kind = reduced if min(box.height, box.width) >= 2 * gap * size else full
             kind.append(float(np.abs(image - exact[i]).mean()))
         means = [statistics.fmean(kind) if kind else 0.0 for kind in (reduced, full)]
         print(
             f"  reducing_gap={gap:<4} all {statistics.fmean(reduced + full):.3f}; "
             f"decoded reduced {means[0]:.3f} ({len(reduced)}), in full {means[1]:.3f}"
         )
+
+
+def beside(photos: Photos, size: int) -> None:
+    """Print how fast a Python loop is while a thread decodes eight photos a call."""
+    fused, over = decode_random_resized_crop(size, flip=0.5), threading.Event()
+
+    def kernel() -> None:
+        rng = np.random.default_rng(0)
+        while not over.is_set():
+            for first in range(0, len(photos.files), 8):
+                fused.__penstock_rows__(
+                    photos.files[first : first + 8], repeat(rng), CONTEXT
+                )
+
+    def loops() -> int:
+        """Return how often a loop is run in a second."""
+        count, end = 0, time.perf_counter() + 1
+        while time.perf_counter() < end:
+            sum(range(1000))
+            count += 1
+        return count
+
+    shares: list[float] = []
+    for _ in range(PASSES):
+        alone = loops()
+        over.clear()
+        thread = threading.Thread(target=kernel)
+        thread.start()
+        shares.append(loops() / alone)
+        over.set()
+        thread.join()
+    share = statistics.median(shares)
+    print(f"\na loop of pure Python beside a thread that decodes: {share:.3f}")
 
 
 def main() -> None:
@@ -207,6 +264,7 @@ def main() -> None:
     if not options.only:
         for size in (options.size, 64, 32):
             accuracy(photos, size)
+        beside(photos, options.size)
 
 
 if __name__ == "__main__":
