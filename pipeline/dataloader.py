@@ -402,17 +402,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
 
     def _iterate_torchs(self, drawing: Drawing) -> Iterator[Any]:
         from ..engine.observe.trainer_meter import TrainerMeter
-        from .torch_workers import (
-            ShareWatch,
-            TorchsRow,
-            resumed,
-            tell_of_cuda,
-            tell_of_shared_memory,
-        )
+        from .torch_workers import ShareWatch, TorchsRow, resumed, tell_of_cuda
 
         if self.num_workers:
             tell_of_cuda(self.dataset)
-            tell_of_shared_memory()
         iterable = isinstance(self.dataset, IterableDataset)
         drawing.on(self.num_workers if iterable else None)
         new = not drawing.restore(self.generator)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import logging
 import mmap
-import os
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -27,7 +25,6 @@ from ..engine.observe.trainer_meter import TrainerMeter
 from ..engine.plan import Drawing
 from ..engine.witness.hazards import find_on_device
 from ..errors import StateError
-from ..system.shared_memory import SHARED_MEMORY
 from .session import at_exit, looping_threads, rank_of_process, torchs_rows
 
 if TYPE_CHECKING:
@@ -226,8 +223,6 @@ class ShareWatch:
 # Warnings about problems of worker processes, given beforehand and once each.
 
 LOGGER = logging.getLogger("penstock")
-SMALL = 256 * 2**20
-"""Bytes; a container gets a quarter of it by default."""
 ON_CUDA = (
     "`%s` is a tensor on %s: forked worker processes cannot use it, and other worker"
     " processes each have a copy. Keep it on the CPU, and move batches to the device"
@@ -237,11 +232,6 @@ READ_WHOLE = (
     " the %d workers reads all of it, and each sample comes %d times, as in torch. Let"
     " `__iter__` read one share: torch.utils.data.get_worker_info() has the `id` of the"
     " worker, and `num_workers`. If you divide the dataset in another way, ignore this"
-)
-TOO_SMALL = (
-    "%s holds %d MiB, and torch's own workers hand their batches over there; give the"
-    " container more (docker run --shm-size=1g), or turn autotune on: penstock's own"
-    " workers do not use it"
 )
 
 
@@ -265,15 +255,6 @@ def tell_of_cuda(dataset: Any) -> None:
     found = find_on_device(dataset, "dataset", "cuda")
     if found is not None:
         tell_once(ON_CUDA, *found)
-
-
-def tell_of_shared_memory(folder: str = SHARED_MEMORY) -> None:
-    """Warn if shared memory is too small for torch's own workers."""
-    if not os.path.isdir(folder):
-        return
-    total = shutil.disk_usage(folder).total
-    if total < SMALL:
-        tell_once(TOO_SMALL, folder, total // 2**20)
 
 
 @cache

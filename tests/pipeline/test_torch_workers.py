@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from penstock import DataLoader
 from penstock.engine.witness.hazards import find_on_device
-from penstock.pipeline import torch_workers as surroundings
-from penstock.pipeline.torch_workers import (
-    tell_of_cuda,
-    tell_of_shared_memory,
-)
+from penstock.pipeline.torch_workers import tell_of_cuda
 from penstock.system.descriptors import descriptors_left
 from support import warm
 
@@ -46,24 +40,6 @@ def test_a_cuda_tensor_in_a_forked_dataset_is_named(
 ) -> None:
     list(DataLoader(OnDevice("cuda"), num_workers=1, sample_seeding=True))
     assert "`dataset.tables['near'][1]` is a tensor on cuda:0" in caplog.text
-
-
-def test_little_shared_memory_is_reported_once(
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    surroundings.tell_once.cache_clear()
-    status = os.statvfs(tmp_path)
-    total = status.f_blocks * status.f_frsize
-    tell_of_shared_memory(str(tmp_path))
-    assert (str(tmp_path) in caplog.text) == (total < surroundings.SMALL)
-    monkeypatch.setattr(surroundings, "SMALL", total + 1)
-    caplog.clear()
-    for _ in range(2):
-        tell_of_shared_memory(str(tmp_path))
-    (told,) = caplog.messages
-    assert "--shm-size" in told
 
 
 def test_without_a_limit_of_descriptors_there_is_room_for_any_number(
