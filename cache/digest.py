@@ -6,7 +6,8 @@ without a rule here is digested by what a copy of it is made of (`__reduce_ex__`
 
 Code in site-packages, or that came with Python, belongs to a library, and is identified
 by name and versions. All other code is the user's own, including an editable install,
-as its code changes.
+as its code changes. penstock itself is a library there, too, of which the version is
+all its files: some of its operators import C code, which has no parts to look at.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from dataclasses import is_dataclass
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from xxhash import xxh3_128_digest
+from xxhash import xxh3_128, xxh3_128_digest
 
 SAID = "__penstock_fingerprint__"
 PYTHON = "python {}.{}".format(*sys.version_info)
@@ -402,9 +404,24 @@ def release(name: str) -> str | None:
     place = spec.origin or str(spec.submodule_search_locations)
     if "/site-packages/" in place or "/dist-packages/" in place:
         return versions(*packages().get(top, ()))  # None if it was copied there by hand
+    if top == __name__.partition(".")[0]:
+        return own_files()
     python = tuple(f"{sysconfig.get_path(each)}/" for each in ("stdlib", "platstdlib"))
     is_python = place in ("built-in", "frozen") or place.startswith(python)
     return PYTHON if is_python else None
+
+
+def own_files() -> str:
+    """Return a digest of all code of penstock that is no installed release."""
+    root = Path(__file__).parents[1]
+    packages = [each.parent for each in root.glob("*/__init__.py")]
+    kinds = [each.rglob(f"*.{kind}") for each in packages for kind in ("py", "so")]
+    files = {f"{p.relative_to(root)}": p for p in chain(root.glob("*.py"), *kinds)}
+    contents = (files[name].read_bytes() for name in sorted(files))
+    whole = xxh3_128()
+    for each in (repr(sorted(files)).encode(), *contents):
+        whole.update(xxh3_128_digest(each))
+    return whole.hexdigest()
 
 
 @functools.cache
