@@ -105,7 +105,7 @@ docs: .venv/with-docs
 
 # It carries libjpeg-turbo, so that whoever installs it needs neither a compiler nor headers.
 wheel: .venv/with-wheel
-	@rm -rf build/wheel dist
+	@rm -rf build dist/*.whl
 	@$(RUN) build --wheel --outdir build/wheel . >.venv/wheel 2>&1 || { cat .venv/wheel; exit 1; }
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(RUN) auditwheel repair --wheel-dir dist \
 	    build/wheel/*.whl >.venv/wheel 2>&1 || { cat .venv/wheel; exit 1; }

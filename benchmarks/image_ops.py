@@ -228,7 +228,9 @@ def beside(photos: Photos, size: int) -> None:
 
     def decode_all() -> None:
         for part in cycle(parts):
-            fused.__penstock_rows__(part, repeat(rng, len(part)), CONTEXT)
+            made = fused.__penstock_rows__(part, repeat(rng, len(part)), CONTEXT)
+            if any(each is None for each in made):
+                raise RuntimeError("the extension did not decode; see penstock doctor")
             if over.is_set():
                 break
 

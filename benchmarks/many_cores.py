@@ -164,7 +164,7 @@ def together(workers: int) -> Trained:
     """Train on what threads of one process make of files, several in a call."""
     with TemporaryDirectory() as folder:
         write_files(Path(folder))
-        files = ps.Pipeline.from_folder(folder).shuffle(seed=0)
+        files = ps.Pipeline.from_folder(folder).shuffle(seed=0).repeat(100)
         made = files.map(Together(), num_parallel_workers=workers)
         return piped(made, host="process")
 

@@ -30,10 +30,11 @@ UNSAFE = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve", "subpr
 OWN_PIPES = {"penstock.engine.far.handover"}
 
 # Ceilings. These figures only fall, but for what a deliverable adds: names of files in
-# one piece of memory, read several at once, and pixels normalised in C took 68.
+# one piece of memory, read several at once, and pixels normalised in C took 68, and
+# what identifies a checkout of ours 14.
 STATEMENTS = {
     "autotune": 3375,
-    "cache": 2500,
+    "cache": 2514,
     "demo": 220,
     "engine": 11291,
     "integrations": 170,

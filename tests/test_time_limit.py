@@ -121,6 +121,20 @@ def test_a_sample_that_is_stuck_once_is_repeated(
     assert "gets_stuck_here" in line  # its stack
 
 
+class Together(Numbers):
+    """Ends the process that reads several samples in one call."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        os._exit(3)
+
+
+def test_samples_with_a_limit_are_read_one_by_one() -> None:
+    kind = {"executor": "process", "num_parallel_workers": 1}
+    source = ps.Pipeline.from_dataset(Together(60), timeout=LIMIT_S, **kind)
+    with source.batch(6) as pipe:
+        assert whole(pipe) == list(range(60))
+
+
 def test_whoever_watches_the_samples_hands_them_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -408,6 +408,8 @@ def _operation(stage: PerSample, number: int, caches: Collection[int]) -> Operat
         case SourceStage():
             data = stage.dataset
             many = ArrayRowReader.of(data) or getattr(data, "__getitems__", None)
+            # A time limit is for one sample.
+            many = many if stage.timeout is None else None
             return Read(name, partial(getitem, data), many)
         case FilterStage():
             return Filter(name, stage.function)

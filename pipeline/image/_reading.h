@@ -30,26 +30,35 @@ open_file(Reading *each)
     each->size = each->file < 0 ? 0 : about.st_size;
 }
 
+/* Read up to so many bytes, in one go if possible; -1: it cannot be read. */
+static ssize_t
+read_bytes(int file, char *to, size_t most)
+{
+    ssize_t count;
+    do {
+        count = read(file, to, most);
+    } while (count < 0 && errno == EINTR);
+    return count;
+}
+
 /* Read a whole file, and close it; whether it had as many bytes as it said. */
 static int
 read_file(Reading *each)
 {
-    char *to = PyBytes_AS_STRING(each->content);
+    char *to = PyBytes_AS_STRING(each->content), more;
     off_t left = each->size;
-    while (left > 0) {
-        ssize_t count = read(each->file, to, (size_t)left);
-        if (count < 0 && errno == EINTR) {
-            continue;
-        }
-        if (count <= 0) {
-            break;
-        }
+    ssize_t count = 1;
+    while (left > 0 && count > 0) {
+        count = read_bytes(each->file, to, (size_t)left);
         to += count;
         left -= count;
     }
+    if (left == 0) {
+        count = read_bytes(each->file, &more, 1);
+    }
     close(each->file);
     each->file = -1;
-    return left == 0;
+    return left == 0 && count == 0;
 }
 
 /* Read some files at once. The GIL is taken between finding sizes and reading alone. */

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
-from functools import lru_cache
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -226,6 +225,8 @@ class normalize:
     _: KW_ONLY
     channels_first: bool = True
     dtype: torch.dtype = torch.float32
+    table: NDArray[Any] = field(init=False, repr=False, compare=False)
+    """The bits of the value that each pixel becomes, by channel: `[3, 256]`."""
 
     def __post_init__(self) -> None:
         check(
@@ -238,6 +239,9 @@ class normalize:
             "`mean` and `std` must be three numbers each, and `std` > 0, got"
             f" {self.mean} and {self.std}; ImageNet's are the default",
         )
+        pixels = torch.arange(256, dtype=torch.uint8).expand(3, 1, 256)
+        values = self._numbers(pixels, -3).view(BITS[self.dtype])
+        object.__setattr__(self, "table", values.numpy().reshape(3, 256))
 
     def __call__(self, sample: Any) -> Any:
         """Return the sample with its image, or images, as floats.
@@ -279,25 +283,14 @@ class normalize:
         shape = (height, width, 3) if last else (3, height, width)
         made = torch.empty((*before, *shape), dtype=self.dtype)
         count, size = math.prod(before), height * width
-        table = table_of(tuple(self.mean), tuple(self.std), self.dtype)
         values = made.view(BITS[self.dtype]).numpy()
         extension.normalize(
             pixels.numpy().reshape(count, size, 3),
-            table,
+            self.table,
             values.reshape((count, size, 3) if last else (count, 3, size)),
             last,
         )
         return made
-
-
-@lru_cache
-def table_of(
-    mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype
-) -> NDArray[Any]:
-    """Return the bits of the value that `normalize` has for each pixel, `[3, 256]`."""
-    pixels = torch.arange(256, dtype=torch.uint8).expand(3, 1, 256)
-    values = normalize(mean, std, dtype=dtype)._numbers(pixels, -3)  # noqa: SLF001
-    return values.view(BITS[dtype]).numpy().reshape(3, 256)
 
 
 BITS = {

@@ -53,8 +53,9 @@ class Names(Sequence[str]):
         return len(self.ends)
 
     def __getitem__(self, index: Any) -> Any:
-        start = self.ends[index - 1] if index % len(self.ends) else 0
-        return os.fsdecode(self.block[start : self.ends[index] - 1])
+        at: int = range(len(self))[index]
+        start = self.ends[at - 1] if at else 0
+        return os.fsdecode(self.block[start : self.ends[at] - 1])
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Folder(Source):
         kinds = tuple(name for name, _ in classes)
         ends = accumulate(len(files) for _, files in classes)
         names = Names.of(name for _, files in classes for name in files)
-        return cls(str(root), kinds, tuple(ends), names)
+        return cls(os.fspath(root), kinds, tuple(ends), names)
 
     @property
     def shown(self) -> tuple[object, ...]:
@@ -119,7 +120,7 @@ class Folder(Source):
         return os.path.join(self.root, self.names[index])
 
     def _label(self, index: int) -> int:
-        return bisect_right(self.ends, index % len(self))
+        return bisect_right(self.ends, range(len(self))[index])
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
         """Return a fingerprint of each file and its label: `uint64 [n, 2]`."""
@@ -145,7 +146,7 @@ def native_read() -> Callable[[list[str]], list[bytes | None]]:
     try:
         read: Callable[[list[str]], list[bytes | None]]
         read = importlib.import_module("..image._photos", __package__).read
-    except ImportError:
+    except (ImportError, AttributeError):  # there is none, or an older one
         return lambda paths: [None] * len(paths)
     return read
 

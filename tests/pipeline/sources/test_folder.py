@@ -55,6 +55,22 @@ def test_a_folder_is_the_same_however_it_is_given(
     assert folder.identity() == digest(["a/1.jpg", "b/deep/2.jpg"])
 
 
+def test_a_folder_may_be_what_a_listing_of_its_parent_returned(tmp_path: Path) -> None:
+    touch(tmp_path / "train" / "a" / "1.jpg", b"1")
+    (entry,) = os.scandir(tmp_path)
+    assert Folder.scan(entry)[0] == (b"1", 0)
+
+
+def test_a_file_that_is_longer_than_it_says_is_read_whole() -> None:
+    read = folder_module.native_read()
+    assert read(
+        ["/proc/self/status", "/sys/kernel/mm/transparent_hugepage/enabled"]
+    ) == [
+        None,
+        None,
+    ]
+
+
 def test_a_class_folder_without_images_is_not_a_class(tmp_path: Path) -> None:
     touch(tmp_path / "a" / "readme.md")
     touch(tmp_path / "b" / "1.jpg")
@@ -107,6 +123,8 @@ def test_names_take_one_piece_of_memory_for_each_hundred_thousand() -> None:
     kept = Names.of(names)
     assert list(kept) == names
     assert (kept[-1], kept[-len(kept)]) == (names[-1], names[0])
+    assert kept[np.uint8(200)] == names[200]
+    assert list(Names.of([])) == []
     assert len(pickle.dumps(kept)) < 60 * len(kept)
 
 

@@ -1,0 +1,55 @@
+"""penstock's own operators and sources have one identity in all runs of a checkout."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.cache import digest
+from penstock.cache.fingerprint import fingerprint
+from penstock.pipeline.sources.folder import Folder
+
+OPERATORS = [
+    ps.image.decode,
+    ps.image.normalize(),
+    ps.image.center_crop(8),
+    ps.image.resize(8),
+    ps.image.decode_random_resized_crop(8),
+    ps.text.mask_tokens(9, 1),
+]
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=str)
+def test_a_cache_after_an_operator_of_ours_is_found_again(
+    operator: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.jpg").write_bytes(b"1")
+    folder = Folder.scan(tmp_path)
+    found = [fingerprint(folder, [("map", operator)]) for _ in range(2)]
+    assert found[0].private_because is None
+    assert found[0].key(0, None) == found[1].key(0, None)
+
+
+def test_every_file_of_ours_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(digest.__file__).parents[1]
+    for name in ("cache", "pipeline/image"):
+        shutil.copytree(root / name, tmp_path / name)
+    (tmp_path / "pipeline" / "__init__.py").touch()
+    monkeypatch.setattr(digest, "__file__", str(tmp_path / "cache" / "digest.py"))
+    seen = [digest.own_files(), digest.own_files()]
+    for name in ("cache/new.py", "pipeline/image/_photos.so", "top.py"):
+        (tmp_path / name).write_bytes(b"1")
+        seen.append(digest.own_files())
+        (tmp_path / name).write_bytes(b"2")
+        seen.append(digest.own_files())
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.py").touch()
+    assert digest.own_files() == seen[-1]
+    assert len({*seen}) == len(seen) - 1
