@@ -13,17 +13,17 @@ from penstock.cache import digest
 from penstock.cache.fingerprint import fingerprint
 from penstock.pipeline.sources.folder import Folder
 
-OPERATORS = [
-    ps.image.decode,
-    ps.image.normalize(),
-    ps.image.center_crop(8),
-    ps.image.resize(8),
-    ps.image.decode_random_resized_crop(8),
-    ps.text.mask_tokens(9, 1),
-]
+OPERATORS = {
+    "decode": ps.image.decode,
+    "normalize": ps.image.normalize(),
+    "center_crop": ps.image.center_crop(8),
+    "resize": ps.image.resize(8),
+    "decode_random_resized_crop": ps.image.decode_random_resized_crop(8),
+    "mask_tokens": ps.text.mask_tokens(9, 1),
+}
 
 
-@pytest.mark.parametrize("operator", OPERATORS, ids=str)
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
 def test_a_cache_after_an_operator_of_ours_is_found_again(
     operator: Any, tmp_path: Path
 ) -> None:
