@@ -353,11 +353,11 @@ def crop_extension() -> tuple[Any | None, str]:
         return None, "it was not built"
     except ImportError as error:
         return None, f"it cannot be loaded: {error}"
-    if not hasattr(extension, "normalize"):
-        return None, "it was built of older sources: say make, or pip install -e ."
     if not all(is_exact(extension, sampling) for sampling in SAMPLINGS):
         found = extension.VERSION
         return None, f"its pixels differ from simplejpeg's or torch's (version {found})"
+    if not hasattr(extension, "normalize"):
+        return None, "it was built of older sources: say make, or pip install -e ."
     return extension, ""
 
 
