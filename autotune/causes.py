@@ -55,6 +55,11 @@ MANY_WORKERS = 64
 COUNTLESS = 1000
 """Workers above which a need only says that the trainer does next to nothing."""
 TUNE = "ps.set_enable_autotune(True)"
+ROOM, RECORD_BYTES = 1.1, 256
+"""Bytes of a cache per byte of its samples, and per sample: the overhead of records."""
+OWN_THREADS = 1.5
+"""CPU time of worker processes beside that of their workers, above which their
+functions start threads: what else a process does takes some hundredths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,14 +315,21 @@ def _of_cores(window: Window) -> Cause | None:
 
 
 def _of_others(window: Window) -> Cause | None:
-    run_s, share = window.part.run_s_per_row, queued([window.segment])
+    segment, run_s = window.segment, window.part.run_s_per_row
+    share = queued([segment])
     if share < QUEUED:
         return None
-    return Cause(
+    waits = (
         f"CPU: {window.name} waits for a core for {phrases.ms(share * run_s)} of"
-        f" {phrases.ms(run_s)} ms a sample, while others use them.",
-        _of_fused(window),
+        f" {phrases.ms(run_s)} ms a sample, while"
     )
+    times = ratio(segment.threads_cpu_s, segment.cpu_s)
+    if segment.executor == "process" and times >= OWN_THREADS:
+        return Cause(
+            f"{waits} threads that it starts itself use them, {times:.1f} times as much"
+            " as the workers; torch.set_num_threads(1) there leaves it one."
+        )
+    return Cause(f"{waits} others use them.", _of_fused(window))
 
 
 def _of_first_batches(window: Window) -> Cause | None:
@@ -383,8 +395,9 @@ RULES: tuple[Callable[[Window], Cause | None], ...] = (
 def _of_work(window: Window) -> Cause:
     if window.part.run_s_per_row == 0.0:
         return Cause(f"{window.name} has not finished a sample yet.")
-    text = f"{_spent(window)}{_on_whom(window)}{_starved(window)}."
-    return Cause(text, (*_of_workers(window), *_of_fused(window)))
+    full, more = _of_cache(window)
+    text = f"{_spent(window)}{_on_whom(window)}{_starved(window)}{full}."
+    return Cause(text, more or (*_of_workers(window), *_of_fused(window)))
 
 
 def _spent(window: Window) -> str:
@@ -472,6 +485,29 @@ def _of_workers(window: Window) -> tuple[str, ...]:
     if window.torchs:
         return (TUNE, f"DataLoader(num_workers={needed})")
     return (TUNE, f"num_parallel_workers={needed}  # for {segment.name}")
+
+
+def _of_cache(window: Window) -> tuple[str, tuple[str, ...]]:
+    """Say that a cache after the operation is too small, and advise room for all.
+
+    Its misses are then what the operation is busy with, in every epoch.
+    """
+    for each in window.seen.caches:
+        after = phrases.number_of(each.name) > phrases.number_of(window.part.name)
+        if not after or each.refused < MOSTLY * each.misses or not each.stored:
+            continue
+        room = room_for(window.part.storable or 0, each.stored_bytes / each.stored)
+        text = f"; {each.name} had no room for {each.refused:,} samples"
+        fits = 0 < 2 * room <= window.budget.free_bytes
+        if not fits or all(tier.name != "RAM" for tier in each.tiers):
+            return text, ()
+        return text, (f'ram="{ceil(room / phrases.MIB)}MiB"  # for {each.name}',)
+    return "", ()
+
+
+def room_for(samples: int, sample_bytes: float) -> int:
+    """Return the bytes that a cache needs for so many samples of this size."""
+    return int((ROOM * sample_bytes + RECORD_BYTES) * samples)
 
 
 def _of_fused(window: Window) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from .causes import (
     of_slowdown,
     of_trainer,
     of_wait,
+    room_for,
     seconds_of,
 )
 from .situation import Decision
@@ -53,8 +54,6 @@ FINDING_S = 100e-6
 FOUND_BYTES_PER_S = 1e9
 """Finding a sample takes at most this long, plus its bytes at this rate. Rows of a
 table, every one found, came at 9,500 to 16,000 a second."""
-ROOM, RECORD_BYTES = 1.1, 256
-"""Bytes of a cache per byte of its samples, and per sample: the overhead of records."""
 MAX_HEADSPACE = 1000.0
 """Stands for anything larger, such as for a trainer that does nothing."""
 MAX_NAMED = 3
@@ -262,7 +261,7 @@ def cache_advice(observation: Observation) -> Iterator[str]:
             return
         found_s = FINDING_S + part.bytes_per_row / FOUND_BYTES_PER_S
         if spared_s - found_s >= CACHE_WORTH * whole_s:
-            room = int((ROOM * part.bytes_per_row + RECORD_BYTES) * part.storable)
+            room = room_for(part.storable, part.bytes_per_row)
             yield (
                 f"a cache after {part.name} would save"
                 f" {phrases.ms(spared_s - found_s)} of {phrases.ms(whole_s)} ms of work"

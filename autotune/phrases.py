@@ -6,6 +6,8 @@ uses one only if its numbers support it.
 
 from __future__ import annotations
 
+import re
+
 from ..engine.observe.observation import SegmentObservation
 from ..system.printing import figures
 from .situation import Decision, DecisionOutcome
@@ -147,6 +149,12 @@ def ms(seconds: float) -> str:
 def per_s(rate: float, thousands: str = "") -> str:
     """Return samples a second without the unit; below ten, a tenth matters."""
     return f"{rate:{thousands}.0f}" if rate >= FEW_A_SECOND else f"{rate:.2g}"
+
+
+def number_of(operator: str) -> int:
+    """Return 2 for `Map(ID:2) decode`; -1 for an operator without a number."""
+    found = re.search(r"\(ID:(\d+)\)", operator)
+    return int(found[1]) if found else -1
 
 
 def short_name(operator: str) -> str:

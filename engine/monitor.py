@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 
 import torch
 
+from ..system.run_queue import Times
 from .core.connector import EngineLock
 from .core.metrics import ConnectorObservation, PartReading, WorkerReading
 from .observe.gil import GilProbe
@@ -50,10 +51,7 @@ class Monitor:
     def read(self) -> Observation:
         """Return the window since the run began."""
         # These are files, and must not be read under the lock.
-        queued = [
-            segment.run_queue.look() + segment.connector.own_queue.total_ns / 1e9
-            for segment in self._segments
-        ]
+        looks = [segment.run_queue.look() for segment in self._segments]
         pools = [segment.pool.statistics() for segment in self._segments]
         trainer, seen = self._trainer, self._trainer.read()
         with self._engine_lock.lock:
@@ -67,7 +65,7 @@ class Monitor:
         segments: list[SegmentObservation] = []
         for at, segment in enumerate(self._segments):
             feeding = segments[-1].output if segments else None
-            told = _segment(segment, queued[at], pools[at], *read[at])
+            told = _segment(segment, looks[at], pools[at], *read[at])
             segments.append(replace(told, input=feeding))
         return Observation(
             time_s=now_ns / 1e9,
@@ -101,7 +99,7 @@ class Monitor:
 
 def _segment(
     segment: Segment,
-    queued_s: float,
+    look: Times,
     pool: PoolStatistics,
     work: WorkerReading,
     output: ConnectorObservation,
@@ -119,7 +117,8 @@ def _segment(
         output=output,
         moves=tuple(segment.moves),
         moving=segment.moving,
-        run_queue_s=queued_s,
+        run_queue_s=(look.waited_ns + segment.connector.own_queue.total_ns) / 1e9,
+        threads_cpu_s=look.on_core_ns / 1e9,
         parts=parts_of(recipe.stages, costs, recipe.storable),
         max_workers=min(recipe.bounds[1], pool.most),
         iterable=recipe.iterable,

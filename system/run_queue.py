@@ -13,9 +13,18 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 APART_NS = 200_000_000
 """Minimum time between two measurements. One costs about 10 us for each thread."""
+
+
+class Times(NamedTuple):
+    """What threads have spent, in nanoseconds."""
+
+    on_core_ns: int
+    waited_ns: int
+    """With work to do, but no core."""
 
 
 class RunQueue:
@@ -29,28 +38,28 @@ class RunQueue:
         self._threads = threads
         # Guards everything below.
         self._lock = threading.Lock()
-        # Nanoseconds each live thread has waited, by thread.
-        self._seen: dict[str, int] = {}
-        self._total_ns = 0
+        self._seen: dict[str, Times] = {}
+        """Those of each live thread."""
+        self._total = Times(0, 0)
         self._due_ns = 0
 
-    def look(self) -> float:
-        """Return the seconds all threads have waited so far, ended ones included.
+    def look(self) -> Times:
+        """Return what all threads have spent so far, ended ones included.
 
-        What a thread waits before its first measurement, and after its last, is lost.
+        What a thread spends before its first measurement, and after its last, is lost.
         """
         with self._lock:
             now_ns = time.monotonic_ns()
             if now_ns >= self._due_ns:
                 self._due_ns = now_ns + APART_NS
-                waited = {thread: waited_ns(thread) for thread in self._threads()}
-                self._total_ns += sum(
-                    max(0, ns - self._seen[thread])
-                    for thread, ns in waited.items()
-                    if thread in self._seen
-                )
-                self._seen = waited
-            return self._total_ns / 1e9
+                now = {thread: times_of(thread) for thread in self._threads()}
+                spent = [self._total]
+                for thread in now.keys() & self._seen.keys():
+                    pairs = zip(now[thread], self._seen[thread], strict=True)
+                    spent.append(Times(*(max(0, new - old) for new, old in pairs)))
+                self._total = Times(*map(sum, zip(*spent, strict=True)))
+                self._seen = now
+            return self._total
 
 
 def threads_of(pid: int) -> list[str]:
@@ -58,13 +67,18 @@ def threads_of(pid: int) -> list[str]:
     return glob.glob(f"/proc/{pid}/task/*")
 
 
-def waited_ns(thread: str) -> int:
-    """Return the nanoseconds a thread has waited for a core; 0 if unknown."""
+def times_of(thread: str) -> Times:
+    """Return what a thread has spent; zeros if that is unknown."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         file = os.open(f"{thread}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         try:
             # "<ns on a core> <ns waiting for one> <turns>"
-            return int(os.read(file, 64).split()[1])
+            return Times(*map(int, os.read(file, 64).split()[:2]))
         finally:
             os.close(file)
-    return 0
+    return Times(0, 0)
+
+
+def waited_ns(thread: str) -> int:
+    """Return the nanoseconds a thread has waited for a core; 0 if unknown."""
+    return times_of(thread).waited_ns

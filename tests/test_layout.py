@@ -30,16 +30,17 @@ UNSAFE = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve", "subpr
 OWN_PIPES = {"penstock.engine.far.handover"}
 
 # Ceilings. These figures only fall, but for what a deliverable adds: names of files in
-# one piece of memory, read several at once, and pixels normalised in C took 68, and
-# what identifies a checkout of ours 14.
+# one piece of memory, read several at once, and pixels normalised in C took 68, what
+# identifies a checkout of ours 14, and two causes, of threads that functions start and
+# of caches that are too small, 35.
 STATEMENTS = {
-    "autotune": 3375,
+    "autotune": 3400,
     "cache": 2514,
     "demo": 220,
-    "engine": 11291,
+    "engine": 11294,
     "integrations": 170,
     "pipeline": 5659,
-    "system": 510,
+    "system": 517,
     "": 720,
 }
 """Statements that a package of the root may have, docstrings included."""

@@ -152,6 +152,9 @@ class SegmentObservation(WorkerReading):
     run_queue_s: float = field(default=0.0, metadata=TOTAL)
     """Worker-seconds spent waiting for a core (Linux; elsewhere 0), also between
     leases."""
+    threads_cpu_s: float = field(default=0.0, metadata=TOTAL)
+    """CPU-seconds of its worker processes, threads that its functions start included;
+    of workers that are threads, their own (Linux; elsewhere 0)."""
     parts: tuple[PartObservation, ...] = field(default=(), metadata=PARTS)
     """Its operations, in order."""
     max_workers: int = 0

@@ -3,8 +3,9 @@
 import json
 from dataclasses import replace
 
-from penstock.autotune.explain import evidence, explain
+from penstock.autotune.explain import Explanation, evidence, explain
 from penstock.autotune.situation import Decision
+from penstock.cache.statistics import CacheStatistics, TierStatistics
 from penstock.engine.observe.observation import (
     Observation,
     PartObservation,
@@ -182,6 +183,54 @@ def test_waiting_for_cores_that_others_use_is_no_reason_for_more_workers() -> No
     )
     assert not any("num_parallel_workers" in step for step in found.advice)
     assert found.stages[1].queued == 0.45
+
+
+def test_threads_that_a_function_starts_are_told_from_those_of_others() -> None:
+    decode = replace(
+        computing().segments[1],
+        executor="process",
+        cpu_s=0.5,
+        run_queue_s=0.45,
+        threads_cpu_s=1.9,
+    )
+    seen = replace(computing(), segments=(computing().segments[0], decode))
+    found = explain(seen, Budget(2.0, 10**9))
+    assert found.cause == (
+        "CPU: decode waits for a core for 0.90 of 2.00 ms a sample, while threads that"
+        " it starts itself use them, 3.8 times as much as the workers;"
+        " torch.set_num_threads(1) there leaves it one."
+    )
+    assert found.advice == ()
+    alone = replace(decode, threads_cpu_s=0.52)
+    seen = replace(seen, segments=(seen.segments[0], alone))
+    assert "while others use" in explain(seen, Budget(2.0, 10**9)).cause
+
+
+def test_a_cache_without_room_is_named_with_the_room_that_it_needs() -> None:
+    def told(name: str, free: int, refused: int = 900) -> Explanation:
+        tier = TierStatistics("RAM", 0, 100, 1 << 20, 1 << 20, 0, 0.0)
+        cache = CacheStatistics(
+            misses=1000,
+            refused=refused,
+            stored=100,
+            stored_bytes=100 << 14,
+            name=name,
+            tiers=(tier,),
+        )
+        part = PartObservation(READ, 0.0156, 16384.0, 4000)
+        read = replace(starved().segments[0], parts=(part,))
+        seen = replace(
+            starved(), segments=(read, starved().segments[1]), caches=(cache,)
+        )
+        return explain(seen, Budget(8.0, 10**9, free_bytes=free))
+
+    found = told("Cache(ID:1)", 10**9)
+    assert found.cause.endswith("; Cache(ID:1) had no room for 900 samples.")
+    assert found.advice == ('ram="70MiB"  # for Cache(ID:1)',)
+    little = told("Cache(ID:1)", 10**8)
+    assert "no room" in little.cause
+    assert not any("ram=" in step for step in little.advice)
+    assert "no room" not in told("Cache(ID:1)", 10**9, refused=20).cause
 
 
 def test_no_more_workers_are_advised_where_all_cores_are_busy() -> None:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.system import run_queue
-from penstock.system.run_queue import RunQueue, threads_of, waited_ns
+from penstock.system.run_queue import RunQueue, Times, threads_of, waited_ns
 
 pytestmark = pytest.mark.skipif(
     not os.path.exists("/proc/self/schedstat"), reason="the system does not count it"
@@ -43,10 +43,10 @@ def burning(count: int) -> Iterator[list[str]]:
             thread.join()
 
 
-def look_until_they_wait(queue: RunQueue) -> float:
-    """Return how long threads have waited, once they have at all."""
+def look_until_they_wait(queue: RunQueue) -> int:
+    """Return how many nanoseconds threads have waited, once they have at all."""
     end = time.monotonic() + 60.0
-    while not (waited := queue.look()):
+    while not (waited := queue.look().waited_ns):
         assert time.monotonic() < end
     return waited
 
@@ -67,24 +67,26 @@ def test_the_wait_of_a_thread_that_is_gone_still_counts(
         queue = RunQueue(lambda: threads)
         before = look_until_they_wait(queue)
     last = queue.look()
-    assert last >= before
+    assert last.waited_ns >= before
+    assert last.on_core_ns > 0
     assert queue.look() == last
 
 
 def test_one_look_serves_everybody_who_asks_soon_after(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock, waited = SimpleNamespace(monotonic_ns=lambda: 0), iter((10, 30, 70))
+    clock = SimpleNamespace(monotonic_ns=lambda: 0)
+    times = iter((Times(5, 10), Times(6, 30), Times(9, 70)))
     monkeypatch.setattr(run_queue, "time", clock)
-    monkeypatch.setattr(run_queue, "waited_ns", lambda thread: next(waited))
+    monkeypatch.setattr(run_queue, "times_of", lambda thread: next(times))
     queue = RunQueue(lambda: ["a thread"])
-    assert queue.look() == queue.look() == 0.0
+    assert queue.look() == queue.look() == (0, 0)
     clock.monotonic_ns = lambda: run_queue.APART_NS - 1
-    assert queue.look() == 0.0
+    assert queue.look() == (0, 0)
     clock.monotonic_ns = lambda: run_queue.APART_NS
-    assert queue.look() == queue.look() == 20e-9
+    assert queue.look() == queue.look() == (1, 20)
     clock.monotonic_ns = lambda: 2 * run_queue.APART_NS
-    assert queue.look() == 60e-9
+    assert queue.look() == (4, 60)
 
 
 def test_a_process_that_is_gone_has_no_threads() -> None:
