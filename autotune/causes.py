@@ -323,11 +323,12 @@ def _of_others(window: Window) -> Cause | None:
         f"CPU: {window.name} waits for a core for {phrases.ms(share * run_s)} of"
         f" {phrases.ms(run_s)} ms a sample, while"
     )
-    times = ratio(segment.threads_cpu_s, segment.cpu_s)
+    settled = ratio(segment.settled_s, segment.run_s) or 1.0  # only that has CPU time
+    times = ratio(settled * segment.threads_cpu_s, segment.cpu_s)
     if segment.executor == "process" and times >= OWN_THREADS:
         return Cause(
             f"{waits} threads that it starts itself use them, {times:.1f} times as much"
-            " as the workers; torch.set_num_threads(1) there leaves it one."
+            " as the workers; let it start fewer, as torch.set_num_threads(1) does."
         )
     return Cause(f"{waits} others use them.", _of_fused(window))
 
@@ -497,7 +498,10 @@ def _of_cache(window: Window) -> tuple[str, tuple[str, ...]]:
         if not after or each.refused < MOSTLY * each.misses or not each.stored:
             continue
         room = room_for(window.part.storable or 0, each.stored_bytes / each.stored)
-        text = f"; {each.name} had no room for {each.refused:,} samples"
+        text = (
+            f"; {each.name} finds {each.hit_share:.0%} of the samples, and has no room"
+            " for the others"
+        )
         fits = 0 < 2 * room <= window.budget.free_bytes
         if not fits or all(tier.name != "RAM" for tier in each.tiers):
             return text, ()

@@ -6,8 +6,8 @@ without a rule here is digested by what a copy of it is made of (`__reduce_ex__`
 
 Code in site-packages, or that came with Python, belongs to a library, and is identified
 by name and versions. All other code is the user's own, including an editable install,
-as its code changes. penstock itself is a library there, too, of which the version is
-all its files: some of its operators import C code, which has no parts to look at.
+as its code changes. penstock itself is a library there, too, and all its files count:
+some of its operators import C code, which has no parts to look at.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from xxhash import xxh3_128, xxh3_128_digest
 
 SAID = "__penstock_fingerprint__"
 PYTHON = "python {}.{}".format(*sys.version_info)
 """Only the minor version counts: a patch release changes no byte code."""
+OWN = __name__.removesuffix(".cache.digest")
 packages = functools.cache(importlib.metadata.packages_distributions)
 """Returns the names of the distributions that provide each top-level package."""
 OF_A_MODULE = {"__builtins__", "__cached__", "__file__", "__path__"} | {
@@ -404,24 +406,32 @@ def release(name: str) -> str | None:
     place = spec.origin or str(spec.submodule_search_locations)
     if "/site-packages/" in place or "/dist-packages/" in place:
         return versions(*packages().get(top, ()))  # None if it was copied there by hand
-    if top == __name__.partition(".")[0]:
-        return own_files()
+    if top == OWN:
+        return own_release()
     python = tuple(f"{sysconfig.get_path(each)}/" for each in ("stdlib", "platstdlib"))
     is_python = place in ("built-in", "frozen") or place.startswith(python)
     return PYTHON if is_python else None
 
 
-def own_files() -> str:
-    """Return a digest of all code of penstock that is no installed release."""
-    root = Path(__file__).parents[1]
+@functools.cache
+def own_release() -> str | None:
+    """Return the versions behind a checkout of penstock, as if it were a release.
+
+    None if it is no installed one, or its files have changed since this process began:
+    then the code that runs is not theirs.
+    """
+    root, behind = Path(__file__).parents[1], versions(OWN)
     packages = [each.parent for each in root.glob("*/__init__.py")]
-    kinds = [each.rglob(f"*.{kind}") for each in packages for kind in ("py", "so")]
+    kinds = [each.rglob(f"[!.]*.{k}") for each in packages for k in ("py", "so")]
     files = {f"{p.relative_to(root)}": p for p in chain(root.glob("*.py"), *kinds)}
-    contents = (files[name].read_bytes() for name in sorted(files))
-    whole = xxh3_128()
-    for each in (repr(sorted(files)).encode(), *contents):
-        whole.update(xxh3_128_digest(each))
-    return whole.hexdigest()
+    newest_s = max((path.stat().st_mtime for path in files.values()), default=0.0)
+    begun_s = psutil.Process().create_time() + 1.0  # known to a second
+    if behind is None or not files or newest_s > begun_s:
+        return None
+    whole = xxh3_128(repr(sorted(files)).encode())
+    for name in sorted(files):
+        whole.update(xxh3_128_digest(files[name].read_bytes()))
+    return f"{PYTHON} {whole.hexdigest()} {behind}"
 
 
 @functools.cache

@@ -31,11 +31,11 @@ OWN_PIPES = {"penstock.engine.far.handover"}
 
 # Ceilings. These figures only fall, but for what a deliverable adds: names of files in
 # one piece of memory, read several at once, and pixels normalised in C took 68, what
-# identifies a checkout of ours 14, and two causes, of threads that functions start and
-# of caches that are too small, 35.
+# identifies a checkout of ours 19, and two causes, of threads that functions start and
+# of caches that are too small, 36.
 STATEMENTS = {
-    "autotune": 3400,
-    "cache": 2514,
+    "autotune": 3401,
+    "cache": 2519,
     "demo": 220,
     "engine": 11294,
     "integrations": 170,

@@ -87,11 +87,11 @@ def compile_recipe(
     work, behind = _work(stages, number)
     repack = _repacks(source, work, shard)
     buffers = _buffers(number, batch, _device(stages), repack=repack)
-    plan = _plan(order_of(stages), batch, shard, scheduled, repack=repack)
-    caches = caches_of(stages)
+    order, caches = order_of(stages), caches_of(stages)
+    plan = _plan(order, batch, shard, scheduled, repack=repack)
     seed = _seed(stages, settings)
     batch_work = on_batches(behind, settings, caches, shard.rank, name)
-    segments = fused(work, buffers.stage, settings, caches, name)
+    segments = fused(work, buffers.stage, settings, caches, name, order)
     return Recipe(
         plan,
         segments if repack else with_batch_work(segments, batch_work, buffers, seed),

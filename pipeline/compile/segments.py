@@ -25,6 +25,7 @@ from ...engine.batch.array_rows import ArrayRowReader
 from ...engine.batch.buffer import Buffers
 from ...engine.batch_work import Collate
 from ...engine.in_children import taken_along
+from ...engine.plan import Order
 from ...engine.program.cached import Cached, Stored
 from ...engine.program.fused import with_fused_maps
 from ...engine.program.program import (
@@ -139,6 +140,7 @@ def fused(
     settings: Settings,
     caches: Mapping[int, Cache],
     pipeline: str,
+    order: Order,
 ) -> tuple[SegmentRecipe, ...]:
     """Return the segments of the stages that work on samples, in order.
 
@@ -148,12 +150,13 @@ def fused(
         settings: settings for arguments that the user left out.
         caches: the caches by the number of their stage.
         pipeline: the name of the pipeline in the log.
+        order: that of the samples in an epoch.
     """
     groups = _grouped(work)
     last = len(groups) - 1
     source = work[0][1]
     assert isinstance(source, SourceStage)
-    samples = None if source.iterable else len(source.dataset)
+    samples = None if source.iterable else min(order.epoch_length, len(source.dataset))
     segments = []
     for at, group in enumerate(groups):
         name = batch_name if at == last else None
@@ -292,7 +295,7 @@ def _segment(
     lead = next((n for n, (_, s) in enumerate(group) if isinstance(s, MapStage)), 0)
     kind = kind_of(stages)
     _tell(names[lead], kind, pipeline)
-    operations = _operations(group, names[lead], caches)
+    operations = _operations(group, caches)
     workers, bounds = _workers(stages, kind.executor, settings)
     doubtful = tuple(subject_of(stage) for stage in stages if _is_doubtful(stage))
     lone = bounds[1] > 1 and any(s.num_parallel_workers == 1 for s in stages)
@@ -381,26 +384,32 @@ def _is_read_on(stage: PerSample) -> bool:
 
 
 def _operations(
-    group: Sequence[Numbered], name: str, caches: Mapping[int, Cache]
+    group: Sequence[Numbered], caches: Mapping[int, Cache]
 ) -> tuple[Operation, ...]:
     """Return the operations on samples; all up to the last cache form one."""
     steps: list[Any] = []
     sized = False
+    # What several rows at once take would count as the time of each.
+    limited = any(stage.timeout for stage in _samplers(group))
     for number, stage in group:
         if isinstance(stage, CacheStage):
             steps.append(Stored(caches[number], sized))
             continue
-        operation = _operation(stage, number, caches)
+        operation = _operation(stage, number, caches, limited=limited)
         sized = sized or (isinstance(operation, Map) and operation.wants_ctx)
         steps.append(operation)
     stored = until_cache(group)
     if not stored:
         return tuple(steps)
     waits = executor_of(_samplers(group)[0]) == "async"
-    return Cached(name, tuple(steps[:stored]), waits), *steps[stored:]
+    kept = group[:stored]
+    lead = next((n for n in kept if isinstance(n[1], MapStage)), kept[0])
+    return Cached(named(*lead), tuple(steps[:stored]), waits), *steps[stored:]
 
 
-def _operation(stage: PerSample, number: int, caches: Collection[int]) -> Operation:
+def _operation(
+    stage: PerSample, number: int, caches: Collection[int], *, limited: bool
+) -> Operation:
     name = named(number, stage)
     match stage:
         case SourceStage(iterable=True):
@@ -408,12 +417,9 @@ def _operation(stage: PerSample, number: int, caches: Collection[int]) -> Operat
         case SourceStage():
             data = stage.dataset
             many = ArrayRowReader.of(data) or getattr(data, "__getitems__", None)
-            # A time limit is for one sample.
-            many = many if stage.timeout is None else None
-            return Read(name, partial(getitem, data), many)
+            return Read(name, partial(getitem, data), None if limited else many)
         case FilterStage():
             return Filter(name, stage.function)
     wanted = wanted_by(stage.called)
     draws = number - sum(at < number for at in caches)  # a cache changes none
-    limited = stage.timeout is not None
     return Map(name, draws, stage.called, "rng" in wanted, "ctx" in wanted, limited)

@@ -239,7 +239,7 @@ class normalize:
             "`mean` and `std` must be three numbers each, and `std` > 0, got"
             f" {self.mean} and {self.std}; ImageNet's are the default",
         )
-        pixels = torch.arange(256, dtype=torch.uint8).expand(3, 1, 256)
+        pixels = torch.arange(256, dtype=torch.uint8, device="cpu").expand(3, 1, 256)
         values = self._numbers(pixels, -3).view(BITS[self.dtype])
         object.__setattr__(self, "table", values.numpy().reshape(3, 256))
 
@@ -268,9 +268,12 @@ class normalize:
         if extension is not None and axis == -1 and pixels.device.type == "cpu":
             return self._looked_up(pixels.contiguous(), extension)
         shape = (3, 1, 1) if axis == -3 else (3,)
-        scale = torch.tensor([1 / (255 * std) for std in self.std]).view(shape)
-        moments = zip(self.mean, self.std, strict=True)
-        shift = torch.tensor([-mean / std for mean, std in moments]).view(shape)
+        scales = [1 / (255 * std) for std in self.std]
+        shifts = [-mean / std for mean, std in zip(self.mean, self.std, strict=True)]
+        scale, shift = (
+            torch.tensor(each, device=pixels.device).view(shape)
+            for each in (scales, shifts)
+        )
         if axis == -1 and self.channels_first:
             pixels = pixels.movedim(-1, -3).contiguous()
             scale, shift = scale.view(3, 1, 1), shift.view(3, 1, 1)
@@ -281,7 +284,7 @@ class normalize:
         *before, height, width, _ = pixels.shape
         last = not self.channels_first
         shape = (height, width, 3) if last else (3, height, width)
-        made = torch.empty((*before, *shape), dtype=self.dtype)
+        made = torch.empty((*before, *shape), dtype=self.dtype, device="cpu")
         count, size = math.prod(before), height * width
         values = made.view(BITS[self.dtype]).numpy()
         extension.normalize(

@@ -198,7 +198,7 @@ def test_threads_that_a_function_starts_are_told_from_those_of_others() -> None:
     assert found.cause == (
         "CPU: decode waits for a core for 0.90 of 2.00 ms a sample, while threads that"
         " it starts itself use them, 3.8 times as much as the workers;"
-        " torch.set_num_threads(1) there leaves it one."
+        " let it start fewer, as torch.set_num_threads(1) does."
     )
     assert found.advice == ()
     alone = replace(decode, threads_cpu_s=0.52)
@@ -225,7 +225,9 @@ def test_a_cache_without_room_is_named_with_the_room_that_it_needs() -> None:
         return explain(seen, Budget(8.0, 10**9, free_bytes=free))
 
     found = told("Cache(ID:1)", 10**9)
-    assert found.cause.endswith("; Cache(ID:1) had no room for 900 samples.")
+    assert found.cause.endswith(
+        "; Cache(ID:1) finds 0% of the samples, and has no room for the others."
+    )
     assert found.advice == ('ram="70MiB"  # for Cache(ID:1)',)
     little = told("Cache(ID:1)", 10**8)
     assert "no room" in little.cause

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import penstock as ps
 from penstock.cache import digest
@@ -43,13 +45,26 @@ def test_every_file_of_ours_counts(
         shutil.copytree(root / name, tmp_path / name)
     (tmp_path / "pipeline" / "__init__.py").touch()
     monkeypatch.setattr(digest, "__file__", str(tmp_path / "cache" / "digest.py"))
-    seen = [digest.own_files(), digest.own_files()]
+
+    def seen() -> str | None:
+        for path in tmp_path.rglob("*"):
+            # Long before this process began.
+            os.utime(path, (1e9, 1e9), follow_symlinks=False)
+        return digest.own_release.__wrapped__()
+
+    before = {seen(), seen()}
     for name in ("cache/new.py", "pipeline/image/_photos.so", "top.py"):
         (tmp_path / name).write_bytes(b"1")
-        seen.append(digest.own_files())
+        before.add(seen())
         (tmp_path / name).write_bytes(b"2")
-        seen.append(digest.own_files())
+        before.add(seen())
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.py").touch()
-    assert digest.own_files() == seen[-1]
-    assert len({*seen}) == len(seen) - 1
+    (tmp_path / "cache" / ".#new.py").symlink_to("nobody@nowhere")
+    assert {seen()} <= before
+    assert len(before) == 7
+    assert None not in before
+    for each in (f"torch {torch.__version__}", digest.PYTHON):
+        assert each.split()[-1] in str(seen())
+    (tmp_path / "top.py").touch()  # changed since this process began
+    assert digest.own_release.__wrapped__() is None
