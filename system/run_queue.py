@@ -28,7 +28,7 @@ class Times(NamedTuple):
 
 
 class RunQueue:
-    """Adds up the waits of threads that come and go. Any thread may call it.
+    """Adds up what threads that come and go spend. Any thread may call it.
 
     Args:
         threads: returns the `/proc` folders of the threads that exist now.
@@ -68,8 +68,8 @@ def threads_of(pid: int) -> list[str]:
 
 
 def times_of(thread: str) -> Times:
-    """Return what a thread has spent; zeros if that is unknown."""
-    with contextlib.suppress(OSError, IndexError, ValueError):
+    """Return what a thread has spent; zeros if the system does not say."""
+    with contextlib.suppress(OSError, TypeError, ValueError):
         file = os.open(f"{thread}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         try:
             # "<ns on a core> <ns waiting for one> <turns>"
