@@ -249,6 +249,12 @@ def test_normalized_pixels_are_torchs_to_the_bit(
         assert torch.as_tensor(made).equal(torch.as_tensor(expected))
 
 
+def test_normalize_does_not_depend_on_the_default_device(small: Image) -> None:
+    expected = normalize()(small)
+    with torch.device("meta"):
+        assert np.array_equal(normalize()(small), expected)
+
+
 def test_a_type_that_pixels_are_not_normalized_to_is_refused() -> None:
     with pytest.raises(SpecError, match=r"one of torch.float32.* got torch.int64"):
         normalize(dtype=torch.int64)
