@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 from operator import attrgetter
+from typing import NamedTuple
 
+from ..engine.observe.knob import KnobName
 from ..engine.observe.observation import (
     Observation,
     PartObservation,
     SegmentObservation,
     ratio,
 )
+from ..engine.restrictions import Restriction, is_chosen
 from ..system.printing import figures
 from ..system.resources import Budget
 from ..system.run_queue import APART_NS
@@ -34,12 +37,16 @@ from .thresholds import (
     cores_used,
     has_room,
     held_back,
+    in_line,
     no_core_free,
     outbox,
     queued,
+    rows_in,
     take_turns,
+    trainer_queued,
+    uneven,
 )
-from .window import needed_workers
+from .window import needed_prefetch, needed_workers
 
 ENOUGH = 1.2
 """This many times the present workers may be needed, given the uncertainty."""
@@ -50,8 +57,11 @@ SHORT_READ_S = 0.000_05
 COLLATE = "Batch("
 """Prefix of the names of parts and segments that collate."""
 DEVICE = "to_device"
-MANY_WORKERS = 64
-"""Most workers advised at once, whatever a trainer that takes no time could use."""
+STEP_UP = 3
+"""How many times the present workers are advised at once: nobody knows what many more
+cost one another, in a store that is crowded or at a lock."""
+MIN_SHARE = 0.2
+"""Share of the busy cores above which the trainer's own are worth a word."""
 COUNTLESS = 1000
 """Workers above which a need only says that the trainer does next to nothing."""
 TUNE = "ps.set_enable_autotune(True)"
@@ -60,6 +70,13 @@ ROOM, RECORD_BYTES = 1.1, 256
 OWN_THREADS = 1.5
 """CPU time of worker processes beside that of their workers, above which their
 functions start threads: what else a process does takes some hundredths."""
+
+
+class Restricted(NamedTuple):
+    """A setting that would help, and may not be changed."""
+
+    knob: KnobName
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +89,20 @@ class Cause:
     """What to do next, as code; empty if nothing is justified."""
     stage: str | None = None
     """The operator responsible, if not the longest of the busiest segment."""
+    restricted: Restricted | None = None
+    """What keeps its cure from the tuner, as the text says."""
+
+
+class Cure(NamedTuple):
+    """What would remove a cause."""
+
+    advice: tuple[str, ...] = ()
+    restricted: Restricted | None = None
+
+    def of(self, text: str, stage: str | None = None) -> Cause:
+        """Return the cause, described in a sentence without its end."""
+        held = "" if self.restricted is None else f"; {self.restricted.why}"
+        return Cause(f"{text}{held}.", self.advice, stage, self.restricted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +142,39 @@ class Window:
         return computes(self.part.cpu_s_per_row, self.part.run_s_per_row)
 
     @property
-    def tried_processes(self) -> bool:
-        """Whether the tuner has tried worker processes, and went back to threads."""
-        moves = self.segment.moves
-        return self.tuned and any("process" in (m.old, m.new) for m in moves)
+    def pinned(self) -> str:
+        """Why the tuner may change none of its settings; empty if it may."""
+        held = self.segment.held
+        return held if self.tuned and held == Restriction.PINNED else ""
+
+    @property
+    def why_here(self) -> str:
+        """Why its work may not go to processes; empty if it may."""
+        segment = self.segment
+        moved = any("process" in (move.old, move.new) for move in segment.moves)
+        tried = Restriction.TRIED if self.tuned and moved else ""
+        return self.pinned or segment.stays or tried
+
+    @property
+    def why_no_more(self) -> str:
+        """Why it may not have more workers; empty if it may."""
+        segment = self.segment
+        if segment.iterable:
+            return Restriction.ITERABLE
+        if segment.executor == "inline":
+            return self.pinned or segment.stays
+        if segment.held and segment.held != Restriction.PINNED:
+            return segment.held
+        if segment.num_parallel_workers == segment.max_workers:
+            shared = "" if is_chosen(segment.stays) else segment.stays
+            return self.pinned or shared or Restriction.BOUNDED.format(self.them)
+        return self.pinned
+
+    @property
+    def them(self) -> str:
+        """Its workers, counted."""
+        workers = self.segment.num_parallel_workers
+        return f"{workers} worker{'s' if workers > 1 else ''}"
 
     @property
     def torchs(self) -> bool:
@@ -164,23 +224,31 @@ def of_slowdown(window: Window) -> Cause:
         f" {figures(1000 * found.beside_s)} ms while batches are loaded beside it,"
         f" {figures(1000 * found.alone_s)} ms while none are"
     )
-    workers = sum(s.num_parallel_workers for s in seen.segments if s.is_here)
-    if no_core_free(seen, window.budget):
+    here = (s for s in seen.segments if s.is_here and s.executor != "inline")
+    workers = sum(segment.num_parallel_workers for segment in here)
+    if no_core_free(seen, window.budget) or trainer_queued(seen):
         return Cause(
             f"{text}. They share the cores: {seen.used_cores:.1f} of {figures(cores)}"
             f" are busy, with {workers} workers beside {seen.torch_threads} threads of"
             " torch.",
-            () if window.tuned else (TUNE,),
+            (*(() if window.tuned else (TUNE,)), *_of_torch(window)),
         )
     if any(segment.executor == "thread" for segment in seen.segments):
         held = (
             "" if seen.gil_held is None else f" (held {seen.gil_held:.0%} of the time)"
         )
-        return Cause(
-            f"{text}. The {workers} workers are threads, which take the GIL{held}.",
-            _of_processes(window),
-        )
+        threads = f"{text}. The {workers} workers are threads, which take the GIL{held}"
+        return _of_processes(window).of(threads)
     return Cause(f"{text}. They share the memory and the caches of the cores.")
+
+
+def _of_torch(window: Window) -> tuple[str, ...]:
+    """Advise fewer threads of torch, if those of the trainer take loading's cores."""
+    seen, cores = window.seen, window.budget.cpu_cores
+    share = 1.0 - ratio(seen.cpu_cores, seen.used_cores)
+    wanted = max(1, round(cores * share))
+    fewer = wanted < seen.torch_threads and share >= MIN_SHARE
+    return (f"torch.set_num_threads({wanted})",) if fewer else ()
 
 
 def of_wait(window: Window) -> Cause:
@@ -216,10 +284,10 @@ def _of_collate(window: Window) -> Cause | None:
     if not spent_s:
         return None
     wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
-    return Cause(
+    cure = _of_workers(window) if alone else Cure()
+    return cure.of(
         f"collate: putting samples together takes the trainer {1000 * spent_s:.2f} of"
-        f" the {wait_ms:.2f} ms that each step waits.",
-        _of_workers(window) if alone else (),
+        f" the {wait_ms:.2f} ms that each step waits",
         last.queue_name,
     )
 
@@ -227,13 +295,21 @@ def _of_collate(window: Window) -> Cause | None:
 def _of_memory(window: Window) -> Cause | None:
     seen, budget, source = window.seen, window.budget, window.seen.segments[0]
     short = ratio(source.wait_memory_s, source.worker_s) >= HELD_BACK
-    if not short or outbox(seen).empty <= MOSTLY:
+    workers, rows = window.segment.num_parallel_workers, rows_in(seen, budget)
+    full = 0 < rows < ENOUGH * workers < window.needed
+    if not (short or full) or outbox(seen).empty <= MOSTLY:
         return None
     limit = phrases.size(budget.memory_bytes)
+    held = f"({phrases.size(seen.held_bytes)} held of {limit})"
     text = (
-        "the memory budget: workers are held back although no batch is ready"
-        f" ({phrases.size(seen.held_bytes)} held of {limit})."
+        f"the memory budget: workers are held back although no batch is ready {held}."
     )
+    if not short:
+        fits = budget.memory_bytes // seen.batch_bytes
+        text = (
+            f"the memory budget: it has room for {fits} batches {held}, whose samples"
+            f" are no work for more than {rows} workers."
+        )
     if 2 * seen.batch_bytes > budget.memory_bytes:
         text = (
             "the memory budget: it has room for only one batch"
@@ -266,10 +342,10 @@ def _of_contention(window: Window) -> Cause | None:
         what = "for the GIL, which the loading threads hold"
     elif seen.contention is not None and seen.contention.certain:
         what = "because loading takes the GIL and cores"
-    return Cause(
+    cure = _of_processes(window) if turns else Cure()
+    return cure.of(
         f"contention: a batch is ready {100 * (1.0 - outbox(seen).empty):.0f}% of the"
-        f" time, and the trainer waits {figures(wait_ms)} ms all the same, {what}.",
-        _of_processes(window) if turns else (),
+        f" time, and the trainer waits {figures(wait_ms)} ms all the same, {what}"
     )
 
 
@@ -286,20 +362,31 @@ def _of_gil(window: Window) -> Cause | None:
         f"the GIL: held {held:.0f}% of the time, so the {segment.num_parallel_workers}"
         f" threads of {phrases.short_name(holder)} take turns"
     )
-    if window.tried_processes:
-        text += "; worker processes were tried lately, and were no faster"
-    return Cause(f"{text}.", _of_processes(window), holder)
+    return _of_processes(window).of(text, holder)
 
 
-def _of_processes(window: Window) -> tuple[str, ...]:
-    """Advise worker processes, if cores are free and the tuner found nothing worse."""
-    segment = window.segment
-    waits = queued([segment]) >= QUEUED
-    if window.tried_processes or waits or cores_used(window.seen, window.budget):
-        return ()
+def _of_processes(window: Window) -> Cure:
+    """Advise worker processes if cores are free, unless the tuner moves work itself."""
+    segment, why = window.segment, window.why_here
+    if queued([segment]) >= QUEUED or cores_used(window.seen, window.budget):
+        return Cure()
+    held = Restricted("executor", why) if why else None
+    if not is_chosen(why) and (why or window.tuned):
+        return Cure((), held)
     if window.torchs:
-        return ("DataLoader(thread_safe=False)",)
-    return (f'executor="process"  # for {segment.name}, or "auto"',)
+        return Cure(("DataLoader(thread_safe=False)",), held)
+    return Cure((f'executor="process"  # for {segment.name}, or "auto"',), held)
+
+
+def _of_lock(window: Window) -> Cause | None:
+    """Return the cause if threads take turns at a lock that is not the GIL."""
+    segment, share = window.segment, in_line(window.segment)
+    if share < MOSTLY or segment.executor != "thread":
+        return None
+    return _of_processes(window).of(
+        f"a lock: the {segment.num_parallel_workers} threads of {window.name} wait for"
+        f" one lock {min(share, 1.0):.0%} of their time, so they take turns"
+    )
 
 
 def _of_cores(window: Window) -> Cause | None:
@@ -315,7 +402,7 @@ def _of_cores(window: Window) -> Cause | None:
 
 
 def _of_others(window: Window) -> Cause | None:
-    segment, run_s = window.segment, window.part.run_s_per_row
+    seen, segment, run_s = window.seen, window.segment, window.part.run_s_per_row
     share = queued([segment])
     if share < QUEUED:
         return None
@@ -329,6 +416,14 @@ def _of_others(window: Window) -> Cause | None:
         return Cause(
             f"{waits} threads that it starts itself use them, {times:.1f} times as much"
             " as the workers; let it start fewer, as torch.set_num_threads(1) does."
+        )
+    own = seen.used_cores - seen.cpu_cores
+    if own >= MIN_SHARE * seen.used_cores and no_core_free(seen, window.budget):
+        return Cause(
+            f"{waits} the trainer itself keeps {own:.1f} of"
+            f" {figures(window.budget.cpu_cores)} busy, with {seen.torch_threads}"
+            " threads of torch.",
+            (*_of_torch(window), *_of_fused(window)),
         )
     return Cause(f"{waits} others use them.", _of_fused(window))
 
@@ -358,23 +453,32 @@ def _of_unevenness(window: Window) -> Cause | None:
     if few or not late or busy(segment) >= BUSY:
         return None
     prefetch = segment.prefetch_size
-    return Cause(
+    ahead = "batch" if prefetch == 1 else f"{prefetch} batches"
+    return _of_prefetch(window).of(
         f"uneven samples: the workers of {window.name} are held back"
-        f" {100 * held:.0f}% of the time, as the {prefetch} batches that may be"
-        " prefetched wait for their slowest samples.",
-        () if window.tuned else _of_prefetch(window, 2 * prefetch),
+        f" {100 * held:.0f}% of the time, as the {ahead} that may be prefetched"
+        f" wait{'s' * (prefetch == 1)} for {'its' if prefetch == 1 else 'their'}"
+        " slowest samples"
     )
 
 
-def _of_prefetch(window: Window, wanted: int) -> tuple[str, ...]:
+def _of_prefetch(window: Window) -> Cure:
     """Advise more batches ahead, if the budget has room for them."""
-    segment = window.segment
-    if not has_room(window.seen, window.budget, wanted - segment.prefetch_size):
-        return ()
+    segment, seen = window.segment, window.seen
+    wanted = needed_prefetch(seen, segment)
+    if not has_room(seen, window.budget, wanted - segment.prefetch_size):
+        wanted = 2 * segment.prefetch_size
+    if not has_room(seen, window.budget, wanted - segment.prefetch_size):
+        more = _of_more(window.budget.memory_bytes, window.budget.free_bytes)
+        return Cure(more, Restricted("prefetch_size", Restriction.MEMORY))
+    if window.tuned:
+        return Cure(
+            (), Restricted("prefetch_size", window.pinned) if window.pinned else None
+        )
     if not window.torchs:
-        return (TUNE, f"ps.set_prefetch_size({wanted})")
+        return Cure((TUNE, f"ps.set_prefetch_size({wanted})"))
     each = ceil(wanted / segment.num_parallel_workers)
-    return (TUNE, f"DataLoader(prefetch_factor={max(2, each)})")
+    return Cure((TUNE, f"DataLoader(prefetch_factor={max(2, each)})"))
 
 
 RULES: tuple[Callable[[Window], Cause | None], ...] = (
@@ -383,6 +487,7 @@ RULES: tuple[Callable[[Window], Cause | None], ...] = (
     _of_memory,
     _of_contention,
     _of_gil,
+    _of_lock,
     _of_cores,
     _of_others,
     _of_first_batches,
@@ -398,7 +503,9 @@ def _of_work(window: Window) -> Cause:
         return Cause(f"{window.name} has not finished a sample yet.")
     full, more = _of_cache(window)
     text = f"{_spent(window)}{_on_whom(window)}{_starved(window)}{full}."
-    return Cause(text, more or (*_of_workers(window), *_of_fused(window)))
+    cure = _of_workers(window)
+    advice = more or (*cure.advice, *_of_fused(window))
+    return Cause(text, advice, restricted=cure.restricted)
 
 
 def _spent(window: Window) -> str:
@@ -434,25 +541,18 @@ def _takes_turns(window: Window) -> bool:
 
 def _on_whom(window: Window) -> str:
     """Describe who does the work, and how many the trainer needs."""
-    segment, needed = window.segment, window.needed
-    workers = segment.num_parallel_workers
+    segment, needed, why = window.segment, window.needed, window.why_no_more
+    workers, countless = segment.num_parallel_workers, needed >= COUNTLESS
     if segment.iterable:
-        return (
-            "; one worker reads an iterable, in order (keep it cheap, and do the rest"
-            " of the work in .map())"
-        )
+        return f"; {why}"
     if segment.executor == "inline":
-        return ", in the trainer's own time"
-    if needed >= COUNTLESS:
-        return f"; {workers} workers, and this trainer takes all it can get"
-    them = f"{workers} worker{'s' if workers > 1 else ''}"
+        return f", in the trainer's own time{'; ' * bool(why)}{why}"
     if needed <= workers:
-        return f", on {them}"
+        return f", on {window.them}"
     wanted = phrases.count(needed)
-    held = segment.held if window.tuned else ""
-    if held or workers == segment.max_workers:
-        limit = held or f"it is limited to {them}"
-        return f"; {limit}, and this trainer needs {wanted}"
+    if why or countless:
+        needs = "takes all it can get" if countless else f"needs {wanted}"
+        return f"; {why or window.them}, and this trainer {needs}"
     return f"; too few workers: {workers}, this trainer needs {wanted}"
 
 
@@ -467,20 +567,37 @@ def _starved(window: Window) -> str:
     return ""
 
 
-def _of_workers(window: Window) -> tuple[str, ...]:
+def _of_workers(window: Window) -> Cure:
     """Advise the tuner, or as many workers as cores and bounds allow."""
-    segment = window.segment
+    segment, why = window.segment, window.why_no_more
+    inline = segment.executor == "inline"
+    held = (
+        Restricted("executor" if inline else "num_parallel_workers", why)
+        if why
+        else None
+    )
     if window.tuned and segment.fixed:
-        return (f"DataLoader(...)  # without {segment.fixed}, to let workers load",)
-    if window.tuned or segment.iterable:
-        return ()
+        advice = f"DataLoader(...)  # without {segment.fixed}, to let workers load"
+        return Cure((advice,), held)
+    if window.tuned or why:
+        return Cure((), held)
+    more = _of_prefetch(window).advice[1:] if uneven(segment) else ()
+    return Cure((*_of_number(window), *more))
+
+
+def _of_number(window: Window) -> tuple[str, ...]:
+    """Advise a number of workers, where one follows from what is known."""
+    segment = window.segment
     unsure = window.part.run_s_per_row < SHORT_READ_S or _takes_turns(window)
     if segment.executor == "inline" or (unsure and not window.computes):
         return (TUNE,)  # how many would help must be tried
-    most = segment.max_workers or MANY_WORKERS
+    most = STEP_UP * segment.num_parallel_workers
     if window.computes:
         most = min(most, ceil(window.budget.cpu_cores))
-    needed = min(ceil(window.needed), MANY_WORKERS, most)
+    room = rows_in(window.seen, window.budget)
+    needed = min(
+        ceil(window.needed / BUSY), *filter(None, (most, segment.max_workers, room))
+    )
     if needed <= segment.num_parallel_workers:
         return ()
     if window.torchs:

@@ -22,6 +22,7 @@ from .causes import (
     DEVICE,
     TUNE,
     Cause,
+    Restricted,
     Window,
     busiest,
     of_slowdown,
@@ -109,6 +110,8 @@ class Explanation(Printed):
     """What to do next, as code; empty if nothing is justified."""
     caching: tuple[str, ...] = ()
     """What caches do, and what others would gain and need."""
+    restricted: Restricted | None = None
+    """The setting that would remove the cause, and why it may not be changed."""
     slowdown: float = 1.0
     """How many times as long the trainer's own part of a step takes beside loading."""
     copy_share: float = 0.0
@@ -241,6 +244,7 @@ def explain(
         rows_per_s=observation.rows_per_s,
         stages=_stages(observation, share - copy_share),
         advice=cause.advice,
+        restricted=cause.restricted,
         caching=tuple(cache.line for cache in observation.caches),
         copy_share=copy_share,
         face=observation.face,

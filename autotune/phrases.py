@@ -212,9 +212,18 @@ def relief(operator: str, slowdown: float, workers: int) -> str:
     )
 
 
-def held(operator: str, workers: int, why: str) -> str:
-    """More workers are needed, and something keeps the tuner from starting them."""
-    return f"Op ({operator}) needs more workers, and stays at {workers}: {why}."
+def held(segment: SegmentObservation, knob: str, why: str) -> str:
+    """A setting would help, and something keeps the tuner from changing it."""
+    if knob == "executor":
+        return (
+            f"Op ({segment.name}) may do better in worker processes, and stays where it"
+            f" is: {why}."
+        )
+    what, now = "workers", segment.num_parallel_workers
+    name = segment.name
+    if knob == "prefetch_size":
+        what, now, name = "batches ahead", segment.prefetch_size, segment.queue_name
+    return f"Op ({name}) needs more {what}, and stays at {now}: {why}."
 
 
 def off_threads(cores: float) -> str:

@@ -45,6 +45,11 @@ for a high CPU use)."""
 QUEUED = 0.25
 """Share of their run time that workers wait for a core, above which more of them would
 only wait, too. On a crowded machine the tests see 0.45 or more."""
+LONG_WAIT_S = 0.001
+"""Seconds per sample: a wait for the GIL or for a hand-over may be shorter."""
+UNEVEN = 3.0
+"""How many times the mean the lease in progress takes at a random moment, above which
+leases are uneven. It is 1 if all are alike, and 2 if they are as random as arrivals."""
 CPU_USED = 0.85
 """Share of the cores in use above which none is to spare. With 0.75, no pipeline ended
 differently; a search for the best number of workers goes on until 0.95
@@ -126,6 +131,14 @@ def queued(segments: Sequence[SegmentObservation]) -> float:
     return ratio(queued_s, sum(segment.run_s for segment in segments))
 
 
+def in_line(segment: SegmentObservation) -> float:
+    """Return the share of their run time that threads wait for one and the same lock.
+
+    Of three that do nothing but take turns at it, two do.
+    """
+    return ratio(segment.lined_s, segment.run_s)
+
+
 def take_turns(seen: Observation, segment: SegmentObservation) -> bool:
     """Whether a segment's threads take turns at the GIL."""
     return segment.executor == "thread" and (seen.gil_held or 0.0) >= GIL_HELD
@@ -149,6 +162,34 @@ def cores_used(seen: Observation, budget: Budget, share: float = CPU_USED) -> bo
 def no_core_free(seen: Observation, budget: Budget) -> bool:
     """Whether loading and training together keep all cores busy."""
     return seen.used_cores >= CPU_USED * budget.cpu_cores
+
+
+def waits_elsewhere(seen: Observation, segment: SegmentObservation) -> bool:
+    """Whether workers mostly wait, and for nothing that they hold themselves."""
+    waits = segment.cpu_s + segment.queued_s < MOSTLY * segment.run_s
+    alone = in_line(segment) < MOSTLY and not take_turns(seen, segment)
+    return waits and alone and segment.run_s_per_row >= LONG_WAIT_S
+
+
+def uneven(segment: SegmentObservation) -> bool:
+    """Whether a few leases take most of the time: others wait for them."""
+    mean_s = ratio(segment.settled_s, segment.leases)
+    return segment.lease_s >= UNEVEN * mean_s > 0.0
+
+
+def trainer_queued(seen: Observation) -> bool:
+    """Whether the trainer itself waits for a core in its own part of a step."""
+    return ratio(seen.trainer.queued_s, seen.trainer.gap_s) >= QUEUED
+
+
+def rows_in(seen: Observation, budget: Budget) -> int:
+    """Return the rows of all batches that the memory budget has room for; 0: unknown.
+
+    Workers beyond that find no row to make.
+    """
+    rows = ratio(seen.trainer.rows, seen.trainer.steps)
+    fits = budget.memory_bytes // seen.batch_bytes if seen.batch_bytes else 0
+    return int(fits * rows)
 
 
 def has_room(seen: Observation, budget: Budget, batches: int) -> bool:

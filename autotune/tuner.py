@@ -12,6 +12,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from ..engine.observe.knob import Knob
 from ..engine.observe.observation import Observation, TrainerObservation
+from ..engine.restrictions import Restriction
 from ..system.resources import Budget
 from . import phrases
 from .causes import busiest
@@ -22,7 +23,7 @@ from .policies.per_regime import PerRegime, Values
 from .policies.policy import Policy
 from .saved import Saved
 from .situation import Decision, DecisionOutcome, KnobKey, KnobView, Situation
-from .thresholds import starving, wait_share
+from .thresholds import wait_share
 from .trial import MAX_NOISE_WINDOWS, MAX_WINDOWS, Noise, Trial, Verdict
 from .window import (
     arrived,
@@ -31,7 +32,6 @@ from .window import (
     joined,
     lacking_s,
     latest,
-    needed_workers,
     report_s,
     staff,
     whole,
@@ -64,6 +64,9 @@ class Plant(Protocol):
     calm: bool
     """Set by the tuner: whether no trial is being judged, so that instruments which
     disturb the pipeline may be used."""
+    tried: Mapping[str, str]
+    """Set by the tuner: the operators for which more workers brought nothing, and that
+    sentence, for observations to say."""
 
     @property
     def trained(self) -> TrainerObservation:
@@ -289,6 +292,7 @@ class Tuner(Generic[M]):
         kept = verdict is Verdict.KEEP
         outcomes = trial.outcomes(kept=kept)
         self._outcomes += outcomes
+        self._plant.tried = tried(self._plant.tried, outcomes)
         for outcome in outcomes:
             self._log.outcome(outcome, trial.after[-1].time_s)
         if kept:
@@ -317,7 +321,7 @@ class Tuner(Generic[M]):
             self._apply(decisions, window)
         else:
             self._tell_released(window)
-            self._tell_held(window)
+        self._tell_held(window)
 
     def _apply(self, decisions: tuple[Decision, ...], window: Observation) -> None:
         knobs = self._knobs()
@@ -359,13 +363,13 @@ class Tuner(Generic[M]):
                 self._log.moved(move)
 
     def _tell_held(self, window: Observation) -> None:
-        """Log what keeps the bottleneck from getting more workers, once."""
+        """Log what keeps the cause of a long wait from being removed, once."""
+        found = explain(window, self._share, tuned=True)
+        if found.restricted is None or found.restricted.why == Restriction.TRIED_MORE:
+            return  # the log has the trial
         worst = busiest(window)
-        workers = worst.num_parallel_workers
-        needed = needed_workers(window, worst)
-        line = phrases.held(worst.name, workers, worst.held)
-        told = not worst.held or line in self._held
-        if not told and needed > workers and starving(window):
+        line = phrases.held(worst, *found.restricted)
+        if line not in self._held and found.verdict == "input-bound":
             self._held.add(line)
             self._log.say(line)
 
@@ -381,6 +385,22 @@ class Tuner(Generic[M]):
 
     def _knobs(self) -> dict[KnobKey, Knob]:
         return {(knob.operator, knob.name): knob for knob in self._plant.knobs()}
+
+
+def tried(
+    before: Mapping[str, str], outcomes: tuple[DecisionOutcome, ...]
+) -> Mapping[str, str]:
+    """Return the operators for which more workers are known to bring nothing."""
+    known = dict(before)
+    for outcome in outcomes:
+        decision = outcome.decision
+        if decision.knob != "num_parallel_workers":
+            continue
+        known.pop(decision.operator, None)
+        fewer = outcome.kept and decision.rule in ("peak", "crowded")
+        if fewer if decision.added < 0 else not outcome.kept:
+            known[decision.operator] = Restriction.TRIED_MORE
+    return known
 
 
 class TunerThread(Generic[M]):

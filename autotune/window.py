@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import reduce
+from math import ceil
 
 from ..engine.observe.observation import Observation, SegmentObservation, ratio
 from .situation import Decision, Measure
@@ -102,6 +103,17 @@ def demand_rows_per_s(observation: Observation) -> float:
 def needed_workers(seen: Observation, segment: SegmentObservation) -> float:
     """Return the workers that keep up with the trainer: demand times seconds a row."""
     return demand_rows_per_s(seen) * segment.run_s_per_row
+
+
+def needed_prefetch(seen: Observation, segment: SegmentObservation) -> int:
+    """Return the batches ahead while whose steps the longest samples are made.
+
+    It is at least twice the present number, and at most eight times that.
+    """
+    own_s = ratio(seen.trainer.gap_s, seen.trainer.steps)
+    present = segment.prefetch_size
+    bridging = ceil(min(ratio(segment.lease_s, own_s), 8 * present)) + 1
+    return min(max(2 * present, bridging), 8 * present)
 
 
 def measured(windows: tuple[Observation, ...]) -> Measure:

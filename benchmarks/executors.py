@@ -81,7 +81,11 @@ class Candidate:
             data, executor="thread", num_parallel_workers=workers, thread_safe=True
         ).batch(BATCH)
         recipe = pipe._compiled()  # noqa: SLF001 no user can begin `auto` on processes
-        segment = replace(recipe.segments[0], executor=executor, movable=auto)
+        segment = replace(
+            recipe.segments[0],
+            executor=executor,
+            stays="" if auto else "the benchmark says so",
+        )
         recipe = replace(recipe, segments=(segment,))
         self.run = Run(recipe, ByteBudget(1 << 30), recipe.plan.start(0))
         self.auto = auto

@@ -6,7 +6,8 @@ much longer, so it is measured. While the trainer makes its batches itself, its 
 are alone anyway. Later, loading rests now and then for two steps, once their batches
 are there: a look. The second step counts: after a wait, the first one finds cold
 caches. Looks take at most `SHARE` of a run, without the wait for the second batch:
-workers go on meanwhile.
+workers go on meanwhile. A trainer that never waits loses only the time until loading
+rests: the batches that are ready last for longer.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 import torch
 
 from .core.connector import EngineLock
-from .observe.observation import ContentionObservation
+from .observe.observation import MIN_WAIT, ContentionObservation
 from .plan import BatchPlan, Shard
 from .segment import Segment
 
@@ -31,6 +32,9 @@ BESIDE = frozenset(("thread", "async", "process"))
 SHARE = 0.005
 """Largest part of a run that may be spent on looks, on all ranks together: ranks that
 step together wait for one another's looks."""
+LOAN_S = 30.0
+"""The first look may take as much of a run as if it had lasted this long, in seconds.
+Without it, the verdict of a short run would know only the wait."""
 WARM_STEPS = 5
 """The first steps of a run are slow by nature: they do not count."""
 KEPT = 64
@@ -60,6 +64,15 @@ the longer one, to be certain (the statistic of Mann and Whitney, 1947, which a 
 odd step hardly changes)."""
 MARGINS = {1: 1.3, 2: 1.15}
 """How many times shorter steps alone must be if there are so few."""
+CHANCE = 0.01
+"""Where loading lengthens only some of the steps, such as those that find the GIL held,
+this is the largest probability that all steps alone are short by chance."""
+LOWEST = 0.1
+"""Quantile of the steps beside loading that other work of the trainer's changes, and
+the turns of a GIL do not."""
+TURNS = 3
+"""The number of steps between two looks goes through the remainders by this, or every
+look might meet the same half of a step of two batches."""
 
 
 class Rest:
@@ -141,6 +154,8 @@ class Look(NamedTuple):
     """The trainer's own part, in seconds."""
     beside_s: float
     """The same of the steps beside loading before it: the median."""
+    lowest_s: float
+    """Their lowest decile."""
     setting: int
     """The number of the setting in which those were made."""
 
@@ -161,8 +176,17 @@ def compare(
         return None
     ordered, margin = sorted(beside), MARGINS.get(len(alone), 1.0)
     longer = sum(len(beside) - bisect_left(ordered, margin * each) for each in alone)
-    certain = longer >= SURE * len(beside) * len(alone)
-    return ContentionObservation(median(beside), median(alone), certain)
+    if longer >= SURE * len(beside) * len(alone):
+        return ContentionObservation(median(beside), median(alone), certain=True)
+    short = bisect_left(ordered, margin * max(alone)) / len(beside)
+    if short ** len(alone) <= CHANCE:
+        return ContentionObservation(fmean(beside), fmean(alone), certain=True)
+    return ContentionObservation(median(beside), median(alone), certain=False)
+
+
+def lowest(steps: Sequence[float]) -> float:
+    """Return the lowest decile of some steps; 0 of none."""
+    return sorted(steps)[int(LOWEST * len(steps))] if steps else 0.0
 
 
 def ranks() -> int:
@@ -196,6 +220,8 @@ class ContentionMeter:
         # The trainer's own part of steps, in seconds. `_free` ones were alone anyway.
         self._beside: deque[float] = deque(maxlen=KEPT)
         self._free: deque[float] = deque(maxlen=KEPT)
+        self._steps: deque[float] = deque(maxlen=KEPT)
+        """The whole of the steps beside loading, in seconds."""
         self._looks: deque[Look] = deque(maxlen=2 * KNOWN)
         self._setting = 0
         """Counts changes of what loads beside the trainer."""
@@ -206,12 +232,14 @@ class ContentionMeter:
         self._size: tuple[int, int | None] = 0, None
         self._left = WARM_STEPS
         self._paused: Rest | None = None
-        self._look = Look(0.0, 0.0, 0)
+        self._look = Look(0.0, 0.0, 0.0, 0)
         """The look that goes on, without its step."""
         self._first = self._second = False
         """Whether the first of its two steps goes on, or the second."""
         self._waited_s = 0.0
         """How long loading took to rest for it, and the first of two steps took."""
+        self._costs = True
+        """Whether the trainer waits for loading, so that it loses all of a look."""
         self._trained_s = self._spent_s = self._given_s = self._due_s = 0.0
         self._since = self._failed = 0
         """Steps beside loading since the last look, and looks that failed in a row."""
@@ -222,11 +250,11 @@ class ContentionMeter:
         if not self._loads:
             return None
         beside, setting = list(self._beside), self._setting
-        now_s = median(beside or [0.0])
+        now_s = lowest(beside)
         alone = [
             look.step_s
             for look in list(self._looks)
-            if look.setting != setting or 1 / OTHER < now_s / look.beside_s < OTHER
+            if look.setting != setting or 1 / OTHER < now_s / look.lowest_s < OTHER
         ]
         return compare(beside, alone or list(self._free))
 
@@ -237,7 +265,7 @@ class ContentionMeter:
         elif self._paused is not None:
             if self._first and self._paused.ready:
                 self._first, self._second = False, True
-                self._waited_s += gap_s
+                self._waited_s += gap_s * self._costs
             else:
                 self._end_look(self._paused, gap_s)
         elif self._left:
@@ -270,7 +298,9 @@ class ContentionMeter:
         now_s = time.monotonic()
         step_s, self._given_s = now_s - self._given_s, now_s
         self._trained_s += min(step_s, 1.0)
-        enough = self._since >= MIN_BESIDE and not plan.last
+        self._steps.append(step_s)
+        mixed = self._since % TURNS == len(self._looks) % TURNS
+        enough = self._since >= MIN_BESIDE and mixed and not plan.last
         if self.armed and enough and now_s >= self._due_s:
             self._may_look(rest, now_s)
 
@@ -284,6 +314,7 @@ class ContentionMeter:
         """Drop the steps beside loading: what loads has changed."""
         self._now, self._loads = None, False
         self._beside.clear()
+        self._steps.clear()
         self._setting += 1
         self._failed, self._due_s = 0, 0.0
 
@@ -299,12 +330,19 @@ class ContentionMeter:
         if len(beside) < MIN_BESIDE:
             return  # another thread has just dropped them
         step_s, rest_s = median(beside), min(MAX_REST_S, REST_S * 2.0**self._failed)
-        wanted_s = rest_s + step_s * (1 + self._one_by_one)
-        left_s = SHARE / ranks() * self._trained_s - self._spent_s
+        known = [look.step_s for look in self._looks if look.setting == self._setting]
+        looked_s = min([step_s, *known[-1:]]) * (1 + self._one_by_one)
+        whole_s = median(list(self._steps) or [now_s])
+        self._costs = whole_s - step_s >= MIN_WAIT * whole_s
+        wanted_s = rest_s + looked_s * self._costs
+        first = not self._looks and not self._free
+        known_s = max(LOAN_S * first, self._trained_s)
+        left_s = SHARE / ranks() * known_s - self._spent_s
         if left_s < wanted_s:
             self._due_s = now_s + (wanted_s - left_s) * ranks() / SHARE
             return
-        self._look, self._since = Look(0.0, step_s, self._setting), 0
+        self._look = Look(0.0, step_s, lowest(beside), self._setting)
+        self._since = 0
         # Workers that the trainer feeds would make nothing while it waits.
         self._first = self._one_by_one and (rest.ready or not rest.fed)
         self._second, self._failed = False, self._failed + 1  # until it has succeeded
@@ -314,7 +352,7 @@ class ContentionMeter:
                 return
             time.sleep(POLL_S)
         now_s, self._paused = time.monotonic(), rest
-        pause_s = min(rest_s + ODD * wanted_s, MAX_PAUSE_S)
+        pause_s = min(rest_s + ODD * (rest_s + looked_s), MAX_PAUSE_S)
         rest.pause(int(1e9 * (now_s + pause_s)))
         while not rest.resting:
             if time.monotonic() > now_s + rest_s:
@@ -332,7 +370,8 @@ class ContentionMeter:
             step_s = gap_s + self._waited_s * absorbed
             self._looks.append(look._replace(step_s=step_s))
             self._failed = 0
-        self._end(self._waited_s + min(gap_s, ODD * look.beside_s))
+        spent_s = min(gap_s, ODD * look.beside_s) * self._costs
+        self._end(self._waited_s + spent_s)
 
     def _end(self, cost_s: float) -> None:
         """Go on loading, and see when the next look is due."""

@@ -459,14 +459,14 @@ class Engine:
         if segment.recipe.iterable and not segment.witness.drew:
             why = ""  # a thread continues with the existing iterator
         if why:
-            segment.movable = False
+            segment.stays = why
             note(segment, segment.executor, "stays", why)
             return False
         try:
             self.move(segment, kind)
         except Exception as error:  # noqa: BLE001 whatever pickling user data raises
-            segment.movable = False
-            note(segment, kind, "failed", str(error))
+            segment.stays = str(error)
+            note(segment, kind, "failed", segment.stays)
             return False
         return True
 

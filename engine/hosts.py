@@ -33,6 +33,7 @@ from .observe.observation import (
 from .observe.trainer_meter import TrainerMeter
 from .plan import Cursor
 from .recipe import Recipe
+from .restrictions import Restriction
 from .witness.witness import Witness
 from .workers.pool import Kind
 
@@ -44,12 +45,6 @@ LOOKS = 8
 """For one in this many batches, estimate what a reader beside the trainer saves."""
 MIN_GAIN = 0.1
 """Share of a step that reading beside the trainer must save: there is no way back."""
-WATCHES = (
-    "the sampler is the program's own, and with workers it would be asked ahead of"
-    " time, before it can see what the loop does meanwhile; set num_workers yourself if"
-    " that is acceptable"
-)
-FIXED = "{}, but the program says `{}`; leave that out to let workers load"
 GIL_COST = 0.3
 """A thread that shares the GIL with the trainer needs this share more CPU time."""
 
@@ -213,6 +208,8 @@ class DirectHost(Host):
         """Seconds that reading beside the trainer would have saved so far."""
         self.undecided = self.segment.executor == "auto" or bool(self.segment.fixed)
         """Whether nobody knows yet if workers would pay."""
+        self.stays = self.segment.stays
+        """Why the trainer goes on making the batches; empty if it need not."""
         self._witness = Witness(self.segment.subjects)
         self._collate = Witness([recipe.buffers.collate])
         self.moves = deque()
@@ -267,8 +264,8 @@ class DirectHost(Host):
             return None
         if self.segment.fixed:
             if not self.verdict(found.executor):
-                reason = FIXED.format(found.reason, self.segment.fixed)
-                self._note("inline", "stays", reason)
+                self.stays = Restriction.ZERO.format(found.reason, self.segment.fixed)
+                self._note("inline", "stays", self.stays)
             return None
         if not self.verdict(found.executor):
             self._note(found.executor, "moved", found.reason)
@@ -299,7 +296,7 @@ class DirectHost(Host):
         if self.segment.iterable and not witness.drew:
             return ""  # a thread continues with the existing iterator
         watches = drawn is not None and not drawn.most
-        return witness.verdict(kind) or (WATCHES if watches else "")
+        return witness.verdict(kind) or (Restriction.SAMPLER if watches else "")
 
     def _note(self, new: str, outcome: MoveOutcome, reason: str) -> None:
         """Record where the work goes, or why it stays."""
@@ -327,6 +324,7 @@ class DirectHost(Host):
             iterable=segment.iterable,
             alive=1,
             fixed=segment.fixed,
+            stays=self.stays,
         )
         return Observation(
             time_s=now_ns / 1e9,

@@ -20,6 +20,7 @@ from .far.handover import RemoteTraceback, dumps
 from .far.pools import start_method
 from .program.program import Program
 from .recipe import Recipe, SegmentRecipe
+from .restrictions import Restriction
 from .segment import Segment
 from .witness.witness import Witness
 
@@ -58,7 +59,7 @@ def in_children(recipe: Recipe, children: int | None = None) -> Recipe:
     many = None if asked else children
     far = replace(as_one(samples), children=1 if lone else many)
     placed = (each for each in behind if each.executor != "process")
-    if children is not None or all(each.movable for each in placed):
+    if children is not None or not any(each.stays for each in placed):
         there = (replace(each.within, per_batch=True) for each in behind)
         far = replace(far, inner=(*far.within_all, *there))
         behind = ()
@@ -153,26 +154,28 @@ def together(segments: Sequence[SegmentRecipe]) -> SegmentRecipe:
         num_parallel_workers=max(each.num_parallel_workers for each in segments),
         tunable=all(each.tunable for each in segments),
         thread_safe=all(each.thread_safe for each in segments),
-        movable=False,
+        stays="it is in worker processes, with others",
         subjects=tuple(chain.from_iterable(each.subjects for each in segments)),
         storable=tuple(chain.from_iterable(each.storable for each in segments)),
         alone_s_per_row=sum(known) if all(known) else 0.0,
     )
 
 
-def may_move(recipe: Recipe) -> bool:
-    """Whether this pipeline's engine may run in either process.
+def why_stays(recipe: Recipe) -> str:
+    """Return why this pipeline's engine may not run in either process; empty if it may.
 
     Every segment's workers may then be anywhere, as with `executor="auto"`: functions
     and dataset hold nothing that only the trainer's process has, and no place in a
     stream, which fresh worker processes would read from the start.
     """
-    anywhere = all(
-        s.movable or (s.executor == "process" and s.thread_safe)
-        for s in recipe.segments
-    )
+    for segment in recipe.segments:
+        free = segment.executor == "process" and segment.thread_safe
+        if segment.stays and not free:
+            return segment.stays
+    if recipe.options.host != "auto":
+        return Restriction.HOSTED.format(recipe.options.host)
     forks = FORKS and start_method(recipe) == "fork"
-    return recipe.options.host == "auto" and anywhere and forks
+    return "" if forks else Restriction.FORKLESS
 
 
 def has_cores_to_spare(recipe: Recipe) -> bool:

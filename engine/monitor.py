@@ -119,6 +119,7 @@ def _segment(
         moving=segment.moving,
         run_queue_s=(look.waited_ns + segment.connector.own_queue.total_ns) / 1e9,
         threads_cpu_s=look.on_core_ns / 1e9,
+        lined_s=look.lined_ns / 1e9,
         parts=parts_of(recipe.stages, costs, recipe.storable),
         max_workers=min(recipe.bounds[1], pool.most),
         iterable=recipe.iterable,
@@ -126,6 +127,7 @@ def _segment(
         beginning=pool.beginning,
         children=pool.children,
         alone_s_per_row=recipe.alone_s_per_row,
+        stays=segment.stays,
     )
 
 

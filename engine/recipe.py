@@ -148,8 +148,8 @@ class SegmentRecipe:
     """Whether several threads of one process may work on it."""
     timeout_s: float | None = None
     """Limit for one sample, in seconds; None means no limit."""
-    movable: bool = False
-    """Whether it may move to another executor than it starts with: `auto`."""
+    stays: str = "its executor is fixed"
+    """Why it may not move to another executor than it starts with; empty if it may."""
     subjects: tuple[Any, ...] = ()
     """The dataset and functions it works with: if they change while being used, the
     segment stays where it is."""
@@ -182,7 +182,7 @@ class SegmentRecipe:
             program=replace(self.program, doubtful=(), watched=()),
             executor="async" if self.executor == "async" else "inline",
             prefetch_size=ASSIGNED,
-            movable=False,
+            stays="it is in a worker process",
             subjects=(),
             per_batch=False,
             timeout_s=self.timeout_s if self.executor == "async" else None,

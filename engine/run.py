@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from .in_children import (
     has_cores_to_spare,
     in_children,
     is_of_worker,
-    may_move,
+    why_stays,
 )
 from .observe.knob import Knob
 from .observe.observation import (
@@ -98,9 +98,12 @@ class Run:
         """The workers that the knob requests; None: no change."""
         one_by_one = self._lane is None and not recipe.repack
         self.contention = ContentionMeter(one_by_one=one_by_one)
-        self._movable = may_move(recipe)
-        self._unspread = self._movable and has_cores_to_spare(recipe)
+        self._stays = why_stays(recipe)
+        """Why the engine may not move to another process; empty if it may."""
+        self._unspread = not self._stays and has_cores_to_spare(recipe)
         """Whether threads have yet to load, which processes then replace."""
+        self.tried: Mapping[str, str] = {}
+        """What the tuner has found of more workers, by the name of their segment."""
         self._collate = Witness([recipe.buffers.collate])
         autos = [s for s in recipe.segments if s.executor == "auto"]
         self._chosen = {} if recipe.iterable else {s.name: s for s in autos}
@@ -216,9 +219,8 @@ class Run:
             try:
                 host = self._moved_host(data)
             except Exception as error:  # noqa: BLE001 whatever the user's functions raise
-                self._movable, self._wanted = False, self._kind
-                why = str(error)
-                move = Move(NAME, "trainer", "process", "failed", why, "host")
+                self._stays, self._wanted = str(error), self._kind
+                move = Move(NAME, "trainer", "process", "failed", self._stays, "host")
                 self._moves = (*self._moves, move)
             else:
                 self._settle_in(host)
@@ -261,6 +263,7 @@ class Run:
             return
         name = host.segment.name
         if why := host.verdict(kind):
+            host.stays = why
             host.moves.append(Move(name, "inline", "inline", "stays", why))
             self._direct = None
             return
@@ -277,7 +280,8 @@ class Run:
                 feed=host.maker.feed,
             )
         except Exception as error:  # noqa: BLE001 whatever the user's functions raise
-            host.moves.append(Move(name, "inline", kind, "failed", str(error)))
+            host.stays = str(error)
+            host.moves.append(Move(name, "inline", kind, "failed", host.stays))
             self._direct = None
             return
         workers.moves.extend(host.moves)
@@ -361,7 +365,7 @@ class Run:
     def _come_home(self, cursor: Cursor, why: str) -> None:
         """Have the trainer make all batches from here on."""
         chosen = self._chosen
-        self._watch, self._chosen, self._movable = None, {}, False
+        self._watch, self._chosen, self._stays = None, {}, why
         if self._lane is not None:
             self._lane.drop()
         segments = self._home.segments if self._far else self._segments_now()
@@ -458,7 +462,7 @@ class Run:
         knobs = self.host.knobs()
         if self._direct is not None:
             knobs = self._with_executor(self._direct, knobs)
-        if not self._movable or self.alone is not None:
+        if self._stays or self.alone is not None:
             return knobs
         host = Knob(
             NAME,
@@ -484,7 +488,7 @@ class Run:
             return knobs
         movable = next((knob for knob in knobs if knob.name == "executor"), None)
         kinds = ["thread"] if recipe.thread_safe else ["process"]
-        if movable is not None or (recipe.thread_safe and recipe.movable):
+        if movable is not None or (recipe.thread_safe and not recipe.stays):
             kinds = ["thread", "process"]
 
         def read() -> str:
@@ -546,10 +550,14 @@ class Run:
         recipe, found = self._recipe, (cache.statistics() for cache in self._caches)
         caches = tuple(each for each in found if each is not None)
         knobs = (k for k in host.knobs() if k.name == "num_parallel_workers")
-        held = {knob.operator: knob.held for knob in knobs}
+        held = {k.operator: k.held or self.tried.get(k.operator, "") for k in knobs}
         segments = reading.segments
-        if any(held.values()):
-            segments = tuple(replace(s, held=held.get(s.name, "")) for s in segments)
+        stays = self._stays if len(segments) > 1 else ""
+        if stays or any(held.values()):
+            segments = tuple(
+                replace(s, held=held.get(s.name, ""), stays=s.stays or stays)
+                for s in segments
+            )
         return replace(
             reading,
             caches=caches,

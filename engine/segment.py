@@ -19,6 +19,7 @@ from .observe.knob import Knob
 from .observe.observation import Move, MoveOutcome
 from .plan import AssignedPlan
 from .recipe import Recipe, SegmentRecipe
+from .restrictions import Restriction
 from .witness.witness import Witness
 from .workers.inline import Inline
 from .workers.pool import Kind, WorkerPool
@@ -30,14 +31,7 @@ FAR = ("process", "ray")
 """Kinds of workers in other processes."""
 MAX_MOVES = 16
 """Moves that are remembered."""
-ALONE = "one worker was requested and stays alone, because {}"
-CHANGES = (
-    "`{}` changes there while samples are made, and each other worker would change its"
-    " own copy"
-)
 UNSURE = "it is not known yet whether its data changes while samples are made"
-MORE = "; num_parallel_workers=2 allows more"
-PINNED = "the stage has tune=False"
 MAX_PREFETCH = 128
 """Upper bound of a prefetch size, in batches; the memory budget binds long before."""
 
@@ -69,11 +63,10 @@ class Segment:
         self.connector = connector
         self.undecided = recipe.executor == "auto"
         """Whether it runs inline until it has shown what a batch costs."""
-        self.movable = (
-            alone and recipe.movable and recipe.thread_safe and recipe.timeout_s is None
-        )
-        """Whether it may move between threads and processes by itself."""
-        moves = self.undecided or recipe.movable
+        self.stays = recipe.stays
+        """Why it may not become another kind; empty if it may."""
+        self._alone = alone
+        moves = self.undecided or not recipe.stays
         looks = moves or recipe.program.watched or recipe.per_batch
         self.witness = Witness(recipe.subjects if looks else ())
         """What is known of what its samples come from."""
@@ -184,7 +177,7 @@ class Segment:
             recipe.tunable and low < high,
             lambda: self.num_parallel_workers,
             self._set_workers,
-            held=_held(why) if recipe.tunable else PINNED,
+            held=_held(why) if recipe.tunable else Restriction.PINNED,
         )
         yield Knob(
             recipe.queue_name,
@@ -195,7 +188,8 @@ class Segment:
             lambda: self.prefetch_size,
             self._set_prefetch,
         )
-        if self.movable:
+        apart = recipe.thread_safe and recipe.timeout_s is None
+        if self._alone and apart and not self.stays:
             yield Knob(
                 recipe.name,
                 "executor",
@@ -221,8 +215,8 @@ class Segment:
         """Keep the only worker alone once the data changes in it."""
         if not self.witness.hear(path):
             return
-        why = self._changes_there = CHANGES.format(path)
-        note(self, self.executor, "stays", ALONE.format(why))
+        why = self._changes_there = Restriction.CHANGES_THERE.format(path)
+        note(self, self.executor, "stays", Restriction.ALONE.format(why))
         if self._asked > 1:
             self._set_workers(1)
 
@@ -264,7 +258,7 @@ class Segment:
 
 def _held(why: str) -> str:
     """Return what keeps a worker alone, if that may last, and what would not."""
-    return ALONE.format(why) + MORE if why not in ("", UNSURE) else ""
+    return Restriction.ALONE.format(why) if why not in ("", UNSURE) else ""
 
 
 def note(

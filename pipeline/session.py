@@ -514,7 +514,7 @@ def _begun(
     )
     kind = executors.get(segment.name, "inline")
     # The cost of inline work is not measured yet; coroutines are not penstock's choice.
-    decided = segment.movable and kind in ("thread", "process")
+    decided = not segment.stays and kind in ("thread", "process")
     return replace(
         segment,
         num_parallel_workers=min(max(workers, lower), upper),

@@ -2,7 +2,8 @@
 
 Linux counts this for each thread (`schedstat`, proc(5)). The count tells a wait for a
 busy core from a wait for a disk, a lock or the GIL. From inside the process they all
-look alike.
+look alike. Linux also says at which address of memory a thread waits (`syscall`), so
+threads that wait for one and the same lock can be counted.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import platform
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -25,6 +28,8 @@ class Times(NamedTuple):
     on_core_ns: int
     waited_ns: int
     """With work to do, but no core."""
+    lined_ns: int = 0
+    """For one and the same lock, as far as looks show; only in this process."""
 
 
 class RunQueue:
@@ -41,7 +46,7 @@ class RunQueue:
         self._seen: dict[str, Times] = {}
         """Those of each live thread."""
         self._total = Times(0, 0)
-        self._due_ns = 0
+        self._due_ns = self._looked_ns = 0
 
     def look(self) -> Times:
         """Return what all threads have spent so far, ended ones included.
@@ -53,7 +58,9 @@ class RunQueue:
             if now_ns >= self._due_ns:
                 self._due_ns = now_ns + APART_NS
                 now = {thread: times_of(thread) for thread in self._threads()}
-                spent = [self._total]
+                passed_ns = now_ns - (self._looked_ns or now_ns)
+                spent = [self._total, Times(0, 0, passed_ns * in_line(now))]
+                self._looked_ns = now_ns
                 for thread in now.keys() & self._seen.keys():
                     pairs = zip(now[thread], self._seen[thread], strict=True)
                     spent.append(Times(*(max(0, new - old) for new, old in pairs)))
@@ -77,6 +84,35 @@ def times_of(thread: str) -> Times:
         finally:
             os.close(file)
     return Times(0, 0)
+
+
+FUTEX = {"x86_64": b"202", "aarch64": b"98"}.get(platform.machine())
+"""Number of the system call in which a thread waits for a lock."""
+
+
+def in_line(threads: Iterable[str]) -> int:
+    """Return how many threads of this process wait for one and the same lock.
+
+    Those that wait for the GIL look at it again and again, so they do not count.
+    """
+    here = (thread for thread in threads if thread.startswith("/proc/self/"))
+    locks = Counter(lock for lock in map(_lock_of, here) if lock)
+    most = max(locks.values(), default=0)
+    return most if most > 1 else 0
+
+
+def _lock_of(thread: str) -> bytes:
+    """Return the address at which a thread waits without limit, or nothing."""
+    with contextlib.suppress(OSError):
+        file = os.open(f"{thread}/syscall", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # "<number> <address> <operation> <value> <time limit> ...", or "running"
+            number, *given = os.read(file, 256).split()
+        finally:
+            os.close(file)
+        if number == FUTEX and given[3] == b"0x0":
+            return given[0]
+    return b""
 
 
 def waited_ns(thread: str) -> int:

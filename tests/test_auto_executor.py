@@ -248,7 +248,7 @@ def test_workers_are_not_blamed_for_the_trainers_absence(
     with ps.Pipeline.from_dataset(TakesTurns(), **THREADS).batch(8) as pipe:
         recipe = pipe._compiled()  # noqa: SLF001 no user can begin `auto` on processes
         [segment] = recipe.segments
-        segment = replace(segment, executor="process", movable=True)
+        segment = replace(segment, executor="process", stays="")
         pipe._recipe = replace(recipe, segments=(segment,))  # noqa: SLF001
         loop = iter(pipe)
         for _ in range(60):  # a second or so after all workers have begun

@@ -31,16 +31,17 @@ OWN_PIPES = {"penstock.engine.far.handover"}
 
 # Ceilings. These figures only fall, but for what a deliverable adds: names of files in
 # one piece of memory, read several at once, and pixels normalised in C took 68, what
-# identifies a checkout of ours 19, and two causes, of threads that functions start and
-# of caches that are too small, 36.
+# identifies a checkout of ours 19, two causes, of threads that functions start and of
+# caches that are too small, 36, and what is restricted, locks that threads wait for,
+# samples that are uneven and looks that come sooner 260.
 STATEMENTS = {
-    "autotune": 3401,
+    "autotune": 3545,
     "cache": 2519,
     "demo": 220,
-    "engine": 11294,
+    "engine": 11390,
     "integrations": 170,
     "pipeline": 5659,
-    "system": 517,
+    "system": 541,
     "": 720,
 }
 """Statements that a package of the root may have, docstrings included."""

@@ -128,7 +128,8 @@ def test_a_worker_is_alone_again_once_the_data_begins_to_count(
         assert seen.moves[-1].line == (
             f"{seen.name}: executor process stays: one worker was requested and stays"
             " alone, because `.calls` changes there while samples are made, and each"
-            " other worker would change its own copy."
+            " other worker would change its own copy; num_parallel_workers=2 allows"
+            " more."
         )
         assert workers(face).set(3) == 1
 

@@ -48,7 +48,7 @@ from ..thresholds import (
     wait_share,
 )
 from ..trial import RELIEF
-from ..window import batch_rows, cost_s, demand_rows_per_s, staff
+from ..window import batch_rows, cost_s, demand_rows_per_s, needed_prefetch, staff
 from .backoff import NO_BACKOFFS, Backoffs
 from .curve import WORKERS, Curve, efficiency, is_steady, probe, remembered
 from .kinds import ALONE_NOW, NO_KINDS, Kinds
@@ -329,9 +329,9 @@ class _Law(Case):
         if knob is None:
             return
         new = min(wanted, knob.upper, MAX_PREFETCH)
-        more = new - knob.value
-        fits = has_room(seen, budget, more) and self.backoffs.allows(key, new)
-        if more > 0 and fits:
+        while not has_room(seen, budget, more := new - knob.value) and more > 0:
+            new -= more - more // 2
+        if more > 0 and self.backoffs.allows(key, new):
             evidence = {"predicted_bytes": more * seen.batch_bytes}
             yield Decision(*key, knob.value, new, rule, reason, expected, evidence)
 
@@ -392,17 +392,18 @@ class _Law(Case):
         )
 
     def wider_queues(self) -> Iterator[Decision]:
-        """Double the batches ahead if workers are held back and none is busy."""
+        """Prefetch more batches if workers are held back and none is busy."""
         seen = self.situation.observation
         if self._bottleneck() is not None:
             return
         for segment in seen.segments:
             share, size = held_back(seen, segment), segment.prefetch_size
             if share >= HELD_BACK:
-                expected = self.expected(min(2 * size, MAX_PREFETCH) / size)
+                wanted = min(needed_prefetch(seen, segment), MAX_PREFETCH)
+                expected = self.expected(wanted / size)
                 reason = phrases.held_back(segment.queue_name, share)
                 yield from self._further_ahead(
-                    segment, 2 * size, "held_back", reason, expected
+                    segment, wanted, "held_back", reason, expected
                 )
 
     # What to release

@@ -33,6 +33,7 @@ from ..thresholds import (
     slowed_share,
     take_turns,
     wait_share,
+    waits_elsewhere,
 )
 from .backoff import drifted
 
@@ -168,6 +169,8 @@ class Kinds:
         knob = situation.knobs.get((segment.name, "executor"))
         if others or knob is None or not knob.tunable or not segment.alone_s_per_row:
             return
+        if waits_elsewhere(seen, segment):
+            return  # the trainer would wait for as long, one sample after another
         lost = "inline" in self._lost(seen, segment)
         if lost or segment.moving or knob.kind in ("", "inline"):
             return

@@ -195,6 +195,10 @@ class WorkerReading(Totals):
     in them."""
     settled_s: float = field(default=0.0, metadata=TOTAL)
     """The part of `run_s` whose rows are counted; 0: unknown."""
+    settled_s2: float = field(default=0.0, metadata=TOTAL)
+    """The squares of the seconds of single leases, summed."""
+    leases: int = field(default=0, metadata=TOTAL)
+    """Leases whose rows are counted; 0: unknown."""
     cpu_s: float = field(default=0.0, metadata=TOTAL)
     """CPU-seconds of these; `run_s - cpu_s` is I/O, the GIL, locks and the run
     queue."""
@@ -351,10 +355,12 @@ class WorkerMeter:
     __slots__ = (
         "_alive",
         "_cpu",
+        "_ended",
         "_rows",
         "_run",
         "_running_since",
         "_since",
+        "_squares",
         "_wait",
         "_waiting_since",
         "_workers",
@@ -368,7 +374,8 @@ class WorkerMeter:
         self._workers = workers
         self.clock = SampledClock()
         """The CPU clock of a worker thread."""
-        self._rows = self._alive = self._run = self._cpu = 0
+        self._rows = self._alive = self._run = self._cpu = self._ended = 0
+        self._squares = 0.0
         self._wait = dict.fromkeys(Wait, 0)
         self.waiting_for: Wait | None = None
         self._waiting_since = 0
@@ -413,6 +420,8 @@ class WorkerMeter:
         """
         self._rows += rows
         self._run += run_ns
+        self._squares += run_ns * 1e-18 * run_ns
+        self._ended += 1
         self._cpu += cpu_ns
         self._running_since = now_ns
         self.leases -= 1
@@ -430,6 +439,8 @@ class WorkerMeter:
             worker_s=(self._alive + (now_ns - self._since) * self._workers) / 1e9,
             run_s=run / 1e9,
             settled_s=self._run / 1e9,
+            settled_s2=self._squares,
+            leases=self._ended,
             cpu_s=self._cpu / 1e9,
             wait_input_s=waits[Wait.INPUT] / 1e9,
             wait_credit_s=(waits[Wait.CREDIT] + waits[Wait.MEMORY]) / 1e9,

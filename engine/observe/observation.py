@@ -74,11 +74,12 @@ class ContentionObservation:
     """The trainer's own part of a step, with and without loading beside it."""
 
     beside_s: float
-    """Seconds of a step while batches are loaded beside it: the median."""
+    """Seconds of a step while batches are loaded beside it: the median, or the mean if
+    loading lengthens only some."""
     alone_s: float
-    """Seconds of a step while nothing is loaded: the median."""
+    """The same while nothing is loaded."""
     certain: bool
-    """Whether loading made it longer in nearly all comparisons."""
+    """Whether loading made it longer."""
 
     @property
     def growth(self) -> float:
@@ -152,6 +153,9 @@ class SegmentObservation(WorkerReading):
     run_queue_s: float = field(default=0.0, metadata=TOTAL)
     """Worker-seconds spent waiting for a core (Linux; elsewhere 0), also between
     leases."""
+    lined_s: float = field(default=0.0, metadata=TOTAL)
+    """Worker-seconds spent waiting for one and the same lock, as far as looks show;
+    only of threads in this process (Linux; elsewhere 0)."""
     threads_cpu_s: float = field(default=0.0, metadata=TOTAL)
     """CPU-seconds of its worker processes, threads that its functions start included;
     of workers that are threads, their own (Linux; elsewhere 0)."""
@@ -170,6 +174,8 @@ class SegmentObservation(WorkerReading):
     their leases."""
     held: str = ""
     """What keeps it from getting more workers, and what would allow them."""
+    stays: str = ""
+    """Why its workers may not become another kind; empty if they may."""
     fixed: str = ""
     """What the program says that leaves the work to the trainer: `num_workers=0`."""
     alone_s_per_row: float = 0.0
@@ -208,6 +214,11 @@ class SegmentObservation(WorkerReading):
         """CPU-seconds per row; 0 before any row is finished."""
         return ratio(self.cpu_s, self.rows)
 
+    @property
+    def lease_s(self) -> float:
+        """Seconds that a lease takes in whose midst one looks: the long ones count."""
+        return ratio(self.settled_s2, self.settled_s)
+
 
 @dataclass(frozen=True, slots=True)
 class TrainerObservation(Totals):
@@ -230,6 +241,8 @@ class TrainerObservation(Totals):
     work, such as writing a checkpoint. Not part of a step."""
     first_s: float = field(default=0.0, metadata=TOTAL)
     """The part of the wait for the first batch of a loop, such as an epoch's."""
+    queued_s: float = field(default=0.0, metadata=TOTAL)
+    """Time that its thread had work to do, but no core (Linux; elsewhere 0)."""
 
     @property
     def wait_share(self) -> float:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 
+from ...system.run_queue import RunQueue
 from ..plan import BatchPlan
 from .observation import TrainerObservation
 
@@ -35,6 +37,8 @@ class TrainerMeter:
         self._left_ns: int | None = None
         self._asked_ns = self._gap_ns = 0
         self._first = False
+        self._thread = 0
+        self._run_queue = RunQueue(lambda: [f"/proc/self/task/{self._thread}"])
 
     @property
     def training(self) -> bool:
@@ -49,6 +53,8 @@ class TrainerMeter:
     def ask(self, now_ns: int) -> None:
         """Note that the trainer calls `next()`."""
         self._first = self._left_ns is None
+        if self._first:
+            self._thread = threading.get_native_id()
         self._gap_ns = 0 if self._left_ns is None else now_ns - self._left_ns
         self._asked_ns = self._left_ns = now_ns
 
@@ -94,6 +100,7 @@ class TrainerMeter:
         """Return the totals over whole steps."""
         steps, rows, *spent_ns = self._totals
         spent_ns.insert(3, self.collate_ns)
+        spent_ns.append(self._run_queue.look().waited_ns)
         return TrainerObservation(steps, rows, *(ns / 1e9 for ns in spent_ns))
 
     @property

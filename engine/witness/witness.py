@@ -22,26 +22,11 @@ import torch
 
 from ...system.descriptors import Place, ReadFile, read_places, read_since
 from ...system.printing import name_of
+from ..restrictions import Restriction
 from .contents import difference, is_per_process, memory_of, snapshot
 from .hazards import BOUND, POSITION, STATE, UNSHARED, Finding, find_bound, find_unsafe
 from .reach import View, is_a, views_of, walk
 
-CHANGES = (
-    "`{}` changes while samples are made, and each worker would change its own copy;"
-    " set the number of workers yourself if that is acceptable"
-)
-BELONGS = (
-    "{} does not work in workers that share it, or have copies; create it on first use,"
-    " so that each worker has its own, and set the number of workers yourself"
-)
-DREW = (
-    "it draws from a global random generator, and each worker would draw from its own;"
-    " draw from `rng`, or set the number of workers yourself if that is acceptable"
-)
-GRADIENTS = (
-    "its samples carry gradients, which would end in the workers; set the number of"
-    " workers yourself if that is acceptable"
-)
 SURE_LOOKS = 3
 """Looks without a change before others may join the only worker."""
 
@@ -98,14 +83,14 @@ class Witness:
             kind: `thread` if they share the subjects, otherwise they have copies.
         """
         if self.drew:
-            return DREW
+            return Restriction.DREW
         path = self.changed() or self._open_file or self._reused
         if path is not None:
-            return CHANGES.format(path)
+            return Restriction.CHANGES.format(path)
         if self._grows and kind != "thread":
-            return GRADIENTS
+            return Restriction.GRADIENTS
         found = self._bound(UNSHARED if kind == "thread" else BOUND)
-        return "" if found is None else BELONGS.format(found)
+        return "" if found is None else Restriction.BELONGS.format(found)
 
     @property
     def _open_file(self) -> str | None:

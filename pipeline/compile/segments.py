@@ -38,6 +38,7 @@ from ...engine.program.program import (
     ReadOn,
 )
 from ...engine.recipe import Executor, SegmentRecipe
+from ...engine.restrictions import Restriction
 from ...engine.witness.hazards import Finding, find_unsafe
 from ...system.printing import name_of
 from ..stages import (
@@ -226,7 +227,7 @@ def with_batch_work(
         bounds=(1, 1),
         prefetch_size=1,
         tunable=True,
-        movable=True,
+        stays="",
         storable=(None,),
         per_batch=True,
         in_order=True,
@@ -311,10 +312,22 @@ def _segment(
         all(stage.tune for stage in stages),
         kind.thread_safe,
         timeout_s=min((s.timeout for s in stages if s.timeout), default=None),
-        movable=kind.finding is None
-        and all(executor_of(s) == "auto" and not _is_read_on(s) for s in stages),
+        stays=_why_stays(stages, kind),
         subjects=tuple(map(subject_of, stages)),
     )
+
+
+def _why_stays(stages: Sequence[PerSample], kind: Kind) -> str:
+    """Return why the workers of these stages may not become another kind, or nothing.
+
+    What only one may use is no reason if the user asked for threads: he was warned.
+    """
+    given = next((e for e in map(executor_of, stages) if e != "auto"), None)
+    if any(map(_is_read_on, stages)):
+        return Restriction.ITERABLE
+    if given is not None:
+        return Restriction.GIVEN.format(given)
+    return "" if kind.finding is None else Restriction.SHARED.format(kind.finding)
 
 
 def found_kind(name: str, dataset: Any, pipeline: str) -> Executor:

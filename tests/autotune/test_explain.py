@@ -43,7 +43,7 @@ def test_a_reader_that_blocks_is_the_bottleneck_with_the_workers_it_needs() -> N
         " sample; too few workers: 1, this trainer needs 10.0, so decode has no input"
         " 96% of the time."
     )
-    assert "num_parallel_workers=10  # for Folder(ID:0)" in found.advice
+    assert "num_parallel_workers=3  # for Folder(ID:0)" in found.advice
 
 
 def test_nothing_is_blamed_in_a_window_too_short_to_see_the_run_queue() -> None:

@@ -5,10 +5,11 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -309,6 +310,7 @@ class PausedPlant:
 
     trained = TrainerObservation()
     calm = False
+    tried: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, look: Callable[[], Observation | None] = lambda: None) -> None:
         self.looked = threading.Event()

@@ -9,7 +9,7 @@ trainer takes whole batches. Only `noise` makes it random, from a seed.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from penstock.engine.core.metrics import ConnectorObservation
@@ -81,6 +81,7 @@ class FluidPlant:
         self.now_s = 0.0
         self.steps = 0
         self.calm = False
+        self.tried: Mapping[str, str] = {}
         self.gap_s = gap_s
         self.batch = batch
         self.cores = cores

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 
 import pytest
 
 from penstock.system import run_queue
-from penstock.system.run_queue import RunQueue, Times, threads_of, waited_ns
+from penstock.system.run_queue import RunQueue, Times, in_line, threads_of, waited_ns
 
 pytestmark = pytest.mark.skipif(
     not os.path.exists("/proc/self/schedstat"), reason="the system does not count it"
@@ -80,13 +82,52 @@ def test_one_look_serves_everybody_who_asks_soon_after(
     monkeypatch.setattr(run_queue, "time", clock)
     monkeypatch.setattr(run_queue, "times_of", lambda thread: next(times))
     queue = RunQueue(lambda: ["a thread"])
-    assert queue.look() == queue.look() == (0, 0)
+    assert queue.look() == queue.look() == Times(0, 0)
     clock.monotonic_ns = lambda: run_queue.APART_NS - 1
-    assert queue.look() == (0, 0)
+    assert queue.look() == Times(0, 0)
     clock.monotonic_ns = lambda: run_queue.APART_NS
-    assert queue.look() == queue.look() == (1, 20)
+    assert queue.look() == queue.look() == Times(1, 20)
     clock.monotonic_ns = lambda: 2 * run_queue.APART_NS
-    assert queue.look() == (4, 60)
+    assert queue.look() == Times(4, 60)
+
+
+@pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "aarch64")
+    or not os.path.exists("/proc/self/syscall")
+    or sys.version_info >= (3, 13),  # there, each thread waits at its own address
+    reason="the system or this Python does not show it",
+)
+def test_threads_that_wait_for_one_lock_are_in_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run_queue, "APART_NS", 0)
+    one, theirs = threading.Lock(), [threading.Lock() for _ in range(3)]
+
+    def take(lock: threading.Lock) -> None:
+        with lock:
+            pass
+
+    waiting = [threading.Thread(target=take, args=(one,)) for _ in range(3)]
+    apart = [threading.Thread(target=take, args=(each,)) for each in theirs]
+    with ExitStack() as stack:
+        for each in (one, *theirs):
+            stack.enter_context(each)
+        for thread in (*waiting, *apart):
+            thread.start()
+        known, others = (
+            [f"/proc/self/task/{thread.native_id}" for thread in threads]
+            for threads in (waiting, apart)
+        )
+        end = time.monotonic() + 60.0
+        while in_line(known) < len(known):
+            assert time.monotonic() < end
+        assert in_line([*known, *others]) == len(known)
+        assert in_line(others) == in_line(known[:1]) == 0
+        queue = RunQueue(lambda: known)
+        assert queue.look().lined_ns == 0
+        assert queue.look().lined_ns > 0
+    for thread in (*waiting, *apart):
+        thread.join()
 
 
 def test_a_process_that_is_gone_has_no_threads() -> None:

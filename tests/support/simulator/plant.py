@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import mul
 from typing import NamedTuple
@@ -60,6 +60,7 @@ class Simulated:
         self._seen_s = self._counted_s = machine.now_s
         self._step = 0
         self.calm = False
+        self.tried: Mapping[str, str] = {}
         machine.pipelines.append(self)
         machine.at(0.0, self._look)
 
