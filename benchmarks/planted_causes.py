@@ -323,9 +323,8 @@ def followed(name: str, *settings: str) -> str:
 def tuned(name: str) -> bool:
     """Train a plant with the tuner, and print what it made of it."""
     seen = run(name, TUNE)
-    print(
-        f"    tuned: {seen['rate']:,.0f}\n    {seen['line']}\n    cause: {seen['cause']}"
-    )
+    print(f"    tuned: {seen['rate']:,.0f}\n    {seen['line']}")
+    print(f"    cause: {seen['cause']}", flush=True)
     return told_rightly(PLANTS[name], seen) or seen["line"].startswith("not input")
 
 
