@@ -40,11 +40,11 @@ from .thresholds import (
     in_line,
     no_core_free,
     outbox,
+    outlasts,
     queued,
     rows_in,
     take_turns,
     trainer_queued,
-    uneven,
 )
 from .window import needed_prefetch, needed_workers
 
@@ -449,8 +449,8 @@ def _of_unevenness(window: Window) -> Cause | None:
     few = segment.executor == "inline" or segment.num_parallel_workers == 1
     few = few or window.part.name.startswith(COLLATE)
     few = few or window.needed > ENOUGH * segment.num_parallel_workers
-    late = held >= HELD_BACK and not always_ready(seen)
-    if few or not late or busy(segment) >= BUSY:
+    late = held >= HELD_BACK or outlasts(seen, segment)
+    if few or not late or always_ready(seen) or busy(segment) >= BUSY:
         return None
     prefetch = segment.prefetch_size
     ahead = "batch" if prefetch == 1 else f"{prefetch} batches"
@@ -581,7 +581,8 @@ def _of_workers(window: Window) -> Cure:
         return Cure((advice,), held)
     if window.tuned or why:
         return Cure((), held)
-    more = _of_prefetch(window).advice[1:] if uneven(segment) else ()
+    late = outlasts(window.seen, segment)
+    more = _of_prefetch(window).advice[1:] if late else ()
     return Cure((*_of_number(window), *more))
 
 

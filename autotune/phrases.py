@@ -247,6 +247,14 @@ def few_ahead(operator: str, prefetch: int, workers: int) -> str:
     )
 
 
+def outlasted(operator: str) -> str:
+    """Workers may be at their samples for longer than the batches ahead last."""
+    return (
+        f"Op ({operator}) prefetches too few batches: a worker may be at its samples"
+        " for longer than the trainer is at all of them."
+    )
+
+
 def crowded(operator: str, workers: int, cores: float) -> str:
     """More workers compute than there are cores."""
     return (

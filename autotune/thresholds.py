@@ -47,9 +47,6 @@ QUEUED = 0.25
 only wait, too. On a crowded machine the tests see 0.45 or more."""
 LONG_WAIT_S = 0.001
 """Seconds per sample: a wait for the GIL or for a hand-over may be shorter."""
-UNEVEN = 3.0
-"""How many times the mean the lease in progress takes at a random moment, above which
-leases are uneven. It is 1 if all are alike, and 2 if they are as random as arrivals."""
 CPU_USED = 0.85
 """Share of the cores in use above which none is to spare. With 0.75, no pipeline ended
 differently; a search for the best number of workers goes on until 0.95
@@ -171,10 +168,14 @@ def waits_elsewhere(seen: Observation, segment: SegmentObservation) -> bool:
     return waits and alone and segment.run_s_per_row >= LONG_WAIT_S
 
 
-def uneven(segment: SegmentObservation) -> bool:
-    """Whether a few leases take most of the time: others wait for them."""
-    mean_s = ratio(segment.settled_s, segment.leases)
-    return segment.lease_s >= UNEVEN * mean_s > 0.0
+def outlasts(seen: Observation, segment: SegmentObservation) -> bool:
+    """Whether a lease takes longer than the steps of all batches ahead.
+
+    More workers do not help then, though a sample may take less than a step.
+    """
+    own_s = ratio(seen.trainer.gap_s, seen.trainer.steps)
+    ahead_s = segment.prefetch_size * own_s
+    return segment.lease_s >= ahead_s and segment.run_s_per_row < own_s
 
 
 def trainer_queued(seen: Observation) -> bool:

@@ -12,8 +12,9 @@ Each row trains in a process of its own: pipelines with autotune on, from defaul
 with workers set by hand; one of files, whose threads in another process read and decode
 several of them in a call; and torch's DataLoader. Printed are the rate
 beside what so many workers could give, and the trainer's own part of a step, from a
-batch's arrival to the next call for one, beside the same with nothing to load. The
-verdict follows, and how many times faster a trainer is that has nothing to load.
+batch's arrival to the next call for one, beside the same with nothing to load, and the
+seconds until 95 % of that rate. The verdict follows, and how many times faster a
+trainer is that has nothing to load.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import argparse
 import os
 import statistics
 import time
+from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
@@ -45,6 +47,8 @@ OPERATIONS = 1500
 SLEEP_S = 0.005
 SETTLED_S, MEASURED_S = 6.0, 8.0
 """What does not count at first, and what does."""
+GLIDE_S = 1.0
+"""The rate at a moment is measured over this many seconds after it."""
 SHAPE = (112, 112, 3)
 LINKS = 4096
 """Files in a class folder."""
@@ -59,6 +63,8 @@ class Trained(NamedTuple):
     """Samples a second."""
     own_s: float
     """The trainer's own part of a step: the median."""
+    near_s: float
+    """Seconds until 95 % of the rate."""
     verdict: str
 
 
@@ -122,15 +128,17 @@ def step(weight: torch.Tensor) -> None:
     time.sleep(SLEEP_S)
 
 
-def trained(batches: Iterable[Any]) -> tuple[float, float]:
-    """Train for a while; return the rate, and the trainer's own part of a step."""
+def trained(batches: Iterable[Any]) -> tuple[float, float, float]:
+    """Train for a while; return what was seen, but for the verdict."""
     torch.set_num_threads(1)
     weight = torch.zeros(1)
     own: list[float] = []
+    times: list[float] = []
     begun = time.perf_counter()
     start = 0.0
     for _ in batches:
         arrived = time.perf_counter()
+        times.append(arrived - begun)
         if not start and arrived - begun > SETTLED_S:
             start = arrived
         step(weight)
@@ -139,7 +147,10 @@ def trained(batches: Iterable[Any]) -> tuple[float, float]:
             own.append(now - arrived)
             if now - start > MEASURED_S:
                 break
-    return len(own) * BATCH / (now - start), statistics.median(own)
+    steps_s = len(own) / (now - start)
+    counts = ((at, bisect(times, at + GLIDE_S) - i) for i, at in enumerate(times))
+    near = (at for at, count in counts if count >= 0.95 * steps_s * GLIDE_S)
+    return steps_s * BATCH, statistics.median(own), next(near)
 
 
 def alone(_: int) -> Trained:
@@ -216,7 +227,8 @@ def main() -> None:
         own, truly = row.own_s / free.own_s, f"truly {free.rate / row.rate:.2f}x faster"
         print(
             f"  {name:<36} {row.rate:>8,.0f}/s {share:>18}"
-            f"   own part of a step {row.own_s * 1e3:5.1f} ms, {own:.2f} of alone"
+            f"   own part of a step {row.own_s * 1e3:5.1f} ms, {own:.2f} of alone,"
+            f" after {row.near_s:.1f} s"
             f"   {row.verdict}{' ' * bool(row.verdict)}{truly}",
             flush=True,
         )

@@ -30,6 +30,8 @@ from burning import burn, rounds_for
 
 import penstock as ps
 
+FREE_S = 1.0
+"""How long a trainer with nothing to load is measured."""
 PASTED_S, TUNED_S = 6.0, 20.0
 """How long each run trains; the second half counts."""
 TUNE = "ps.set_enable_autotune(True)"
@@ -259,12 +261,15 @@ def be(name: str, advice: list[str]) -> None:
         else:
             exec(f"settings.update({code})")  # noqa: S102 the same
     seconds = TUNED_S if TUNE in advice else PASTED_S
+    begun_s, steps = time.perf_counter(), 0
+    while (passed_s := time.perf_counter() - begun_s) < FREE_S:
+        train(plant)
+        steps += 1
+    free = steps * BATCH / passed_s
     pipe = plant.make(settings)
     begun_s, counts = time.perf_counter(), [0, 0]
     for _ in forever(pipe):
-        time.sleep(plant.step_s)
-        if plant.step is not None:
-            plant.step()
+        train(plant)
         passed_s = time.perf_counter() - begun_s
         counts[passed_s > seconds / 2] += BATCH
         if passed_s > seconds:
@@ -272,8 +277,16 @@ def be(name: str, advice: list[str]) -> None:
     told = pipe.explain()
     rate = counts[1] / (seconds / 2)
     seen = {"rate": rate, "cause": told.cause, "stage": told.bottleneck}
+    seen |= {"times": told.headspace, "truly": free / rate}
     print(json.dumps({**seen, "line": told.line, "advice": told.advice}), flush=True)
     pipe.close()
+
+
+def train(plant: Plant) -> None:
+    """Do what the trainer does in a step, besides waiting for a batch."""
+    time.sleep(plant.step_s)
+    if plant.step is not None:
+        plant.step()
 
 
 def forever(pipe: ps.Pipeline) -> Iterator[Any]:
@@ -306,7 +319,8 @@ def followed(name: str, *settings: str) -> str:
     plant, seen = PLANTS[name], run(name, *settings)
     about = f"{name}{', in processes' if settings else ''}"
     told = (
-        f"{seen['rate']:,.0f} samples/s\n    {seen['line']}\n    cause: {seen['cause']}"
+        f"{seen['rate']:,.0f} samples/s\n    {seen['line']} Truly {seen['truly']:.1f}x."
+        f"\n    cause: {seen['cause']}"
     )
     print(f"{about}: {told}", flush=True)
     wrong = "" if told_rightly(plant, seen) else f"{about}: {told}"
@@ -323,7 +337,8 @@ def followed(name: str, *settings: str) -> str:
 def tuned(name: str) -> bool:
     """Train a plant with the tuner, and print what it made of it."""
     seen = run(name, TUNE)
-    print(f"    tuned: {seen['rate']:,.0f}\n    {seen['line']}")
+    truth = f"Truly {seen['truly']:.1f}x."
+    print(f"    tuned: {seen['rate']:,.0f}\n    {seen['line']} {truth}")
     print(f"    cause: {seen['cause']}", flush=True)
     return told_rightly(PLANTS[name], seen) or seen["line"].startswith("not input")
 

@@ -41,6 +41,7 @@ from ..thresholds import (
     cores_used,
     has_room,
     held_back,
+    outlasts,
     queued,
     slowed_share,
     starving,
@@ -306,12 +307,17 @@ class _Law(Case):
     ) -> Iterator[Decision]:
         """Raise the rows ahead so that each worker has several, if rows mostly wait.
 
-        Fewer hand-overs then carry as many rows (`lease_rows` in core.py).
+        Fewer hand-overs then carry as many rows (`lease_rows` in core.py). Where leases
+        outlast the batches ahead, more workers alone would bring nothing.
         """
         rows, queue = batch_rows(segment), segment.queue_name
-        if mostly_waits(segment) and rows > 0:
+        seen, present = self.situation.observation, segment.prefetch_size
+        if outlasts(seen, segment):
+            wanted, reason = needed_prefetch(seen, segment), phrases.outlasted(queue)
+            yield from self._further_ahead(segment, wanted, "ahead", reason)
+        elif mostly_waits(segment) and rows > 0:
             wanted = ceil(ROWS_EACH * workers / rows)
-            reason = phrases.few_ahead(queue, segment.prefetch_size, workers)
+            reason = phrases.few_ahead(queue, present, workers)
             yield from self._further_ahead(segment, wanted, "ahead", reason)
 
     def _further_ahead(

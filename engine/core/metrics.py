@@ -197,8 +197,6 @@ class WorkerReading(Totals):
     """The part of `run_s` whose rows are counted; 0: unknown."""
     settled_s2: float = field(default=0.0, metadata=TOTAL)
     """The squares of the seconds of single leases, summed."""
-    leases: int = field(default=0, metadata=TOTAL)
-    """Leases whose rows are counted; 0: unknown."""
     cpu_s: float = field(default=0.0, metadata=TOTAL)
     """CPU-seconds of these; `run_s - cpu_s` is I/O, the GIL, locks and the run
     queue."""
@@ -355,7 +353,6 @@ class WorkerMeter:
     __slots__ = (
         "_alive",
         "_cpu",
-        "_ended",
         "_rows",
         "_run",
         "_running_since",
@@ -374,7 +371,7 @@ class WorkerMeter:
         self._workers = workers
         self.clock = SampledClock()
         """The CPU clock of a worker thread."""
-        self._rows = self._alive = self._run = self._cpu = self._ended = 0
+        self._rows = self._alive = self._run = self._cpu = 0
         self._squares = 0.0
         self._wait = dict.fromkeys(Wait, 0)
         self.waiting_for: Wait | None = None
@@ -421,7 +418,6 @@ class WorkerMeter:
         self._rows += rows
         self._run += run_ns
         self._squares += run_ns * 1e-18 * run_ns
-        self._ended += 1
         self._cpu += cpu_ns
         self._running_since = now_ns
         self.leases -= 1
@@ -440,7 +436,6 @@ class WorkerMeter:
             run_s=run / 1e9,
             settled_s=self._run / 1e9,
             settled_s2=self._squares,
-            leases=self._ended,
             cpu_s=self._cpu / 1e9,
             wait_input_s=waits[Wait.INPUT] / 1e9,
             wait_credit_s=(waits[Wait.CREDIT] + waits[Wait.MEMORY]) / 1e9,

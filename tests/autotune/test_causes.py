@@ -231,12 +231,12 @@ def test_as_many_batches_are_prefetched_as_bridge_the_longest_samples() -> None:
     assert explain(slow, Budget(4.0, 5 * GIB)).advice[1] == "ps.set_prefetch_size(4)"
 
 
-def test_few_workers_of_uneven_samples_need_a_longer_queue_too() -> None:
+def test_leases_that_outlast_the_queue_need_a_longer_one_beside_workers() -> None:
     seen, prefetch = with_last(computing(), cpu_s=0.0), "ps.set_prefetch_size"
-    even = with_last(seen, settled_s=1.0, settled_s2=0.05, leases=20)
-    assert not any(prefetch in line for line in explain(even, ROOMY).advice)
-    uneven = with_last(seen, settled_s=1.0, settled_s2=0.4, leases=20)
-    assert any(prefetch in line for line in explain(uneven, ROOMY).advice)
+    short = with_last(seen, settled_s=1.0, settled_s2=0.02)
+    assert not any(prefetch in line for line in explain(short, ROOMY).advice)
+    long = with_last(seen, settled_s=1.0, settled_s2=0.4)
+    assert any(prefetch in line for line in explain(long, ROOMY).advice)
 
 
 def test_threads_that_wait_for_one_lock_take_turns() -> None:
