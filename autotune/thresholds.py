@@ -110,11 +110,14 @@ def held_back(seen: Observation, segment: SegmentObservation) -> float:
     """Return the share of their time that workers may not work further ahead.
 
     The time that they wait for memory is not part of it: a longer queue needs more. Nor
-    is the time before a loop's first batch: other workers may not have begun yet.
+    is the time before a loop's first batch: other workers may not have begun yet. What
+    processes have finished may wait until the trainer comes for it.
     """
     begins_s = seen.trainer.first_s * segment.num_parallel_workers
-    held_s = segment.wait_credit_s - segment.wait_memory_s - begins_s
-    return ratio(held_s, segment.worker_s)
+    idle_s = segment.wait_credit_s
+    if segment.executor == "process":
+        idle_s = segment.worker_s - segment.run_s - segment.wait_input_s
+    return ratio(idle_s - segment.wait_memory_s - begins_s, segment.worker_s)
 
 
 def computes(cpu_s: float, run_s: float) -> bool:
@@ -171,11 +174,13 @@ def waits_elsewhere(seen: Observation, segment: SegmentObservation) -> bool:
 def outlasts(seen: Observation, segment: SegmentObservation) -> bool:
     """Whether a lease takes longer than the steps of all batches ahead.
 
-    More workers do not help then, though a sample may take less than a step.
+    More workers do not help then, though a sample may take less than a step. Of worker
+    processes, each makes a batch of its own.
     """
     own_s = ratio(seen.trainer.gap_s, seen.trainer.steps)
     ahead_s = segment.prefetch_size * own_s
-    return segment.lease_s >= ahead_s and segment.run_s_per_row < own_s
+    short = segment.executor != "process" and segment.run_s_per_row < own_s
+    return short and segment.lease_s >= ahead_s
 
 
 def trainer_queued(seen: Observation) -> bool:

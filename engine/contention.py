@@ -45,7 +45,7 @@ KNOWN = 8
 """Looks after which the next ones are rare."""
 RARE_S = 60.0
 """Pause between looks then, in seconds."""
-REST_S, MAX_REST_S = 0.002, 0.05
+REST_S, MAX_REST_S = 0.005, 0.05
 """How long the trainer waits until loading rests, at first and at most, in seconds:
 twice as long after each look that failed."""
 HOLD_S = 1.0
