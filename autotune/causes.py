@@ -217,7 +217,7 @@ def of_trainer(share: float) -> Cause:
 
 def of_slowdown(window: Window) -> Cause:
     """Return the cause if loading costs more of the trainer's own part than a wait."""
-    seen, found, cores = window.seen, window.seen.contention, window.budget.cpu_cores
+    seen, found = window.seen, window.seen.contention
     assert found is not None
     text = (
         "loading slows the trainer: its own part of a step takes"
@@ -226,12 +226,19 @@ def of_slowdown(window: Window) -> Cause:
     )
     here = (s for s in seen.segments if s.is_here and s.executor != "inline")
     workers = sum(segment.num_parallel_workers for segment in here)
-    if no_core_free(seen, window.budget) or trainer_queued(seen):
+    tune, cores = () if window.tuned else (TUNE,), figures(window.budget.cpu_cores)
+    if no_core_free(seen, window.budget):
         return Cause(
-            f"{text}. They share the cores: {seen.used_cores:.1f} of {figures(cores)}"
-            f" are busy, with {workers} workers beside {seen.torch_threads} threads of"
-            " torch.",
-            (*(() if window.tuned else (TUNE,)), *_of_torch(window)),
+            f"{text}. They share the cores: {seen.used_cores:.1f} of {cores} are busy,"
+            f" with {workers} workers beside {seen.torch_threads} threads of torch.",
+            (*tune, *_of_torch(window)),
+        )
+    if (queue := trainer_queued(seen)) >= QUEUED:
+        return Cause(
+            f"{text}. It waits for a core for {queue:.0%} of that, as its process, with"
+            f" {workers} workers, has {seen.used_cores:.1f} of {cores}, and others have"
+            " the rest.",
+            tune,
         )
     if any(segment.executor == "thread" for segment in seen.segments):
         held = (

@@ -183,9 +183,9 @@ def outlasts(seen: Observation, segment: SegmentObservation) -> bool:
     return short and segment.lease_s >= ahead_s
 
 
-def trainer_queued(seen: Observation) -> bool:
-    """Whether the trainer itself waits for a core in its own part of a step."""
-    return ratio(seen.trainer.queued_s, seen.trainer.gap_s) >= QUEUED
+def trainer_queued(seen: Observation) -> float:
+    """Return the share of its own part of a step that the trainer waits for a core."""
+    return min(1.0, ratio(seen.trainer.queued_s, seen.trainer.gap_s))
 
 
 def rows_in(seen: Observation, budget: Budget) -> int:

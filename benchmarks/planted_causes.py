@@ -165,6 +165,13 @@ def launches() -> None:
         tensor = tensor + 1.0
 
 
+def launches_alone() -> None:
+    """Do the same for longer, with one thread."""
+    torch.set_num_threads(1)
+    for _ in range(8):
+        launches()
+
+
 def computes() -> None:
     """Train on the cores, with a thread for each."""
     product = torch.rand(512, 512)
@@ -241,6 +248,14 @@ PLANTS: dict[str, Plant] = {
         computes,
     ),
 }
+RANKS = Plant(
+    mapping(sort, num_parallel_workers=2),
+    ("loading slows", *CPU),
+    None,
+    0.0,
+    launches_alone,
+)
+"""One of two ranks, whose trainers launch operations all the time."""
 
 
 APART = ("slow reads", "cpu", "uneven", "straggler")
@@ -252,7 +267,7 @@ IN_PROCESSES = 'executor="process"'
 
 def be(name: str, advice: list[str]) -> None:
     """Train one plant with this advice, and print what was seen as JSON."""
-    plant, settings = PLANTS[name], {}
+    plant, settings = PLANTS.get(name, RANKS), {}
     logging.getLogger("penstock").setLevel(logging.ERROR)
     for line in (*plant.first, *advice):
         code = line.partition("  #")[0]
@@ -297,13 +312,28 @@ def forever(pipe: ps.Pipeline) -> Iterator[Any]:
 # All of them
 
 
-def run(name: str, *advice: str) -> Any:
+def begun(name: str, *advice: str) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, "--be", name, *advice]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = done.stdout.splitlines()
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, **pipes)
+
+
+def run(name: str, *advice: str) -> Any:
+    return ended(begun(name, *advice))
+
+
+def ended(process: subprocess.Popen[str]) -> Any:
+    told, errors = process.communicate()
+    lines = told.splitlines()
     if not lines:
-        sys.exit(done.stderr)
+        sys.exit(errors)
     return json.loads(lines[-1])
+
+
+def two_ranks(*settings: str) -> list[str]:
+    """Return the causes that two ranks name beside each other."""
+    both = [begun("ranks", *settings) for _ in range(2)]
+    return [ended(each)["cause"] for each in both]
 
 
 def told_rightly(plant: Plant, seen: Any) -> bool:
@@ -365,6 +395,8 @@ def main() -> None:
             wrong.append(followed(name, IN_PROCESSES))
         if not tuned(name):
             print("    which is not what was planted")
+    if len(options.only) == len(PLANTS):
+        print("two ranks:", *two_ranks(), sep="\n    ")
     right = wrong.count("")
     print(f"\n{right} of {len(wrong)} are right", *filter(None, wrong), sep="\n")
 

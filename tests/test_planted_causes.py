@@ -55,6 +55,12 @@ def test_the_cause_is_named_and_its_advice_helps(planted: Any, name: str) -> Non
     assert planted.followed(name) == ""
 
 
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_two_ranks_name_the_cores_that_they_share(planted: Any, kind: str) -> None:
+    for cause in planted.two_ranks(f'executor="{kind}"'):
+        assert "core" in cause
+
+
 @pytest.mark.parametrize("name", APART)
 def test_so_it_is_where_the_workers_are_processes(planted: Any, name: str) -> None:
     assert planted.followed(name, planted.IN_PROCESSES) == ""

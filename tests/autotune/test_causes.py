@@ -119,6 +119,11 @@ def test_the_cause_of_a_slow_trainer_is_named() -> None:
         f"{SLOWS}. They share the cores: 4.0 of 4 are busy, with 16 workers beside 2"
         " threads of torch."
     )
+    own = replace(slowed().trainer, queued_s=1.1)
+    assert explain(replace(slowed(), trainer=own), FOUR).cause == (
+        f"{SLOWS}. It waits for a core for 44% of that, as its process, with 16"
+        " workers, has 0.0 of 4, and others have the rest."
+    )
     away = tuple(replace(s, executor="process") for s in slowed().segments)
     found = explain(replace(slowed(), segments=away), FOUR)
     assert found.cause == f"{SLOWS}. They share the memory and the caches of the cores."
