@@ -12,14 +12,13 @@ from math import ceil
 from operator import attrgetter
 from typing import NamedTuple
 
-from ..engine.observe.knob import KnobName
+from ..engine.observe.knob import KnobName, Restriction, is_chosen
 from ..engine.observe.observation import (
     Observation,
     PartObservation,
     SegmentObservation,
     ratio,
 )
-from ..engine.restrictions import Restriction, is_chosen
 from ..system.printing import figures
 from ..system.resources import Budget
 from ..system.run_queue import APART_NS

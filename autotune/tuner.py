@@ -10,9 +10,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Generic, Protocol, Self, TypeVar
 
-from ..engine.observe.knob import Knob
+from ..engine.observe.knob import Knob, Restriction
 from ..engine.observe.observation import Observation, TrainerObservation
-from ..engine.restrictions import Restriction
 from ..system.resources import Budget
 from . import phrases
 from .causes import busiest

@@ -21,7 +21,7 @@ from .engine import Engine
 from .far.pools import FarPools
 from .feed import Delivery, DrawnFeed, Feed, PlannedFeed, RepackFeed
 from .makers import BatchMeter, DrawnMaker, PlanMaker, maker_of
-from .observe.knob import Knob
+from .observe.knob import Knob, Restriction
 from .observe.observation import (
     Move,
     MoveOutcome,
@@ -33,7 +33,6 @@ from .observe.observation import (
 from .observe.trainer_meter import TrainerMeter
 from .plan import Cursor
 from .recipe import Recipe
-from .restrictions import Restriction
 from .witness.witness import Witness
 from .workers.pool import Kind
 

@@ -18,9 +18,9 @@ from ..system.forking import FORKS
 from ..system.printing import figures
 from .far.handover import RemoteTraceback, dumps
 from .far.pools import start_method
+from .observe.knob import Restriction
 from .program.program import Program
 from .recipe import Recipe, SegmentRecipe
-from .restrictions import Restriction
 from .segment import Segment
 from .witness.witness import Witness
 

@@ -15,11 +15,10 @@ from .core.byte_budget import Reservations
 from .core.connector import Connector
 from .core.core import Core, SegmentState
 from .core.metrics import Gauge
-from .observe.knob import Knob
+from .observe.knob import Knob, Restriction
 from .observe.observation import Move, MoveOutcome
 from .plan import AssignedPlan
 from .recipe import Recipe, SegmentRecipe
-from .restrictions import Restriction
 from .witness.witness import Witness
 from .workers.inline import Inline
 from .workers.pool import Kind, WorkerPool

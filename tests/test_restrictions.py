@@ -26,9 +26,8 @@ from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw
 from penstock.autotune.tuner import Tuner
 from penstock.engine import in_children
-from penstock.engine.observe.knob import Knob
+from penstock.engine.observe.knob import Knob, Restriction
 from penstock.engine.observe.observation import Move, Observation, TrainerObservation
-from penstock.engine.restrictions import Restriction
 from penstock.system.resources import Budget
 from support.windows import DECODE, READ, ROOMY, computing, starved
 

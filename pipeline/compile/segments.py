@@ -25,6 +25,7 @@ from ...engine.batch.array_rows import ArrayRowReader
 from ...engine.batch.buffer import Buffers
 from ...engine.batch_work import Collate
 from ...engine.in_children import taken_along
+from ...engine.observe.knob import Restriction
 from ...engine.plan import Order
 from ...engine.program.cached import Cached, Stored
 from ...engine.program.fused import with_fused_maps
@@ -38,7 +39,6 @@ from ...engine.program.program import (
     ReadOn,
 )
 from ...engine.recipe import Executor, SegmentRecipe
-from ...engine.restrictions import Restriction
 from ...engine.witness.hazards import Finding, find_unsafe
 from ...system.printing import name_of
 from ..stages import (
