@@ -41,6 +41,7 @@ from ..thresholds import (
     cores_used,
     has_room,
     held_back,
+    in_line,
     outlasts,
     queued,
     slowed_share,
@@ -356,6 +357,8 @@ class _Law(Case):
         segment = self._bottleneck()
         if segment is None:
             return False
+        if in_line(segment) >= MOSTLY:
+            return True
         curve, workers = self.curves.get(segment.name, ()), segment.num_parallel_workers
         here = dict(curve).get(workers, self.rate)
         return efficiency(curve, workers) < EFFICIENT or any(

@@ -29,6 +29,7 @@ from ..thresholds import (
     WORTH,
     collate_s,
     computes,
+    in_line,
     no_core_free,
     slowed_share,
     take_turns,
@@ -261,6 +262,7 @@ class Kinds:
         seen = situation.observation
         all_cpu_s = sum(each.cpu_s for each in seen.segments)
         little = ratio(segment.cpu_s, all_cpu_s) < MIN_CPU_SHARE
+        little = little and in_line(segment) < MOSTLY
         if wait_share(seen) < WORTH or (little and not collate_s(seen, segment)):
             return None
         threads = dict(self.pasts).get(((segment.name, "executor"), "thread"))
@@ -270,6 +272,11 @@ class Kinds:
         if segment.executor == "process":
             many = situation.budget.cpu_cores >= MANY_CORES
             return None if many else _of_processes(threads, seen.time_s)
+        if (share := in_line(segment)) >= MOSTLY:
+            return (
+                f"its threads wait for one lock {min(share, 1.0):.0%} of their time,"
+                " and processes have one each"
+            )
         return _of_threads(situation, segment)
 
 

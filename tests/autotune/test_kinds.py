@@ -89,6 +89,32 @@ def test_threads_stay_where_one_of_these_conditions_is_missing(
     assert tried(bound(**change)) == []
 
 
+def at_a_lock(share: float) -> Situation:
+    """Return threads that wait this share of their time for one lock."""
+    case = bound(gil_held=0.05, process_cpu_s=0.1)
+    read, decode = case.observation.segments
+    waits = replace(decode, cpu_s=0.01, lined_s=share * decode.run_s)
+    return replace(case, observation=replace(case.observation, segments=(read, waits)))
+
+
+def test_processes_are_tried_where_threads_wait_for_one_lock() -> None:
+    assert tried(at_a_lock(0.3)) == []
+    law = BottleneckLaw()
+    (decision, *_), _ = law.decide(at_a_lock(0.8), law.start())
+    assert (decision.old, decision.new) == ("thread", "process")
+    assert decision.reason == (
+        f"Op ({DECODE}) is tried on processes: its threads wait for one lock 80% of"
+        " their time, and processes have one each."
+    )
+    case = at_a_lock(0.8)
+    knobs = {key: knob for key, knob in case.knobs.items() if key != EXECUTOR}
+    held, _ = law.decide(replace(case, knobs=knobs), law.start())
+    assert not [d for d in held if d.knob == "num_parallel_workers" and d.added > 0]
+    free = replace(at_a_lock(0.0), knobs=knobs)
+    more, _ = law.decide(free, law.start())
+    assert [d for d in more if d.knob == "num_parallel_workers" and d.added > 0]
+
+
 def test_a_segment_that_hardly_computes_is_not_blamed_for_the_gil() -> None:
     case = bound()
     read, decode = case.observation.segments
