@@ -6,7 +6,7 @@ Pure. All rules look at the same window; the first one that applies gives the ca
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
 from operator import attrgetter
@@ -34,7 +34,6 @@ from .thresholds import (
     collate_s,
     computes,
     cores_used,
-    has_room,
     held_back,
     in_line,
     no_core_free,
@@ -45,7 +44,7 @@ from .thresholds import (
     take_turns,
     trainer_queued,
 )
-from .window import needed_prefetch, needed_workers
+from .window import fitting, needed_prefetch, needed_workers
 
 ENOUGH = 1.2
 """This many times the present workers may be needed, given the uncertainty."""
@@ -59,6 +58,9 @@ DEVICE = "to_device"
 STEP_UP = 3
 """How many times the present workers are advised at once: nobody knows what many more
 cost one another, in a store that is crowded or at a lock."""
+WORKERS: KnobName = "num_parallel_workers"
+RETRY_S = 120.0
+"""The tuner trusts the result of a trial of processes for this long, at least."""
 MIN_SHARE = 0.2
 """Share of the busy cores above which the trainer's own are worth a word."""
 COUNTLESS = 1000
@@ -149,10 +151,14 @@ class Window:
     @property
     def why_here(self) -> str:
         """Why its work may not go to processes; empty if it may."""
-        segment = self.segment
-        moved = any("process" in (move.old, move.new) for move in segment.moves)
-        tried = Restriction.TRIED if self.tuned and moved else ""
-        return self.pinned or segment.stays or tried
+        segment, since_s = self.segment, self.seen.time_s - RETRY_S
+        tried = any(
+            move.time_s > since_s and "process" in (move.old, move.new)
+            for move in (*segment.moves, *self.seen.moves)
+            if move.outcome == "moved"
+        )
+        lost = Restriction.TRIED if self.tuned and tried else ""
+        return self.pinned or segment.stays or lost
 
     @property
     def why_no_more(self) -> str:
@@ -165,8 +171,10 @@ class Window:
         if segment.held and segment.held != Restriction.PINNED:
             return segment.held
         if segment.num_parallel_workers == segment.max_workers:
-            shared = "" if is_chosen(segment.stays) else segment.stays
-            return self.pinned or shared or Restriction.BOUNDED.format(self.them)
+            _, shared = Restriction.SHARED.split("{}")
+            if segment.max_workers == 1 and segment.stays.endswith(shared):
+                return segment.stays  # which is why the bound is one
+            return self.pinned or Restriction.BOUNDED.format(self.them)
         return self.pinned
 
     @property
@@ -235,16 +243,19 @@ def of_slowdown(window: Window) -> Cause:
     if (queue := trainer_queued(seen)) >= QUEUED:
         return Cause(
             f"{text}. It waits for a core for {queue:.0%} of that, as its process, with"
-            f" {workers} workers, has {seen.used_cores:.1f} of {cores}, and others have"
-            " the rest.",
+            f" {workers} workers, has {seen.used_cores:.1f} of {cores}, with others"
+            " beside it.",
             tune,
         )
-    if any(segment.executor == "thread" for segment in seen.segments):
+    threads = [segment for segment in seen.segments if segment.executor == "thread"]
+    if threads:
+        busiest_one = max(threads, key=attrgetter("run_s"))
         held = (
             "" if seen.gil_held is None else f" (held {seen.gil_held:.0%} of the time)"
         )
-        threads = f"{text}. The {workers} workers are threads, which take the GIL{held}"
-        return _of_processes(window).of(threads)
+        return _of_processes(replace(window, segment=busiest_one)).of(
+            f"{text}. The {workers} workers are threads, which take the GIL{held}"
+        )
     return Cause(f"{text}. They share the memory and the caches of the cores.")
 
 
@@ -391,7 +402,7 @@ def _of_lock(window: Window) -> Cause | None:
         return None
     return _of_processes(window).of(
         f"a lock: the {segment.num_parallel_workers} threads of {window.name} wait for"
-        f" one lock {min(share, 1.0):.0%} of their time, so they take turns"
+        f" one lock {share:.0%} of their time, so they take turns"
     )
 
 
@@ -458,23 +469,27 @@ def _of_unevenness(window: Window) -> Cause | None:
     late = held >= HELD_BACK or outlasts(seen, segment)
     if few or not late or always_ready(seen) or busy(segment) >= BUSY:
         return None
+    back = f"are held back {held:.0%} of the time" if held >= HELD_BACK else "wait"
     prefetch = segment.prefetch_size
     ahead = "batch" if prefetch == 1 else f"{prefetch} batches"
     return _of_prefetch(window).of(
-        f"uneven samples: the workers of {window.name} are held back"
-        f" {100 * held:.0f}% of the time, as the {ahead} that may be prefetched"
-        f" wait{'s' * (prefetch == 1)} for {'its' if prefetch == 1 else 'their'}"
-        " slowest samples"
+        f"uneven samples: the workers of {window.name} {back}, as the {ahead} that may"
+        f" be prefetched wait{'s' * (prefetch == 1)} for"
+        f" {'its' if prefetch == 1 else 'their'} slowest samples",
     )
 
 
-def _of_prefetch(window: Window) -> Cure:
-    """Advise more batches ahead, if the budget has room for them."""
+def _of_prefetch(window: Window, workers: int = 0) -> Cure:
+    """Advise more batches ahead, if the budget has room for them.
+
+    Args:
+        window: that shows the need.
+        workers: as many as are advised, too; 0: the present ones stay.
+    """
     segment, seen = window.segment, window.seen
-    wanted = needed_prefetch(seen, segment)
-    if not has_room(seen, window.budget, wanted - segment.prefetch_size):
-        wanted = 2 * segment.prefetch_size
-    if not has_room(seen, window.budget, wanted - segment.prefetch_size):
+    present, wanted = segment.prefetch_size, needed_prefetch(seen, segment)
+    wanted = fitting(seen, window.budget, present, wanted)
+    if wanted == present:
         more = _of_more(window.budget.memory_bytes, window.budget.free_bytes)
         return Cure(more, Restricted("prefetch_size", Restriction.MEMORY))
     if window.tuned:
@@ -483,7 +498,7 @@ def _of_prefetch(window: Window) -> Cure:
         )
     if not window.torchs:
         return Cure((TUNE, f"ps.set_prefetch_size({wanted})"))
-    each = ceil(wanted / segment.num_parallel_workers)
+    each = ceil(wanted / (workers or segment.num_parallel_workers))
     return Cure((TUNE, f"DataLoader(prefetch_factor={max(2, each)})"))
 
 
@@ -576,28 +591,28 @@ def _starved(window: Window) -> str:
 def _of_workers(window: Window) -> Cure:
     """Advise the tuner, or as many workers as cores and bounds allow."""
     segment, why = window.segment, window.why_no_more
-    inline = segment.executor == "inline"
-    held = (
-        Restricted("executor" if inline else "num_parallel_workers", why)
-        if why
-        else None
-    )
-    if window.tuned and segment.fixed:
-        advice = f"DataLoader(...)  # without {segment.fixed}, to let workers load"
-        return Cure((advice,), held)
+    knob: KnobName = "executor" if segment.executor == "inline" else WORKERS
+    enough = knob == WORKERS and window.needed <= segment.num_parallel_workers
+    held = Restricted(knob, why) if why and not enough else None
+    if window.tuned and segment.fixed and segment.fixed in why:
+        without = f"DataLoader(...)  # without {segment.fixed}, to let workers load"
+        return Cure((without,), held)
     if window.tuned or why:
         return Cure((), held)
-    late = outlasts(window.seen, segment)
-    more = _of_prefetch(window).advice[1:] if late else ()
-    return Cure((*_of_number(window), *more))
+    workers, advice = _of_number(window)
+    if advice and outlasts(window.seen, segment):  # more workers alone are no help
+        ahead = _of_prefetch(window, workers)
+        more = tuple(line for line in ahead.advice if line not in advice)
+        return Cure((*advice, *more), ahead.restricted)
+    return Cure(advice)
 
 
-def _of_number(window: Window) -> tuple[str, ...]:
-    """Advise a number of workers, where one follows from what is known."""
-    segment = window.segment
+def _of_number(window: Window) -> tuple[int, tuple[str, ...]]:
+    """Return a number of workers, where one follows from what is known, as advice."""
+    segment, tune = window.segment, (TUNE,)
     unsure = window.part.run_s_per_row < SHORT_READ_S or _takes_turns(window)
     if segment.executor == "inline" or (unsure and not window.computes):
-        return (TUNE,)  # how many would help must be tried
+        return 0, tune  # how many would help must be tried
     most = STEP_UP * segment.num_parallel_workers
     if window.computes:
         most = min(most, ceil(window.budget.cpu_cores))
@@ -606,10 +621,10 @@ def _of_number(window: Window) -> tuple[str, ...]:
         ceil(window.needed / BUSY), *filter(None, (most, segment.max_workers, room))
     )
     if needed <= segment.num_parallel_workers:
-        return ()
+        return 0, ()
     if window.torchs:
-        return (TUNE, f"DataLoader(num_workers={needed})")
-    return (TUNE, f"num_parallel_workers={needed}  # for {segment.name}")
+        return needed, (*tune, f"DataLoader(num_workers={needed})")
+    return needed, (*tune, f"num_parallel_workers={needed}  # for {segment.name}")
 
 
 def _of_cache(window: Window) -> tuple[str, tuple[str, ...]]:

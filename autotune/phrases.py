@@ -215,9 +215,10 @@ def relief(operator: str, slowdown: float, workers: int) -> str:
 def held(segment: SegmentObservation, knob: str, why: str) -> str:
     """A setting would help, and something keeps the tuner from changing it."""
     if knob == "executor":
+        where = "workers" if segment.executor == "inline" else "worker processes"
         return (
-            f"Op ({segment.name}) may do better in worker processes, and stays where it"
-            f" is: {why}."
+            f"Op ({segment.name}) may do better in {where}, and stays where it is:"
+            f" {why}."
         )
     what, now = "workers", segment.num_parallel_workers
     name = segment.name

@@ -39,12 +39,16 @@ HELD_BACK = 0.2
 queue may be too short. With 0.1, no pipeline ended differently."""
 MOSTLY = 0.5
 """Share of a time above which something takes most of it."""
+MANY_STEPS = 2.0
+"""Steps of the trainer that a long task of a worker process takes at least."""
 COMPUTES = 0.75
 """Share of an operation's time on a CPU above which it computes (MindSpore's number
 for a high CPU use)."""
 QUEUED = 0.25
 """Share of their run time that workers wait for a core, above which more of them would
 only wait, too. On a crowded machine the tests see 0.45 or more."""
+LOOKS = 3
+"""Looks at all workers from which on their share in line is known."""
 LONG_WAIT_S = 0.001
 """Seconds per sample: a wait for the GIL or for a hand-over may be shorter."""
 CPU_USED = 0.85
@@ -114,10 +118,17 @@ def held_back(seen: Observation, segment: SegmentObservation) -> float:
     processes have finished may wait until the trainer comes for it.
     """
     begins_s = seen.trainer.first_s * segment.num_parallel_workers
-    idle_s = segment.wait_credit_s
-    if segment.executor == "process":
-        idle_s = segment.worker_s - segment.run_s - segment.wait_input_s
-    return ratio(idle_s - segment.wait_memory_s - begins_s, segment.worker_s)
+    held_s = idle_s(seen, segment) - segment.wait_memory_s - begins_s
+    return max(0.0, ratio(held_s, segment.worker_s))
+
+
+def idle_s(seen: Observation, segment: SegmentObservation) -> float:
+    """Return the worker-seconds that workers may not work further ahead."""
+    own_s = ratio(seen.trainer.gap_s, seen.trainer.steps)
+    # Between short tasks, processes are idle because handing over takes long.
+    if segment.executor == "process" and segment.lease_s >= MANY_STEPS * own_s:
+        return segment.worker_s - segment.run_s - segment.wait_input_s
+    return segment.wait_credit_s
 
 
 def computes(cpu_s: float, run_s: float) -> bool:
@@ -132,11 +143,14 @@ def queued(segments: Sequence[SegmentObservation]) -> float:
 
 
 def in_line(segment: SegmentObservation) -> float:
-    """Return the share of their run time that threads wait for one and the same lock.
+    """Return the share of their time that threads wait for one and the same lock.
 
-    Of three that do nothing but take turns at it, two do.
+    Of three that do nothing but take turns at it, two do. Of short samples, and after
+    few looks, it is 0: workers meet at locks of the engine, too.
     """
-    return ratio(segment.lined_s, segment.run_s)
+    few = segment.looked < LOOKS * segment.num_parallel_workers
+    short = segment.executor != "thread" or segment.run_s_per_row < LONG_WAIT_S
+    return 0.0 if few or short else ratio(segment.lined, segment.looked)
 
 
 def take_turns(seen: Observation, segment: SegmentObservation) -> bool:
@@ -179,8 +193,8 @@ def outlasts(seen: Observation, segment: SegmentObservation) -> bool:
     """
     own_s = ratio(seen.trainer.gap_s, seen.trainer.steps)
     ahead_s = segment.prefetch_size * own_s
-    short = segment.executor != "process" and segment.run_s_per_row < own_s
-    return short and segment.lease_s >= ahead_s
+    shared = segment.executor not in ("process", "inline")
+    return shared and segment.run_s_per_row < own_s and segment.lease_s >= ahead_s
 
 
 def trainer_queued(seen: Observation) -> float:

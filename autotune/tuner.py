@@ -51,6 +51,8 @@ SPOKEN = 10, 5.0
 short epochs begin with a wait, and end without one."""
 REPORTS = 2
 """Reports of a worker after which what it was doing before a change is over."""
+TRUSTED_S = 120.0
+"""How long it is known that more workers bring nothing."""
 MAX_SETTLE_S = 10.0
 """Longest time to settle after a change; usually one window, or a row's duration."""
 MAX_BEGIN_S = 60.0
@@ -127,9 +129,8 @@ class Tuner(Generic[M]):
         self._begins_s = float("inf")  # until when workers may begin
         self._host_peers = host_peers or HostPeers(None)
         self._share = budget  # of it, that is not the host peers'
-        self._outcomes: tuple[
-            DecisionOutcome, ...
-        ] = ()  # the policy does not know them yet
+        # The policy does not know them yet.
+        self._outcomes: tuple[DecisionOutcome, ...] = ()
         self._restored: tuple[Decision, ...] = ()  # of the last trial rolled back
         self._decided_at = plant.trained.steps
         self._quiet = 0  # windows since the last decision
@@ -137,7 +138,8 @@ class Tuner(Generic[M]):
         self._host = "trainer"  # where they are
         self._moved_s = float("-inf")  # when the last move told was made
         self._released = Released()
-        self._held: set[str] = set()  # lines told on what holds a knob
+        self._tried_s = float("-inf")  # when a trial ended last
+        self._held: set[tuple[str, ...]] = set()  # restrictions in the log
         self._verdict = Spoken()
         self._seen: Observation | None = None  # the latest that was no trial
 
@@ -195,7 +197,7 @@ class Tuner(Generic[M]):
         seen = last if seen is None else seen
         if seen is not None and self._verdict.older_than(seen):
             self._tell_verdict(seen)
-        trial = self._trial
+        trial, self._plant.tried = self._trial, {}
         self._log.result(self.found(), () if trial is None else trial.decisions)
 
     def found(self) -> Saved:
@@ -209,6 +211,8 @@ class Tuner(Generic[M]):
 
     def _on_window(self, window: Observation) -> None:
         """Handle one window of evidence: settle, verify, or decide."""
+        if window.time_s > self._tried_s + TRUSTED_S or window.regime != self._regime:
+            self._plant.tried = {}
         self._share = self._host_peers.share(
             self._budget, wait_share(window), window.cpu_cores
         )
@@ -292,6 +296,7 @@ class Tuner(Generic[M]):
         outcomes = trial.outcomes(kept=kept)
         self._outcomes += outcomes
         self._plant.tried = tried(self._plant.tried, outcomes)
+        self._tried_s = trial.after[-1].time_s
         for outcome in outcomes:
             self._log.outcome(outcome, trial.after[-1].time_s)
         if kept:
@@ -320,7 +325,7 @@ class Tuner(Generic[M]):
             self._apply(decisions, window)
         else:
             self._tell_released(window)
-        self._tell_held(window)
+            self._tell_held(window)
 
     def _apply(self, decisions: tuple[Decision, ...], window: Observation) -> None:
         knobs = self._knobs()
@@ -363,14 +368,13 @@ class Tuner(Generic[M]):
 
     def _tell_held(self, window: Observation) -> None:
         """Log what keeps the cause of a long wait from being removed, once."""
-        found = explain(window, self._share, tuned=True)
-        if found.restricted is None or found.restricted.why == Restriction.TRIED_MORE:
+        found, worst = explain(window, self._share, tuned=True), busiest(window)
+        held = found.restricted
+        if held is None or held.why in (Restriction.TRIED, Restriction.TRIED_MORE):
             return  # the log has the trial
-        worst = busiest(window)
-        line = phrases.held(worst, *found.restricted)
-        if line not in self._held and found.verdict == "input-bound":
-            self._held.add(line)
-            self._log.say(line)
+        if (worst.name, *held) not in self._held and found.verdict == "input-bound":
+            self._held.add((worst.name, *held))
+            self._log.say(phrases.held(worst, *held))
 
     def _tell_released(self, window: Observation) -> None:
         share = wait_share(window)
@@ -390,6 +394,9 @@ def tried(
     before: Mapping[str, str], outcomes: tuple[DecisionOutcome, ...]
 ) -> Mapping[str, str]:
     """Return the operators for which more workers are known to bring nothing."""
+    moved = [o.kept for o in outcomes if isinstance(o.decision.new, str)]
+    if moved:  # nothing is known of the new kind, and nothing new of the old one
+        return {} if any(moved) else before
     known = dict(before)
     for outcome in outcomes:
         decision = outcome.decision

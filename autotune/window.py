@@ -12,8 +12,9 @@ from functools import reduce
 from math import ceil
 
 from ..engine.observe.observation import Observation, SegmentObservation, ratio
+from ..system.resources import Budget
 from .situation import Decision, Measure
-from .thresholds import MOSTLY, starving, wait_share
+from .thresholds import MOSTLY, has_room, starving, wait_share
 
 ENOUGH_STEPS = 2
 ENOUGH_ROWS = 8
@@ -114,6 +115,17 @@ def needed_prefetch(seen: Observation, segment: SegmentObservation) -> int:
     present = segment.prefetch_size
     bridging = ceil(min(ratio(segment.lease_s, own_s), 8 * present)) + 1
     return min(max(2 * present, bridging), 8 * present)
+
+
+def fitting(seen: Observation, budget: Budget, present: int, wanted: int) -> int:
+    """Return as many of the wanted batches ahead as the memory budget has room for.
+
+    Of what does not fit, half is left out, and half again; at last, the present number
+    is left.
+    """
+    while wanted > present and not has_room(seen, budget, wanted - present):
+        wanted -= (wanted - present + 1) // 2
+    return max(present, wanted)
 
 
 def measured(windows: tuple[Observation, ...]) -> Measure:

@@ -12,9 +12,10 @@ rests: the batches that are ready last for longer.
 
 from __future__ import annotations
 
+import random
 import threading
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from statistics import fmean, median
@@ -70,9 +71,10 @@ this is the largest probability that all steps alone are short by chance."""
 LOWEST = 0.1
 """Quantile of the steps beside loading that other work of the trainer's changes, and
 the turns of a GIL do not."""
-TURNS = 3
-"""The number of steps between two looks goes through the remainders by this, or every
-look might meet the same half of a step of two batches."""
+CHOSEN = 0.25
+"""Probability that a step begins a look once one is due: the number of steps between
+two looks must not keep the rhythm of the trainer's own, as of gradients that are
+accumulated over some batches."""
 
 
 class Rest:
@@ -161,13 +163,15 @@ class Look(NamedTuple):
 
 
 def compare(
-    beside: Sequence[float], alone: Sequence[float]
+    beside: Sequence[float], alone: Sequence[float], *, uneven: bool = False
 ) -> ContentionObservation | None:
     """Compare the trainer's own part of steps beside loading and of steps alone.
 
     Args:
         beside: the latest steps beside loading, in seconds.
         alone: the latest steps alone, in seconds.
+        uneven: whether long steps alone are missing among them, so that the rest are
+            short for that reason.
 
     Returns:
         None if there are too few.
@@ -175,11 +179,13 @@ def compare(
     if len(beside) < MIN_BESIDE or not alone:
         return None
     ordered, margin = sorted(beside), MARGINS.get(len(alone), 1.0)
-    longer = sum(len(beside) - bisect_left(ordered, margin * each) for each in alone)
+    bounds = [margin * each for each in alone]
+    ranks_of = (bisect_left(ordered, b) + bisect_right(ordered, b) for b in bounds)
+    longer = len(beside) * len(alone) - sum(ranks_of) / 2  # ties count half
     if longer >= SURE * len(beside) * len(alone):
         return ContentionObservation(median(beside), median(alone), certain=True)
-    short = bisect_left(ordered, margin * max(alone)) / len(beside)
-    if short ** len(alone) <= CHANCE:
+    short = bisect_right(ordered, max(bounds)) / len(beside)
+    if not uneven and short ** len(alone) <= CHANCE:
         return ContentionObservation(fmean(beside), fmean(alone), certain=True)
     return ContentionObservation(median(beside), median(alone), certain=False)
 
@@ -241,8 +247,10 @@ class ContentionMeter:
         self._costs = True
         """Whether the trainer waits for loading, so that it loses all of a look."""
         self._trained_s = self._spent_s = self._given_s = self._due_s = 0.0
-        self._since = self._failed = 0
-        """Steps beside loading since the last look, and looks that failed in a row."""
+        self._since = self._failed = self._odd = 0
+        """Steps beside loading since the last look, looks that failed in a row, and
+        those whose step took exceptionally long."""
+        self._dice = random.Random(0)
 
     @property
     def found(self) -> ContentionObservation | None:
@@ -256,7 +264,7 @@ class ContentionMeter:
             for look in list(self._looks)
             if look.setting != setting or 1 / OTHER < now_s / look.lowest_s < OTHER
         ]
-        return compare(beside, alone or list(self._free))
+        return compare(beside, alone or list(self._free), uneven=self._odd > 0)
 
     def asked(self, gap_s: float) -> None:
         """Note that the trainer asks for a batch, `gap_s` after it got the last."""
@@ -299,9 +307,9 @@ class ContentionMeter:
         step_s, self._given_s = now_s - self._given_s, now_s
         self._trained_s += min(step_s, 1.0)
         self._steps.append(step_s)
-        mixed = self._since % TURNS == len(self._looks) % TURNS
-        enough = self._since >= MIN_BESIDE and mixed and not plan.last
-        if self.armed and enough and now_s >= self._due_s:
+        enough = self._since >= MIN_BESIDE and not plan.last
+        due = self.armed and enough and now_s >= self._due_s
+        if due and self._dice.random() < CHOSEN:
             self._may_look(rest, now_s)
 
     def reset(self) -> None:
@@ -323,6 +331,7 @@ class ContentionMeter:
         self.forget()
         self._free.clear()
         self._looks.clear()
+        self._odd = 0
 
     def _may_look(self, rest: Rest, now_s: float) -> None:
         """Take a look if the run is long enough for what it may cost."""
@@ -330,7 +339,8 @@ class ContentionMeter:
         if len(beside) < MIN_BESIDE:
             return  # another thread has just dropped them
         step_s, rest_s = median(beside), min(MAX_REST_S, REST_S * 2.0**self._failed)
-        known = [look.step_s for look in self._looks if look.setting == self._setting]
+        looks = list(self._looks)  # another thread may drop them
+        known = [look.step_s for look in looks if look.setting == self._setting]
         looked_s = min([step_s, *known[-1:]]) * (1 + self._one_by_one)
         whole_s = median(list(self._steps) or [now_s])
         self._costs = whole_s - step_s >= MIN_WAIT * whole_s
@@ -370,6 +380,7 @@ class ContentionMeter:
             step_s = gap_s + self._waited_s * absorbed
             self._looks.append(look._replace(step_s=step_s))
             self._failed = 0
+        self._odd += not self._first and not usual
         spent_s = min(gap_s, ODD * look.beside_s) * self._costs
         self._end(self._waited_s + spent_s)
 

@@ -465,7 +465,7 @@ class Engine:
         try:
             self.move(segment, kind)
         except Exception as error:  # noqa: BLE001 whatever pickling user data raises
-            segment.stays = str(error)
+            segment.stays = str(error) or type(error).__name__
             note(segment, kind, "failed", segment.stays)
             return False
         return True

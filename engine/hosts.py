@@ -262,9 +262,9 @@ class DirectHost(Host):
             self._note("inline", "stays", found.reason)
             return None
         if self.segment.fixed:
-            if not self.verdict(found.executor):
-                self.stays = Restriction.ZERO.format(found.reason, self.segment.fixed)
-                self._note("inline", "stays", self.stays)
+            zero = Restriction.ZERO.format(found.reason, self.segment.fixed)
+            self.stays = self.verdict(found.executor) or zero
+            self._note("inline", "stays", self.stays)
             return None
         if not self.verdict(found.executor):
             self._note(found.executor, "moved", found.reason)
@@ -324,6 +324,7 @@ class DirectHost(Host):
             alive=1,
             fixed=segment.fixed,
             stays=self.stays,
+            held="" if segment.tunable else Restriction.PINNED,
         )
         return Observation(
             time_s=now_ns / 1e9,

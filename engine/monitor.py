@@ -11,6 +11,7 @@ from ..system.run_queue import Times
 from .core.connector import EngineLock
 from .core.metrics import ConnectorObservation, PartReading, WorkerReading
 from .observe.gil import GilProbe
+from .observe.knob import Restriction
 from .observe.observation import (
     MIN_WAIT,
     Observation,
@@ -119,7 +120,8 @@ def _segment(
         moving=segment.moving,
         run_queue_s=(look.waited_ns + segment.connector.own_queue.total_ns) / 1e9,
         threads_cpu_s=look.on_core_ns / 1e9,
-        lined_s=look.lined_ns / 1e9,
+        looked=look.looked,
+        lined=look.lined,
         parts=parts_of(recipe.stages, costs, recipe.storable),
         max_workers=min(recipe.bounds[1], pool.most),
         iterable=recipe.iterable,
@@ -128,6 +130,7 @@ def _segment(
         children=pool.children,
         alone_s_per_row=recipe.alone_s_per_row,
         stays=segment.stays,
+        held="" if recipe.tunable else Restriction.PINNED,
     )
 
 

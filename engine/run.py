@@ -219,7 +219,8 @@ class Run:
             try:
                 host = self._moved_host(data)
             except Exception as error:  # noqa: BLE001 whatever the user's functions raise
-                self._stays, self._wanted = str(error), self._kind
+                self._stays = str(error) or type(error).__name__
+                self._wanted = self._kind
                 move = Move(NAME, "trainer", "process", "failed", self._stays, "host")
                 self._moves = (*self._moves, move)
             else:
@@ -280,7 +281,7 @@ class Run:
                 feed=host.maker.feed,
             )
         except Exception as error:  # noqa: BLE001 whatever the user's functions raise
-            host.stays = str(error)
+            host.stays = str(error) or type(error).__name__
             host.moves.append(Move(name, "inline", kind, "failed", host.stays))
             self._direct = None
             return
@@ -380,6 +381,8 @@ class Run:
         self._recipe = replace(direct or self._recipe, segments=home)
         host = self._start_again(cursor, alone=direct is not None)
         host.moves.append(Move(moved.name, moved.executor, "inline", "moved", why))
+        if isinstance(host, DirectHost):
+            host.stays = why
         self._wanted = self._kind
 
     def _start_over(self, cursor: Cursor) -> None:
@@ -553,9 +556,11 @@ class Run:
         held = {k.operator: k.held or self.tried.get(k.operator, "") for k in knobs}
         segments = reading.segments
         stays = self._stays if len(segments) > 1 else ""
+        if any(s.stays == stays for s in segments):
+            stays = ""  # what keeps one segment is no reason of the others
         if stays or any(held.values()):
             segments = tuple(
-                replace(s, held=held.get(s.name, ""), stays=s.stays or stays)
+                replace(s, held=held.get(s.name) or s.held, stays=s.stays or stays)
                 for s in segments
             )
         return replace(

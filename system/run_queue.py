@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+HERE = "/proc/self/"
 APART_NS = 200_000_000
 """Minimum time between two measurements. One costs about 10 us for each thread."""
 
@@ -28,8 +29,10 @@ class Times(NamedTuple):
     on_core_ns: int
     waited_ns: int
     """With work to do, but no core."""
-    lined_ns: int = 0
-    """For one and the same lock, as far as looks show; only in this process."""
+    looked: int = 0
+    """How many threads of this process were seen in all looks, each time."""
+    lined: int = 0
+    """How many of these were waiting for one and the same lock."""
 
 
 class RunQueue:
@@ -46,7 +49,7 @@ class RunQueue:
         self._seen: dict[str, Times] = {}
         """Those of each live thread."""
         self._total = Times(0, 0)
-        self._due_ns = self._looked_ns = 0
+        self._due_ns = 0
 
     def look(self) -> Times:
         """Return what all threads have spent so far, ended ones included.
@@ -58,9 +61,8 @@ class RunQueue:
             if now_ns >= self._due_ns:
                 self._due_ns = now_ns + APART_NS
                 now = {thread: times_of(thread) for thread in self._threads()}
-                passed_ns = now_ns - (self._looked_ns or now_ns)
-                spent = [self._total, Times(0, 0, passed_ns * in_line(now))]
-                self._looked_ns = now_ns
+                here = [each for each in now if each.startswith(HERE)]
+                spent = [self._total, Times(0, 0, len(here), in_line(here))]
                 for thread in now.keys() & self._seen.keys():
                     pairs = zip(now[thread], self._seen[thread], strict=True)
                     spent.append(Times(*(max(0, new - old) for new, old in pairs)))
@@ -91,19 +93,18 @@ FUTEX = {"x86_64": b"202", "aarch64": b"98"}.get(platform.machine())
 
 
 def in_line(threads: Iterable[str]) -> int:
-    """Return how many threads of this process wait for one and the same lock.
+    """Return how many of these threads wait for one and the same lock.
 
     Those that wait for the GIL look at it again and again, so they do not count.
     """
-    here = (thread for thread in threads if thread.startswith("/proc/self/"))
-    locks = Counter(lock for lock in map(_lock_of, here) if lock)
+    locks = Counter(lock for lock in map(_lock_of, threads) if lock)
     most = max(locks.values(), default=0)
     return most if most > 1 else 0
 
 
 def _lock_of(thread: str) -> bytes:
     """Return the address at which a thread waits without limit, or nothing."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError, IndexError):
         file = os.open(f"{thread}/syscall", os.O_RDONLY | os.O_CLOEXEC)
         try:
             # "<number> <address> <operation> <value> <time limit> ...", or "running"

@@ -105,7 +105,7 @@ def always_moved(monkeypatch: pytest.MonkeyPatch, *, kept: bool) -> None:
     """Make every measurement lead to a move, and every trial end as requested."""
     wanted = Verdict.KEEP if kept else Verdict.ROLL_BACK
     found = ContentionObservation(20.0, 10.0, certain=True)
-    monkeypatch.setattr(contention, "compare", lambda *_: found)
+    monkeypatch.setattr(contention, "compare", lambda *_, **__: found)
     monkeypatch.setattr(Trial, "verdict", lambda *_: wanted)
     monkeypatch.setattr(Kinds, "other_executor", lambda *_, **__: ())
     monkeypatch.setattr(Kinds, "unprobed", lambda *_: False)

@@ -211,7 +211,7 @@ WANTED: dict[Restriction, tuple[Observation, Budget]] = {
     Restriction.ITERABLE: (short_of_workers(iterable=True), ROOMY),
     Restriction.TRIED: (at_the_gil(moves=(BACK,)), ROOMY),
     Restriction.MEMORY: (
-        replace(uneven(), held_bytes=3 << 20, batch_bytes=1 << 20),
+        replace(uneven(), held_bytes=4 << 20, batch_bytes=1 << 20),
         Budget(100.0, 4 << 20),
     ),
 }
@@ -264,6 +264,8 @@ class Still:
         return ()
 
 
+TRIALS = {Restriction.TRIED, Restriction.TRIED_MORE}
+"""Those which the log has told already."""
 CHOICES = {Restriction.GIVEN, Restriction.HOSTED, Restriction.MEMORY}
 """What the program chose: the advice is to choose otherwise."""
 
@@ -293,7 +295,5 @@ def test_the_reason_is_told_and_no_advice_asks_for_what_is_restricted(
                 tuner.step()
         lines = [line for line in caplog.messages if "stays" in line]
         told = [line for line in lines if found.restricted.why in line]
-        assert len(told) == (
-            reason is not Restriction.TRIED_MORE
-        )  # its trial is in the log
+        assert len(told) == (reason not in TRIALS)
         assert all(READ in line or DECODE in line for line in told)

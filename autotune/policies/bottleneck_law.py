@@ -39,7 +39,6 @@ from ..thresholds import (
     busy,
     busy_cores,
     cores_used,
-    has_room,
     held_back,
     in_line,
     outlasts,
@@ -50,7 +49,14 @@ from ..thresholds import (
     wait_share,
 )
 from ..trial import RELIEF
-from ..window import batch_rows, cost_s, demand_rows_per_s, needed_prefetch, staff
+from ..window import (
+    batch_rows,
+    cost_s,
+    demand_rows_per_s,
+    fitting,
+    needed_prefetch,
+    staff,
+)
 from .backoff import NO_BACKOFFS, Backoffs
 from .curve import WORKERS, Curve, efficiency, is_steady, probe, remembered
 from .kinds import ALONE_NOW, NO_KINDS, Kinds
@@ -336,8 +342,8 @@ class _Law(Case):
         if knob is None:
             return
         new = min(wanted, knob.upper, MAX_PREFETCH)
-        while not has_room(seen, budget, more := new - knob.value) and more > 0:
-            new -= more - more // 2
+        new = fitting(seen, budget, knob.value, new)
+        more = new - knob.value
         if more > 0 and self.backoffs.allows(key, new):
             evidence = {"predicted_bytes": more * seen.batch_bytes}
             yield Decision(*key, knob.value, new, rule, reason, expected, evidence)

@@ -77,9 +77,15 @@ def linear(
 
 
 def full(rates: dict[int, float], fewer: int, more: int) -> bool:
-    """Whether this many workers use all of something: more bring nothing."""
-    free = linear(rates, min(rates), fewer, FREE)
-    return free and rates[more] / rates[fewer] - 1.0 < NOTHING * (more / fewer - 1.0)
+    """Whether this many workers use all of something: more bring nothing.
+
+    If more bring less, they hinder one another, and a number between may bring more.
+    """
+    free, gain = (
+        linear(rates, min(rates), fewer, FREE),
+        rates[more] / rates[fewer] - 1.0,
+    )
+    return free and -NOTHING <= gain < NOTHING * (more / fewer - 1.0)
 
 
 def probe(

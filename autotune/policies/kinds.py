@@ -272,10 +272,11 @@ class Kinds:
         if segment.executor == "process":
             many = situation.budget.cpu_cores >= MANY_CORES
             return None if many else _of_processes(threads, seen.time_s)
-        if (share := in_line(segment)) >= MOSTLY:
+        share, free = in_line(segment), not no_core_free(seen, situation.budget)
+        if share >= MOSTLY and free:
             return (
-                f"its threads wait for one lock {min(share, 1.0):.0%} of their time,"
-                " and processes have one each"
+                f"its threads wait for one lock {share:.0%} of their time, and"
+                " processes have one each"
             )
         return _of_threads(situation, segment)
 

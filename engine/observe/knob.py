@@ -65,8 +65,8 @@ class Knob:
 class Restriction(StrEnum):
     """Why a setting stays as it is, in the words of `explain()` and of the log.
 
-    These are all the reasons. Each says what would allow the change, if anything does.
-    Most have one field, for `format`.
+    Each says what would allow the change, if anything does. Most have one field, for
+    `format`. Beside these, an error that a move met is such a reason.
     """
 
     # What the program says

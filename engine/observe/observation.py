@@ -153,9 +153,10 @@ class SegmentObservation(WorkerReading):
     run_queue_s: float = field(default=0.0, metadata=TOTAL)
     """Worker-seconds spent waiting for a core (Linux; elsewhere 0), also between
     leases."""
-    lined_s: float = field(default=0.0, metadata=TOTAL)
-    """Worker-seconds spent waiting for one and the same lock, as far as looks show;
-    only of threads in this process (Linux; elsewhere 0)."""
+    looked: int = field(default=0, metadata=TOTAL)
+    """Workers seen in all looks, each time: threads of this process (Linux; else 0)."""
+    lined: int = field(default=0, metadata=TOTAL)
+    """How many of these were waiting for one and the same lock."""
     threads_cpu_s: float = field(default=0.0, metadata=TOTAL)
     """CPU-seconds of its worker processes, threads that its functions start included;
     of workers that are threads, their own (Linux; elsewhere 0)."""

@@ -31,7 +31,13 @@ from ...engine.plan import (
 from ...engine.plan.drawn import AHEAD
 from ...engine.program.program import Read
 from ...engine.program.seeding import SeededRead, WorkerStart
-from ...engine.recipe import AS_SHIPPED, BatchRecipe, Options, Recipe
+from ...engine.recipe import (
+    AS_SHIPPED,
+    BatchRecipe,
+    Options,
+    Recipe,
+    SegmentRecipe,
+)
 from ...engine.witness.hazards import is_stateless
 from ...errors import SpecError, check
 from ...system.printing import name_of
@@ -149,26 +155,31 @@ def compile_drawn(
     if start is not None:
         seeded = SeededRead(read.stage, read.get, read.get_many, start, whole)
         program = replace(program, operations=(seeded,), doubtful=())
-    executor = segment.executor
-    if source.executor == "auto" and source.num_parallel_workers is None:
-        executor = "auto"
-        if not source.thread_safe:
-            executor = found_kind(segment.name, source.dataset, name)
     buffers = recipe.buffers
     if pin_memory and torch.cuda.is_available():
         from ...engine.to_device.pinning import pinned
 
         buffers = pinned(buffers, None, slabs=True)
-    segment = replace(
-        segment, program=program, executor=executor, unsplit=whole, fixed=fixed
-    )
+    segment = replace(_placed(source, segment, name), unsplit=whole, fixed=fixed)
     recipe = replace(
         recipe,
-        segments=(segment,),
+        segments=(replace(segment, program=program),),
         buffers=collated(buffers, whole=whole, apart=source.executor == "process"),
     )
     ahead = 0 if recipe.direct else AHEAD
     return replace(recipe, plan=DrawnPlan(ahead, whole=whole))
+
+
+def _placed(source: SourceStage, segment: SegmentRecipe, name: str) -> SegmentRecipe:
+    """Return the segment of a torch loader where its samples are made at first."""
+    if source.executor == "inline":
+        return replace(segment, stays="")  # the program said so in words of its own
+    if source.executor != "auto" or source.num_parallel_workers is not None:
+        return segment
+    if source.thread_safe:
+        return replace(segment, executor="auto")
+    executor, stays = found_kind(segment.name, source.dataset, name)
+    return replace(segment, executor=executor, stays=stays)
 
 
 def collated(buffers: Buffers, *, whole: bool, apart: bool) -> Buffers:

@@ -330,15 +330,18 @@ def _why_stays(stages: Sequence[PerSample], kind: Kind) -> str:
     return "" if kind.finding is None else Restriction.SHARED.format(kind.finding)
 
 
-def found_kind(name: str, dataset: Any, pipeline: str) -> Executor:
+def found_kind(name: str, dataset: Any, pipeline: str) -> tuple[Executor, str]:
     """Return the initial executor of a torch loader's dataset without set workers.
 
     Loading starts in the trainer's process, where the dataset works correctly. Data
-    that several workers must not share, or would repeat, stays there.
+    that several workers must not share, or would repeat, stays there, for the reason
+    that is returned, too.
     """
     finding = find_unsafe(dataset, "dataset")
     _tell(name, Kind("inline", finding=finding), pipeline)
-    return "auto" if finding is None else "inline"
+    if finding is None:
+        return "auto", ""
+    return "inline", Restriction.SHARED.format(finding)
 
 
 def _tell(name: str, kind: Kind, pipeline: str) -> None:

@@ -38,5 +38,10 @@ def test_nothing_is_tried_beyond_the_number_that_uses_all_of_something() -> None
     assert probe(free, 16, 1, 64, waits=True, only=True) is None
     # Another segment may have been the limit, or workers hinder each other.
     assert probe(free, 16, 1, 64, waits=True) == 32
+
+
+def test_a_number_between_is_tried_where_more_workers_bring_less() -> None:
+    crowd = ((1, 96.0), (2, 208.0), (5, 114.0))  # three bring 230
+    assert probe(crowd, 2, 1, 64, waits=True, only=True) == 3
     crowded = ((1, 100.0), (16, 1300.0), (64, 1310.0))
     assert probe(crowded, 16, 1, 64, waits=True, only=True) == 32

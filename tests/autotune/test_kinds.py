@@ -93,7 +93,7 @@ def at_a_lock(share: float) -> Situation:
     """Return threads that wait this share of their time for one lock."""
     case = bound(gil_held=0.05, process_cpu_s=0.1)
     read, decode = case.observation.segments
-    waits = replace(decode, cpu_s=0.01, lined_s=share * decode.run_s)
+    waits = replace(decode, cpu_s=0.01, looked=100, lined=int(100 * share))
     return replace(case, observation=replace(case.observation, segments=(read, waits)))
 
 

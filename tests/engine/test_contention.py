@@ -18,6 +18,8 @@ from penstock.engine.contention import (
 )
 from penstock.engine.plan import BatchPlan
 
+MARGIN = 0.05
+"""Growth that is worth acting on."""
 PLAN = BatchPlan(
     epoch=0,
     step=0,
@@ -63,6 +65,20 @@ def test_a_few_slow_steps_do_not_make_a_finding() -> None:
     found = compare([0.005] * 20 + [0.5] * 10, [0.005] * 8)
     assert found is not None
     assert found.growth == 0.0
+
+
+def test_steps_that_are_long_in_phases_are_compared_by_their_means() -> None:
+    beside, alone = [0.005] * 30 + [0.057] * 30, [0.0052] * 7
+    found = compare(beside, alone)
+    assert found is not None
+    assert found.certain
+    assert found.growth == pytest.approx(0.031 / 0.0052 - 1.0)
+    few = compare(beside, alone[:5])
+    assert few is not None
+    assert not few.certain  # they may all be short by chance
+    odd = compare(beside, alone, uneven=True)
+    assert odd is not None
+    assert not odd.certain
 
 
 def test_a_few_steps_say_nothing() -> None:
@@ -233,6 +249,23 @@ def test_a_trainer_with_other_work_is_not_compared_with_what_it_was(
     world.train(2 * contention.KEPT)
     found = world.meter.found
     assert found is None or not found.certain
+
+
+@pytest.mark.parametrize("steps", [(1, 4), (1, 1, 2.5), (1, 1, 4), (1, 1, 1, 2.9)])
+def test_a_trainer_whose_own_steps_differ_is_not_called_slowed(
+    steps: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistaken = 0
+    for phase in range(3 * len(steps)):
+        world = World(monkeypatch)
+        world.train(phase)
+        world.slowed = 1.0
+        for at in range(20_000):
+            world.step_s = STEP_S * steps[at % len(steps)]
+            world.train(1)
+        found = world.meter.found
+        mistaken += found is not None and found.certain and found.growth > MARGIN
+    assert mistaken == 0
 
 
 def test_an_engine_that_does_not_rest_is_asked_ever_more_seldom(world: World) -> None:
