@@ -457,6 +457,8 @@ class _Law(Case):
             return
         many = self._spent() and knob.value >= CROWD**3 * cores
         fewer = max(knob.lower, ceil(cores), knob.value // (4 if many else 2))
+        if many and take_turns(self.situation.observation, segment):
+            fewer = min(fewer, max(knob.lower, int(CROWD)))  # one has it, one waits
         while fewer < knob.value and not self.backoffs.allows(key, fewer):
             fewer = ceil((fewer + knob.value + 1) / 2)
         if fewer < knob.value:
