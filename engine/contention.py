@@ -183,7 +183,8 @@ def compare(
     ranks_of = (bisect_left(ordered, b) + bisect_right(ordered, b) for b in bounds)
     longer = len(beside) * len(alone) - sum(ranks_of) / 2  # ties count half
     if longer >= SURE * len(beside) * len(alone):
-        return ContentionObservation(median(beside), median(alone), certain=True)
+        usual = [each for each in beside if each <= ODD * median(beside)]
+        return ContentionObservation(fmean(usual), median(alone), certain=True)
     short = bisect_right(ordered, max(bounds)) / len(beside)
     if not uneven and short ** len(alone) <= CHANCE:
         return ContentionObservation(fmean(beside), fmean(alone), certain=True)

@@ -74,10 +74,10 @@ class ContentionObservation:
     """The trainer's own part of a step, with and without loading beside it."""
 
     beside_s: float
-    """Seconds of a step while batches are loaded beside it: the median, or the mean if
-    loading lengthens only some."""
+    """Seconds of a step while batches are loaded beside it: the mean, but for
+    exceptionally long ones, or of all if loading lengthens only some."""
     alone_s: float
-    """The same while nothing is loaded."""
+    """Seconds of a step while nothing is loaded: the median, or the mean likewise."""
     certain: bool
     """Whether loading made it longer."""
 
