@@ -33,14 +33,15 @@ OWN_PIPES = {"penstock.engine.far.handover"}
 # one piece of memory, read several at once, and pixels normalised in C took 68, what
 # identifies a checkout of ours 19, two causes, of threads that functions start and of
 # caches that are too small, 36, and what is restricted, locks that threads wait for,
-# samples that are uneven and looks that come sooner 330.
+# samples that are uneven and looks that come sooner 330;
+# tables whose columns stay columns took 90.
 STATEMENTS = {
     "autotune": 3600,
     "cache": 2519,
     "demo": 220,
-    "engine": 11395,
+    "engine": 11425,
     "integrations": 170,
-    "pipeline": 5665,
+    "pipeline": 5730,
     "system": 545,
     "": 720,
 }

@@ -61,6 +61,44 @@ class ArrayRows(Sequence[Any]):
             np.take(column, self.indices, 0, memory.numpy(), mode="clip")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TableRows(Sequence[Any]):
+    """Rows of a table: dicts of Python values, which are made only if somebody looks.
+
+    Batches are made of the columns.
+    """
+
+    columns: dict[str, NDArray[Any] | list[Any]]
+    """By name: numbers `[n]`, or a list of n Python values."""
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    @overload
+    def __getitem__(self, at: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, at: slice) -> Self: ...
+    def __getitem__(self, at: int | slice) -> dict[str, Any] | Self:
+        found = {name: column[at] for name, column in self.columns.items()}
+        if isinstance(at, slice):
+            return type(self)(found)
+        return {name: _python(value) for name, value in found.items()}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        lists = (
+            c if isinstance(c, list) else c.tolist() for c in self.columns.values()
+        )
+        return (
+            dict(zip(self.columns, row, strict=True))
+            for row in zip(*lists, strict=True)
+        )
+
+
+def _python(value: Any) -> Any:
+    """Return a value of a column as Python's own type."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 @dataclass(frozen=True, slots=True)
 class ArrayRowReader:
     """Reads many samples of a dataset at once, as its `__getitems__` would."""

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..core.chunk import runs
-from .array_rows import ArrayRows
+from .array_rows import ArrayRows, TableRows
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 """Allocates memory for one leaf of a batch: `(rows, *shape), dtype`."""
@@ -46,6 +46,8 @@ KINDS: dict[type, type[np.generic]] = {
     bool: np.bool_,
 }
 """numpy's types for these numbers."""
+PYTHONS = {int: "iu", float: "f", bool: "b"}
+"""The kinds of numpy's types whose values are these numbers in Python."""
 
 
 ARRAYS = (np.ndarray, np.memmap)
@@ -209,6 +211,9 @@ class NumberLeaf(Leaf):
 
     def _array(self, samples: Sequence[Any]) -> NDArray[Any]:
         """Return an array of them; numpy takes half the time if it knows the dtype."""
+        if isinstance(samples, np.ndarray):  # a column of a table
+            same([samples.dtype.kind in PYTHONS[self.kind]], fact=True)
+            return samples.astype(KINDS[self.kind], copy=False)
         same(list(map(type, samples)), self.kind)
         try:
             return np.array(samples, KINDS[self.kind])
@@ -363,6 +368,8 @@ class MappingNode(Node):
         return zip(self.members, memory.values(), strict=True)
 
     def _columns(self, samples: Sequence[Any]) -> list[Any]:
+        if isinstance(samples, TableRows) and tuple(samples.columns) == self.keys:
+            return list(samples.columns.values())
         if type(samples[0]) is not dict or tuple(samples[0]) != self.keys:
             raise Misfit
         try:

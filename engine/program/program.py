@@ -17,7 +17,7 @@ from types import FunctionType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from ...errors import SampleError, add_note, set_on
-from ..batch.array_rows import ArrayRows
+from ..batch.array_rows import ArrayRows, TableRows
 from ..batch.buffer import BatchBuffer
 from ..batch.layout import size_of, size_of_all
 from ..core.chunk import Chunk, Failure, Outcome, Parts
@@ -220,7 +220,7 @@ class Read(Calling):
                 samples = self.get_many(indices)
             except Exception:  # noqa: BLE001 one by one, the bad sample shows itself
                 samples = ()
-            listed = isinstance(samples, (list, tuple, ArrayRows))
+            listed = isinstance(samples, (list, tuple, ArrayRows, TableRows))
             if listed and len(samples) == len(indices):
                 work.samples = samples
                 return

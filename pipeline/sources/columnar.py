@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from abc import abstractmethod
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, ClassVar, Self
 
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import config
+from ...engine.batch.array_rows import TableRows
 from ...errors import SpecError, check
 from .folder import Paths, files_here, first_of
 from .source import PerProcess, Source, digest, prints_of_rows
@@ -36,6 +36,96 @@ WASTED = (
 )
 
 
+class RowGroup:
+    """The columns of some rows: numbers of one type side by side, others as they are.
+
+    Rows of many columns are taken at once then, which costs numpy one call.
+
+    Args:
+        table: a table of pyarrow's, or a record batch.
+        mapped: whether its columns are in a mapped file, and stay there.
+    """
+
+    def __init__(self, table: Any, *, mapped: bool) -> None:
+        self.names: tuple[str, ...] = tuple(table.schema.names)
+        self.others: dict[str, Any] = {}
+        numbers: dict[object, dict[str, NDArray[Any]]] = {}
+        for name, column in zip(self.names, table.columns, strict=True):
+            values = numbers_of(column)
+            if values is None:
+                self.others[name] = column
+            else:
+                numbers.setdefault(name if mapped else values.dtype, {})[name] = values
+        self.kinds = tuple(map(tuple, numbers.values()))
+        """The names of the columns of each block."""
+        self.blocks = [
+            np.stack([*same.values()], 1)
+            if len(same) > 1
+            else next(iter(same.values()))[:, None]
+            for same in numbers.values()
+        ]
+        """Numbers: `[rows, columns]`."""
+        self.types = [
+            (names, b.dtype) for names, b in zip(self.kinds, self.blocks, strict=True)
+        ]
+        self.nbytes: int = sum(block.nbytes for block in self.blocks)
+        self.nbytes += sum(column.nbytes for column in self.others.values())
+
+    def columns(self, rows: NDArray[np.int64]) -> dict[str, Any]:
+        """Return some rows, by column, in this order."""
+        return self.named([block[rows] for block in self.blocks], rows)
+
+    def named(
+        self, blocks: Sequence[NDArray[Any]], rows: NDArray[np.int64]
+    ) -> dict[str, Any]:
+        """Return rows of the blocks, and the same of the other columns, by name."""
+        found = {
+            name: block[:, at]
+            for names, block in zip(self.kinds, blocks, strict=True)
+            for at, name in enumerate(names)
+        }
+        others = {n: each.take(rows).to_pylist() for n, each in self.others.items()}
+        return {
+            name: (others if name in others else found)[name] for name in self.names
+        }
+
+
+def numbers_of(column: Any) -> NDArray[Any] | None:
+    """Return a column of numbers as an array; None if it has others, or gaps."""
+    import pyarrow as pa
+
+    kind = column.type
+    numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    odd = kind in (pa.uint64(), pa.float16()) or column.null_count
+    if odd or not (numbers or pa.types.is_boolean(kind)):
+        return None
+    found: NDArray[Any] = np.asarray(column)
+    return found
+
+
+def alike(columns: Sequence[NDArray[Any] | list[Any]]) -> bool:
+    """Whether all are arrays of one type."""
+    types = {c.dtype for c in columns if isinstance(c, np.ndarray)}
+    return len(types) == 1 and not any(isinstance(c, list) for c in columns)
+
+
+def joined(parts: Sequence[Mapping[str, Any]], order: NDArray[np.int64]) -> TableRows:
+    """Return parts of the rows as one; the i-th of all is row `order[i]` of it."""
+    names, places = parts[0].keys(), order.tolist()
+    found: dict[str, Any] = {}
+    for name in names:
+        columns = [part[name] for part in parts]
+        if alike(columns):
+            whole = np.concatenate(columns)
+            found[name] = np.empty_like(whole)
+            found[name][order] = whole
+            continue
+        values = (c.tolist() if isinstance(c, np.ndarray) else c for c in columns)
+        by_place = dict(zip(places, itertools.chain.from_iterable(values), strict=True))
+        found[name] = [by_place[place] for place in range(len(places))]
+    return TableRows(found)
+
+
 class Columnar(Source):
     """Sample i is row i, a dict by column."""
 
@@ -53,7 +143,6 @@ class Columnar(Source):
             for path, groups in zip(paths, sizes, strict=True)
             for number in range(len(groups))
         ]
-        # Not numpy's search: it lets go of the GIL, which costs threads more than it.
         self._ends = [*itertools.accumulate(self.group_sizes)]
         self._begins = [0, *self._ends]
         self._files = PerProcess(self._open, OPEN_FILES)
@@ -127,32 +216,35 @@ class Columnar(Source):
     def __getitem__(self, index: Any) -> dict[str, Any]:
         return self.__getitems__((index,))[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[dict[str, Any]]:
         """Return some rows; rows of the same group are taken from it at once."""
-        group = bisect_right(self._ends, indices[0]) if indices else 0
-        begin = self._begins[group]
-        if indices and begin <= min(indices) and max(indices) < self._ends[group]:
-            return list(self._rows(group, [index - begin for index in indices]))
-        found: list[Any] = [None] * len(indices)
-        places: dict[int, list[int]] = {}
-        for place, index in enumerate(indices):
-            if not 0 <= index < len(self):
-                raise IndexError(f"row {index} of {len(self)}")
-            places.setdefault(bisect_right(self._ends, index), []).append(place)
-        for group, within in places.items():
-            begin = self._begins[group]
-            rows = self._rows(group, [indices[place] - begin for place in within])
-            for place, row in zip(within, rows, strict=True):
-                found[place] = row
-        return found
-
-    def _rows(self, group: int, rows: list[int]) -> Sequence[dict[str, Any]]:
-        """Return rows of a group; those in a row need no copy."""
-        table, first = self._groups(self._places[group]), rows[0]
-        in_a_row = rows == [*range(first, first + len(rows))]
-        part = table.slice(first, len(rows)) if in_a_row else table.take(rows)
-        taken: list[dict[str, Any]] = part.to_pylist()
-        return taken
+        wanted = np.asarray(indices, np.int64)
+        if not len(wanted):
+            return []
+        if wanted.min() < 0 or wanted.max() >= len(self):
+            outside = next(each for each in indices if not 0 <= each < len(self))
+            raise IndexError(f"row {outside} of {len(self)}")
+        groups = np.searchsorted(self._ends, wanted, "right")
+        order = np.argsort(groups, kind="stable")
+        starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
+        shares = []
+        for places in np.split(order, starts[1:]):
+            at = int(groups[places[0]])
+            group = self._groups(self._places[at])
+            shares.append((group, wanted[places] - self._begins[at]))
+        (first, rows), *more = shares
+        if not first.names:
+            return [{} for _ in indices]
+        if not more:
+            return TableRows(first.columns(rows))
+        if first.others or any(group.types != first.types for group, _ in more):
+            return joined([group.columns(rows) for group, rows in shares], order)
+        blocks = []
+        for at in range(len(first.blocks)):
+            whole = np.concatenate([group.blocks[at][rows] for group, rows in shares])
+            blocks.append(np.empty_like(whole))
+            blocks[-1][order] = whole
+        return TableRows(first.named(blocks, order))
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
         """Return a fingerprint of each row: `uint64 [n, 2]`.
@@ -197,7 +289,7 @@ class Parquet(Columnar):
             told = file.metadata
             return [told.row_group(at).num_rows for at in range(told.num_row_groups)]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[dict[str, Any]]:
         """Return some rows, and warn if far more than these are read for them."""
         found = super().__getitems__(indices)
         self._returned += len(found)
@@ -223,7 +315,7 @@ class Parquet(Columnar):
             group = file.read_row_group(number, columns=columns, use_threads=False)
         self._reads += 1
         self._read += len(group)
-        return group
+        return RowGroup(group, mapped=False)
 
 
 class Arrow(Columnar):
@@ -245,7 +337,9 @@ class Arrow(Columnar):
     def _group(self, place: Any) -> Any:
         path, number = place
         batch = self._files(path)[number]
-        return batch if self.columns is None else batch.select([*self.columns])
+        if self.columns is not None:
+            batch = batch.select([*self.columns])
+        return RowGroup(batch, mapped=True)
 
 
 def groups_bytes() -> int:

@@ -1,0 +1,173 @@
+"""Rows of tables are what pyarrow says, and batches what torch makes of these rows."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+import penstock as ps
+from penstock.pipeline.sources.columnar import Arrow, Columnar, Parquet
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+ROWS, GROUP = 500, 64
+RNG = np.random.default_rng(0)
+
+
+def numbers() -> dict[str, Any]:
+    """Columns of each type of numbers."""
+    names = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
+    ints = {name: RNG.integers(0, 100, ROWS).astype(name) for name in names}
+    floats = {name: RNG.random(ROWS).astype(name) for name in ("float32", "float64")}
+    more = {"again": RNG.random(ROWS).astype("float32"), "bool": RNG.random(ROWS) < 0.5}
+    return {**ints, **floats, **more}
+
+
+def others() -> dict[str, Any]:
+    """Columns that are no plain numbers."""
+    day = dt.date(2026, 1, 1)
+    return {
+        "text": [f"row {at}" for at in range(ROWS)],
+        "bytes": [bytes([at % 256]) for at in range(ROWS)],
+        "pair": [[at, at + 1] for at in range(ROWS)],
+        "huge": pa.array(np.arange(ROWS), pa.uint64()),
+        "half": RNG.random(ROWS).astype("float16"),
+        "day": [day + dt.timedelta(at) for at in range(ROWS)],
+        "struct": [{"a": at, "b": str(at)} for at in range(ROWS)],
+        "word": pa.array([f"w{at % 3}" for at in range(ROWS)]).dictionary_encode(),
+    }
+
+
+def gaps() -> dict[str, Any]:
+    """Columns without a value in one place, or in one group of rows."""
+    one: list[Any] = list(range(ROWS))
+    one[5] = None
+    group: list[Any] = [float(at) for at in range(ROWS)]
+    group[GROUP : 2 * GROUP] = [None] * GROUP
+    return {"one": one, "group": group, "full": np.arange(ROWS)}
+
+
+def written(kind: str, columns: dict[str, Any], folder: Path) -> tuple[Columnar, Any]:
+    """Return the rows of a file, and its table."""
+    table, path = pa.table(columns), str(folder / "table")
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=GROUP)
+        return Parquet.find(path, None, 4), table
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=GROUP)
+    return Arrow.find(path, None, 4), table
+
+
+tables = pytest.mark.parametrize("make", [numbers, others, gaps])
+kinds = pytest.mark.parametrize("kind", ["parquet", "arrow"])
+ORDERS = (
+    range(ROWS),
+    range(70, 90),
+    range(GROUP, 2 * GROUP),
+    [3],
+    [5, 3, 5, 499, 0, 130],
+    RNG.permutation(ROWS).tolist(),
+)
+
+
+def typed(value: Any) -> Any:
+    """Return a value with the types within it, to be compared."""
+    if isinstance(value, dict):
+        return {name: typed(each) for name, each in value.items()}
+    return type(value), value
+
+
+@kinds
+@tables
+def test_rows_are_those_of_the_table(kind: str, make: Any, tmp_path: Path) -> None:
+    source, table = written(kind, make(), tmp_path)
+    for order in ORDERS:
+        found = source.__getitems__(list(order))
+        wanted = table.take(list(order)).to_pylist()
+        assert len(found) == len(wanted)
+        assert [*map(typed, found)] == [*map(typed, wanted)]
+        assert [typed(found[at]) for at in range(len(found))] == [*map(typed, wanted)]
+        assert [*map(typed, found[1:3])] == [*map(typed, wanted[1:3])]
+    assert typed(source[7]) == typed(table.slice(7, 1).to_pylist()[0])
+    with pytest.raises(IndexError, match="row 500 of 500"):
+        source.__getitems__([0, ROWS])
+    with pytest.raises(IndexError, match="row -1 of 500"):
+        source.__getitems__([-1])
+    assert len(source.__getitems__([])) == 0
+
+
+def equal(ours: Any, theirs: Any) -> bool:
+    if isinstance(theirs, torch.Tensor):
+        return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+    if isinstance(theirs, dict):
+        return list(ours) == list(theirs) and all(
+            equal(ours[name], theirs[name]) for name in theirs
+        )
+    if isinstance(theirs, list | tuple):
+        return len(ours) == len(theirs) and all(map(equal, ours, theirs))
+    return bool(ours == theirs)
+
+
+@kinds
+@pytest.mark.parametrize("executor", ["thread", "process"])
+@pytest.mark.parametrize("names", [None, ["text", "pair", "huge"]])
+def test_batches_are_those_that_torch_makes_of_the_rows(
+    kind: str, executor: Any, names: list[str] | None, tmp_path: Path
+) -> None:
+    columns = numbers() if names is None else {n: others()[n] for n in names}
+    columns["at"] = np.arange(ROWS)
+    source, table = written(kind, columns, tmp_path)
+    rows = table.to_pylist()
+    read = ps.Pipeline.from_dataset(source, executor=executor, num_parallel_workers=2)
+    with read.shuffle(seed=3).batch(48) as pipe:
+        batches = list(pipe)
+    for batch in batches:
+        assert equal(batch, default_collate([rows[at] for at in batch["at"].tolist()]))
+    assert sorted(torch.cat([b["at"] for b in batches]).tolist()) == [*range(ROWS)]
+
+
+def test_files_may_differ_in_a_columns_type(tmp_path: Path) -> None:
+    whole = [{"a": [1, 2]}, {"a": [0.5, 1.5]}, {"a": ["text", "more"]}]
+    paths = [str(tmp_path / str(at)) for at in range(3)]
+    for path, columns in zip(paths, whole, strict=True):
+        pq.write_table(pa.table(columns), path)
+    rows = Parquet.find(paths, None, 4).__getitems__([5, 0, 3, 1])
+    wanted = ["more", 1, 1.5, 2]
+    assert [typed(row["a"]) for row in rows] == [*map(typed, wanted)]
+
+
+def test_rows_may_have_no_columns(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "table")
+    source = Parquet.find(str(tmp_path / "table"), [], 4)
+    assert list(source.__getitems__([1, 0])) == [{}, {}]
+
+
+def test_numbers_that_torch_refuses_are_refused(tmp_path: Path) -> None:
+    huge = {"huge": pa.array([2**63] * 8, pa.uint64())}
+    for columns, error in ((gaps(), "NoneType"), (huge, "Overflow|int too big")):
+        source, _ = written("parquet", columns, tmp_path)
+        pipe = ps.Pipeline.from_dataset(source).batch(8)
+        with pytest.raises(Exception, match=error), pipe:
+            list(pipe)
+
+
+def test_maps_get_rows(tmp_path: Path) -> None:
+    source, table = written("parquet", {**numbers(), **others()}, tmp_path)
+    seen = []
+
+    def look(row: Any) -> int:
+        seen.append(row)
+        return int(row["int64"])
+
+    read = ps.Pipeline.from_dataset(source, executor="inline")
+    with read.map(look, executor="inline").batch(16) as pipe:
+        found = torch.cat(list(pipe)).tolist()
+    assert found == table.column("int64").to_pylist()
+    assert [*map(typed, seen)] == [*map(typed, table.to_pylist())]
