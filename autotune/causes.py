@@ -139,8 +139,14 @@ class Window:
 
     @property
     def computes(self) -> bool:
-        """Whether the operation is mostly on a CPU."""
-        return computes(self.part.cpu_s_per_row, self.part.run_s_per_row)
+        """Whether the operation is mostly on a CPU.
+
+        Of processes, it is if the rest is shorter than a read: they wait for a core.
+        """
+        cpu_s, run_s = self.part.cpu_s_per_row, self.part.run_s_per_row
+        short = run_s - cpu_s < SHORT_READ_S and cpu_s >= MOSTLY * run_s
+        apart = self.segment.executor == "process"
+        return computes(cpu_s, run_s) or (apart and short)
 
     @property
     def pinned(self) -> str:

@@ -79,6 +79,17 @@ def test_threads_that_are_blocked_for_microseconds_wait_for_the_gil(
     assert told == ("GIL" not in cause)  # no number of threads gets more of it
 
 
+def test_processes_that_are_blocked_for_microseconds_wait_for_a_core() -> None:
+    for run_us, cpu_us, cause in (
+        (23, 17, "CPU"),
+        (23, 5, "waiting"),
+        (300, 200, "wa"),
+    ):
+        took = PartObservation(DECODE, run_us / 1e6, 0.0, None, cpu_us / 1e6)
+        seen = with_last(computing(), parts=(took,), executor="process")
+        assert explain(seen, ROOMY).cause.startswith(cause)
+
+
 SLOWS = (
     "loading slows the trainer: its own part of a step takes 25 ms while batches are"
     " loaded beside it, 10 ms while none are"
