@@ -47,8 +47,8 @@ for a high CPU use)."""
 QUEUED = 0.25
 """Share of their run time that workers wait for a core, above which more of them would
 only wait, too. On a crowded machine the tests see 0.45 or more."""
-LOOKS = 3
-"""Looks at all workers from which on their share in line is known."""
+LOOKS = 12
+"""Looks at a worker from which on the share in line is known: at eight, two."""
 LONG_WAIT_S = 0.001
 """Seconds per sample: a wait for the GIL or for a hand-over may be shorter."""
 CPU_USED = 0.85
@@ -148,7 +148,7 @@ def in_line(segment: SegmentObservation) -> float:
     Of three that do nothing but take turns at it, two do. Of short samples, and after
     few looks, it is 0: workers meet at locks of the engine, too.
     """
-    few = segment.looked < LOOKS * segment.num_parallel_workers
+    few = segment.looked < LOOKS
     short = segment.executor != "thread" or segment.run_s_per_row < LONG_WAIT_S
     return 0.0 if few or short else ratio(segment.lined, segment.looked)
 

@@ -372,6 +372,8 @@ class Tuner(Generic[M]):
         held = found.restricted
         if held is None or held.why in (Restriction.TRIED, Restriction.TRIED_MORE):
             return  # the log has the trial
+        its = (s for s in window.segments if held.why in (s.held, s.stays))
+        worst = next(its, worst)
         if (worst.name, *held) not in self._held and found.verdict == "input-bound":
             self._held.add((worst.name, *held))
             self._log.say(phrases.held(worst, *held))

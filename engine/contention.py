@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 
 from .core.connector import EngineLock
-from .observe.observation import MIN_WAIT, ContentionObservation
+from .observe.observation import MIN_GROWTH, MIN_WAIT, ContentionObservation
 from .plan import BatchPlan, Shard
 from .segment import Segment
 
@@ -170,12 +170,14 @@ def compare(
     Args:
         beside: the latest steps beside loading, in seconds.
         alone: the latest steps alone, in seconds.
-        uneven: whether long steps alone are missing among them, so that the rest are
-            short for that reason.
+        uneven: whether the trainer's own steps differ, and those alone that took
+            exceptionally long are left out; so are those beside loading then.
 
     Returns:
         None if there are too few.
     """
+    if uneven:
+        beside = [each for each in beside if each < ODD * lowest(beside)]
     if len(beside) < MIN_BESIDE or not alone:
         return None
     ordered, margin = sorted(beside), MARGINS.get(len(alone), 1.0)
@@ -183,8 +185,10 @@ def compare(
     ranks_of = (bisect_left(ordered, b) + bisect_right(ordered, b) for b in bounds)
     longer = len(beside) * len(alone) - sum(ranks_of) / 2  # ties count half
     if longer >= SURE * len(beside) * len(alone):
-        usual = [each for each in beside if each <= ODD * median(beside)]
-        return ContentionObservation(fmean(usual), median(alone), certain=True)
+        mean_s = median(beside)
+        if lowest(beside) >= (1.0 + MIN_GROWTH) * median(alone):  # all are longer
+            mean_s = fmean(each for each in beside if each <= ODD * mean_s)
+        return ContentionObservation(mean_s, median(alone), certain=True)
     short = bisect_right(ordered, max(bounds)) / len(beside)
     if not uneven and short ** len(alone) <= CHANCE:
         return ContentionObservation(fmean(beside), fmean(alone), certain=True)
@@ -325,6 +329,7 @@ class ContentionMeter:
         self._beside.clear()
         self._steps.clear()
         self._setting += 1
+        self._odd = 0
         self._failed, self._due_s = 0, 0.0
 
     def renew(self) -> None:
@@ -332,7 +337,6 @@ class ContentionMeter:
         self.forget()
         self._free.clear()
         self._looks.clear()
-        self._odd = 0
 
     def _may_look(self, rest: Rest, now_s: float) -> None:
         """Take a look if the run is long enough for what it may cost."""
@@ -374,7 +378,7 @@ class ContentionMeter:
 
     def _end_look(self, rest: Rest, gap_s: float) -> None:
         """Note the step that the trainer has just made while loading rested."""
-        look, usual = self._look, gap_s < ODD * self._look.beside_s
+        look, usual = self._look, gap_s < ODD * self._look.lowest_s
         usual = usual and not self._first
         if usual and look.setting == self._setting and rest.resting:
             absorbed = not self._second and waits_for_others()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf, sqrt
 
 from ...engine.observe.knob import KnobName
+from ...engine.observe.observation import ratio
 from ..situation import DecisionOutcome
 from ..thresholds import WORTH
 
@@ -81,11 +82,10 @@ def full(rates: dict[int, float], fewer: int, more: int) -> bool:
 
     If more bring less, they hinder one another, and a number between may bring more.
     """
-    free, gain = (
-        linear(rates, min(rates), fewer, FREE),
-        rates[more] / rates[fewer] - 1.0,
-    )
-    return free and -NOTHING <= gain < NOTHING * (more / fewer - 1.0)
+    if not linear(rates, min(rates), fewer, FREE):
+        return False
+    gain = ratio(rates[more], rates[fewer]) - 1.0
+    return -NOTHING <= gain < NOTHING * (more / fewer - 1.0)
 
 
 def probe(

@@ -477,6 +477,8 @@ class Filter(Calling):
 
     def begin(self, work: Work) -> Calls:
         """Ask about each sample, keeping the samples apart from the answers."""
+        if isinstance(work.samples, TableRows):  # what is asked about is what is kept
+            work.samples = list(work.samples)
         flags = Work(work.chunk, work.random, work.samples, work.offsets)
         calls = map(self.predicate, work.watched(work.samples))
         return Calls(calls, len(work.samples), flags)

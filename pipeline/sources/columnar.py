@@ -51,7 +51,7 @@ class RowGroup:
         self.others: dict[str, Any] = {}
         numbers: dict[object, dict[str, NDArray[Any]]] = {}
         for name, column in zip(self.names, table.columns, strict=True):
-            values = numbers_of(column)
+            values = numbers_of(column, packed=mapped)
             if values is None:
                 self.others[name] = column
             else:
@@ -68,8 +68,12 @@ class RowGroup:
         self.types = [
             (names, b.dtype) for names, b in zip(self.kinds, self.blocks, strict=True)
         ]
-        self.nbytes: int = sum(block.nbytes for block in self.blocks)
-        self.nbytes += sum(column.nbytes for column in self.others.values())
+        self._held = () if mapped else (*self.blocks, *self.others.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes."""
+        return sum(column.nbytes for column in self._held)
 
     def columns(self, rows: NDArray[np.int64]) -> dict[str, Any]:
         """Return some rows, by column, in this order."""
@@ -84,22 +88,41 @@ class RowGroup:
             for names, block in zip(self.kinds, blocks, strict=True)
             for at, name in enumerate(names)
         }
-        others = {n: each.take(rows).to_pylist() for n, each in self.others.items()}
+        others = {name: values_of(each, rows) for name, each in self.others.items()}
         return {
             name: (others if name in others else found)[name] for name in self.names
         }
 
 
-def numbers_of(column: Any) -> NDArray[Any] | None:
-    """Return a column of numbers as an array; None if it has others, or gaps."""
+def numbers_of(column: Any, *, packed: bool) -> NDArray[Any] | None:
+    """Return a column of numbers as an array; None if it has others, or gaps.
+
+    Bits stay `packed` in a mapped file: to unpack them would read all of the column.
+    """
     import pyarrow as pa
 
     kind = column.type
     numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     odd = kind in (pa.uint64(), pa.float16()) or column.null_count
-    if odd or not (numbers or pa.types.is_boolean(kind)):
+    if odd or not (numbers or (pa.types.is_boolean(kind) and not packed)):
         return None
     found: NDArray[Any] = np.asarray(column)
+    return found
+
+
+def values_of(column: Any, rows: NDArray[np.int64]) -> list[Any]:
+    """Return rows of a column as Python values; those in a row need no copy."""
+    import pyarrow as pa
+
+    first, count = int(rows[0]), len(rows)
+    found: list[Any]
+    if count == 1 or np.array_equal(rows, np.arange(first, first + count)):
+        found = column.slice(first, count).to_pylist()
+        return found
+    try:
+        found = column.take(rows).to_pylist()
+    except pa.ArrowNotImplementedError:  # not of views of text, for instance
+        found = [column[row].as_py() for row in rows.tolist()]
     return found
 
 
@@ -107,6 +130,19 @@ def alike(columns: Sequence[NDArray[Any] | list[Any]]) -> bool:
     """Whether all are arrays of one type."""
     types = {c.dtype for c in columns if isinstance(c, np.ndarray)}
     return len(types) == 1 and not any(isinstance(c, list) for c in columns)
+
+
+def apart(
+    shares: Sequence[tuple[RowGroup, NDArray[np.int64]]], order: NDArray[np.int64]
+) -> list[dict[str, Any]]:
+    """Return rows of groups that do not have the same columns."""
+    found: list[dict[str, Any]] = [{} for _ in order]
+    places = iter(order.tolist())
+    for group, rows in shares:
+        made = TableRows(group.columns(rows)) if group.names else [{} for _ in rows]
+        for row in made:
+            found[next(places)] = row
+    return found
 
 
 def joined(parts: Sequence[Mapping[str, Any]], order: NDArray[np.int64]) -> TableRows:
@@ -143,8 +179,8 @@ class Columnar(Source):
             for path, groups in zip(paths, sizes, strict=True)
             for number in range(len(groups))
         ]
-        self._ends = [*itertools.accumulate(self.group_sizes)]
-        self._begins = [0, *self._ends]
+        self._ends = np.cumsum(self.group_sizes, dtype=np.int64)
+        self._begins = self._ends - self.group_sizes
         self._files = PerProcess(self._open, OPEN_FILES)
         # The system drops pages of a mapped file when it needs memory.
         weigh = None if self.MAPPED else attrgetter("nbytes")
@@ -211,7 +247,7 @@ class Columnar(Source):
         return [*itertools.chain.from_iterable(self.sizes)]
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return int(self._ends[-1])
 
     def __getitem__(self, index: Any) -> dict[str, Any]:
         return self.__getitems__((index,))[0]
@@ -233,8 +269,8 @@ class Columnar(Source):
             group = self._groups(self._places[at])
             shares.append((group, wanted[places] - self._begins[at]))
         (first, rows), *more = shares
-        if not first.names:
-            return [{} for _ in indices]
+        if not first.names or any(group.names != first.names for group, _ in more):
+            return apart(shares, order)
         if not more:
             return TableRows(first.columns(rows))
         if first.others or any(group.types != first.types for group, _ in more):

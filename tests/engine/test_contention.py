@@ -251,15 +251,16 @@ def test_a_trainer_with_other_work_is_not_compared_with_what_it_was(
     assert found is None or not found.certain
 
 
+@pytest.mark.parametrize("slowed", [1.0, 1.02])
 @pytest.mark.parametrize("steps", [(1, 4), (1, 1, 2.5), (1, 1, 4), (1, 1, 1, 2.9)])
 def test_a_trainer_whose_own_steps_differ_is_not_called_slowed(
-    steps: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+    steps: tuple[float, ...], slowed: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mistaken = 0
     for phase in range(3 * len(steps)):
         world = World(monkeypatch)
         world.train(phase)
-        world.slowed = 1.0
+        world.slowed = slowed
         for at in range(20_000):
             world.step_s = STEP_S * steps[at % len(steps)]
             world.train(1)

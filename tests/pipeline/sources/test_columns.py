@@ -143,6 +143,36 @@ def test_files_may_differ_in_a_columns_type(tmp_path: Path) -> None:
     assert [typed(row["a"]) for row in rows] == [*map(typed, wanted)]
 
 
+def test_files_may_have_different_columns(tmp_path: Path) -> None:
+    whole = [{"a": [1, 2]}, {"a": [3, 4], "w": [0.5, 1.5]}, {"t": ["x", "y"]}]
+    paths = [str(tmp_path / str(at)) for at in range(3)]
+    for path, columns in zip(paths, whole, strict=True):
+        pq.write_table(pa.table(columns), path)
+    rows = Parquet.find(paths, None, 4).__getitems__([5, 0, 3, 1])
+    assert list(rows) == [{"t": "y"}, {"a": 1}, {"a": 4, "w": 1.5}, {"a": 2}]
+
+
+@pytest.mark.skipif(not hasattr(pa, "string_view"), reason="an older pyarrow")
+def test_columns_of_views_are_read(tmp_path: Path) -> None:
+    text = pa.array(["one", "two", None, "four"], pa.string_view())
+    table = pa.table({"text": text, "at": [0, 1, 2, 3]})
+    path = str(tmp_path / "table")
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    source = Arrow.find(path, None, 4)
+    for order in ([3, 0, 2], [1], [1, 2]):
+        wanted = [table.to_pylist()[at] for at in order]
+        assert list(source.__getitems__(order)) == wanted
+
+
+def test_a_filter_keeps_the_rows_that_it_was_shown(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": list(range(10))}), tmp_path / "table")
+    read = ps.Pipeline.from_parquet(str(tmp_path / "table"))
+    marked = read.filter(lambda row: row.setdefault("odd", row["a"] % 2) == 1)
+    with marked.map(lambda row: row["odd"]).batch(5) as pipe:
+        assert torch.cat(list(pipe)).tolist() == [1] * 5
+
+
 def test_rows_may_have_no_columns(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "table")
     source = Parquet.find(str(tmp_path / "table"), [], 4)
