@@ -185,7 +185,7 @@ WAITS, CPU = ("waiting",), ("CPU",)
 PLANTS: dict[str, Plant] = {
     "slow reads": Plant(reading(waits(lambda _: 0.02)), WAITS, "Data"),
     "slow store": Plant(reading(waits(spread)), WAITS, "Data"),
-    "gil": Plant(mapping(python), ("the GIL", *CPU), "python"),
+    "gil": Plant(mapping(python), ("the GIL", "loading slows", *CPU), "python"),
     "collate": Plant(collating, ("collate", *CPU), "Batch(ID:1)"),
     "cpu": Plant(mapping(sort), CPU, "sort"),
     "torch threads": Plant(
