@@ -28,6 +28,7 @@ from .thresholds import (
     HELD_BACK,
     MOSTLY,
     QUEUED,
+    TRUSTED_S,
     always_ready,
     busy,
     busy_cores,
@@ -59,8 +60,6 @@ STEP_UP = 3
 """How many times the present workers are advised at once: nobody knows what many more
 cost one another, in a store that is crowded or at a lock."""
 WORKERS: KnobName = "num_parallel_workers"
-RETRY_S = 120.0
-"""The tuner trusts the result of a trial of processes for this long, at least."""
 MIN_SHARE = 0.2
 """Share of the busy cores above which the trainer's own are worth a word."""
 COUNTLESS = 1000
@@ -157,7 +156,7 @@ class Window:
     @property
     def why_here(self) -> str:
         """Why its work may not go to processes; empty if it may."""
-        segment, since_s = self.segment, self.seen.time_s - RETRY_S
+        segment, since_s = self.segment, self.seen.time_s - TRUSTED_S
         tried = any(
             move.time_s > since_s and "process" in (move.old, move.new)
             for move in (*segment.moves, *self.seen.moves)
@@ -404,7 +403,7 @@ def _of_processes(window: Window) -> Cure:
 def _of_lock(window: Window) -> Cause | None:
     """Return the cause if threads take turns at a lock that is not the GIL."""
     segment, share = window.segment, in_line(window.segment)
-    if share < MOSTLY or segment.executor != "thread":
+    if share < MOSTLY:
         return None
     return _of_processes(window).of(
         f"a lock: the {segment.num_parallel_workers} threads of {window.name} wait for"

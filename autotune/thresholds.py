@@ -20,6 +20,9 @@ from ..engine.observe.observation import (
 )
 from ..system.resources import Budget
 
+TRUSTED_S = 120.0
+"""Seconds for which the result of a trial is trusted, at first: that other workers, or
+more of them, brought nothing."""
 WORTH = MIN_WAIT
 """Share of a step. A shorter wait is `not input-bound`, and not worth a change, which
 must gain as much: windows differ by about 2 % anyway (`PRIOR_SD` in trial.py). The

@@ -22,7 +22,7 @@ from .policies.per_regime import PerRegime, Values
 from .policies.policy import Policy
 from .saved import Saved
 from .situation import Decision, DecisionOutcome, KnobKey, KnobView, Situation
-from .thresholds import wait_share
+from .thresholds import TRUSTED_S, wait_share
 from .trial import MAX_NOISE_WINDOWS, MAX_WINDOWS, Noise, Trial, Verdict
 from .window import (
     arrived,
@@ -51,8 +51,6 @@ SPOKEN = 10, 5.0
 short epochs begin with a wait, and end without one."""
 REPORTS = 2
 """Reports of a worker after which what it was doing before a change is over."""
-TRUSTED_S = 120.0
-"""How long it is known that more workers bring nothing."""
 MAX_SETTLE_S = 10.0
 """Longest time to settle after a change; usually one window, or a row's duration."""
 MAX_BEGIN_S = 60.0

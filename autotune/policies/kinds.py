@@ -26,6 +26,7 @@ from .. import phrases
 from ..situation import Decision, DecisionOutcome, KnobKey, Situation
 from ..thresholds import (
     MOSTLY,
+    TRUSTED_S,
     WORTH,
     collate_s,
     computes,
@@ -50,8 +51,6 @@ WORTH_COLLATING_S = 0.0005
 """Collating in a step above which handing it to workers may pay."""
 ALONE_NOW = 1.3
 """How many times faster the trainer must have been alone to take over at once."""
-RETRY_S = 120.0
-"""A trial is repeated after this long; each time after twice as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class Past:
 
     def speaks(self, now_s: float, cpu_s: float) -> bool:
         """Whether it still counts: it is recent, and the work is the same."""
-        due_s = self.time_s + RETRY_S * 2.0 ** (self.trials - 1)
+        due_s = self.time_s + TRUSTED_S * 2.0 ** (self.trials - 1)
         return now_s < due_s and not drifted(self.cpu_s, cpu_s)
 
 
