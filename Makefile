@@ -94,7 +94,7 @@ lint: .venv/with-test .types/penstock
 
 # What documents the API reads the folders that it finds, and is shown those of the package.
 API := build/api/penstock
-CODE := $(wildcard *.py) autotune cache engine integrations pipeline system
+CODE := $(wildcard *.py) autotune cache engine integrations mindspore pipeline system
 
 docs: .venv/with-docs
 	@rm -rf $(API) && mkdir -p $(API) && ln -s $(addprefix $(CURDIR)/,$(CODE)) $(API)

@@ -41,12 +41,13 @@ STATEMENTS = {
     "demo": 220,
     "engine": 11435,
     "integrations": 170,
+    "mindspore": 200,
     "pipeline": 5755,
     "system": 545,
-    "": 720,
+    "": 530,
 }
 """Statements that a package of the root may have, docstrings included."""
-MODULES = 180
+MODULES = 190
 IMPORTED = 18
 """Modules of ours that a module may import, even where it does so late or for types."""
 IMPORTED_MORE = {

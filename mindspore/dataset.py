@@ -1,15 +1,4 @@
-"""MindSpore's datasets, for scripts that were written for them.
-
-    import penstock.mindspore as ds          # was: import mindspore.dataset as ds
-
-    data = ds.GeneratorDataset(source, ["image", "label"], shuffle=True)
-    data = data.map(augment, input_columns="image").batch(32, drop_remainder=True)
-    for row in data.create_dict_iterator():
-        ...
-
-This is a thin layer over `penstock.Pipeline`, with the calls that most scripts need.
-Other calls raise an error that names penstock's equivalent.
-"""
+"""Datasets with named columns, and the functions that make them."""
 
 from __future__ import annotations
 
@@ -20,13 +9,11 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 import torch
 
-from . import config as _config
-from .engine.plan import Shard
-from .errors import check
-from .pipeline import image
-from .pipeline.pipeline import Pipeline
-
-__all__ = ["Dataset", "GeneratorDataset", "ImageFolderDataset", "config"]
+from .. import config as _config
+from ..engine.plan import Shard
+from ..errors import check
+from ..pipeline import image
+from ..pipeline.pipeline import Pipeline
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -90,8 +77,9 @@ class _Config:
 config = _Config()
 
 
-def __getattr__(name: str) -> Any:
-    raise AttributeError(_instead(name, INSTEAD))
+def missing_dataset(name: str) -> str:
+    """Return the error that MindSpore's dataset of this name is not here."""
+    return _instead(name, INSTEAD)
 
 
 class Columns:
