@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -153,7 +154,7 @@ class PlannedFeed:
                 sample = self._made(order.at(plan.epoch, np.array([position])), plan)
                 if sample:
                     buffer = BatchBuffer(recipe.buffers, plan)
-                    buffer.place(range(plan.n_rows), sample * plan.n_rows)
+                    buffer.place(range(plan.n_rows), [*sample] * plan.n_rows)
                     made = recipe.buffers.finish(
                         InFlightBatch(plan, planned.rows, buffer=buffer, remaining=[])
                     )
@@ -162,11 +163,11 @@ class PlannedFeed:
                     return replace(filled, failures=failed.failures)
         return failed
 
-    def _made(self, rows: Rows, plan: BatchPlan) -> list[Any] | None:
+    def _made(self, rows: Rows, plan: BatchPlan) -> Sequence[Any] | None:
         """Make one sample as its workers would; None or empty if that fails."""
         recipe = self.engine.recipe
         chunk = Chunk(plan.step, 0, rows.indices, rows.rounds, plan.ctx)
-        samples: list[Any] | None = None
+        samples: Sequence[Any] | None = None
         for segment in recipe.segments:
             if segment.executor == "async":  # it needs their event loop
                 return None

@@ -25,7 +25,8 @@ from ..errors import check
 from ..system.resources import parse_bytes
 from .face import Face, found_name
 from .session import Epoch
-from .sources import find_folder, find_shards
+from .sources import find_folder, find_parquet, find_shards
+from .sources.frames import rows_of
 from .sources.source import is_iterable
 from .stages import (
     BatchStage,
@@ -223,24 +224,27 @@ class Pipeline(Face):
         columns: Sequence[str] | None = None,
         *,
         groups_in_memory: int = 32,
+        storage_options: Mapping[str, Any] | None = None,
         **options: Unpack[ReadOptions],
     ) -> Self:
         """Read the rows of Parquet files: samples are dicts by column.
 
         Args:
-            files: paths, or one pattern that matches them: "train-*.parquet".
+            files: paths or URLs, or one pattern that matches them: "train-*.parquet",
+                "s3://bucket/train-*.parquet". A row group of a file in a store is a
+                request for its bytes.
             columns: the columns to read (default: all).
             groups_in_memory: the number of row groups that a process keeps, as far as
                 they take an eighth of the memory budget. Use twice the window of
                 `shuffle(window=...)`; with fewer, each sample reads a whole group.
+            storage_options: options of the URLs' file system, named as in its fsspec
+                package.
             **options: as for `from_dataset`.
 
         Raises:
             SpecError: pyarrow is not installed, or there is no row or no such column.
         """
-        from .sources.columnar import Parquet
-
-        rows = Parquet.find(files, columns, groups_in_memory)
+        rows = find_parquet(files, columns, groups_in_memory, storage_options)
         return cls.from_dataset(rows, **options)
 
     @classmethod
@@ -277,10 +281,12 @@ class Pipeline(Face):
         shard: Shard | None = None,
         schedule: Scheduled | None = None,
     ) -> Self:
-        """Read from a torch dataset, a list or an array, map-style or iterable.
+        """Read from a torch dataset, a list, an array or a table.
 
         Args:
-            dataset: an object with `__len__` and `__getitem__`, or with `__iter__`.
+            dataset: an object with `__len__` and `__getitem__`, or with `__iter__`; a
+                data frame of pandas or polars, a table of pyarrow's, or a dict of
+                arrays by column: samples are dicts by column then.
             num_parallel_workers: the number of readers: n at first; or (lo, hi), bounds
                 for the autotuner, lo at first; by default, as configured. Readers that
                 wait for storage cost little, so many of them are fine.
@@ -298,6 +304,7 @@ class Pipeline(Face):
         Raises:
             SpecError: `dataset` is not a dataset, or is empty.
         """
+        dataset = rows_of(dataset)
         stage = SourceStage(
             dataset,
             iterable=is_iterable(dataset),

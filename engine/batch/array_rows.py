@@ -1,20 +1,20 @@
 """Rows of arrays as samples, copied from the arrays straight into the batch.
 
-If a dataset is an array, a memory map, a tensor or torch's `TensorDataset`, or a
-`Subset` of one, a single call gathers all rows of a chunk. A sample is created only if
-somebody looks at it.
+If a dataset is an array, a memory map, a tensor, torch's `TensorDataset` or a
+`StackDataset` of such, or a `Subset` of one, a single call gathers all rows of a chunk.
+A sample is created only if somebody looks at it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Self, overload
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import StackDataset, Subset, TensorDataset
 
 Column = NDArray[Any] | torch.Tensor
 """One row per sample, along its first axis."""
@@ -22,13 +22,15 @@ Column = NDArray[Any] | torch.Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayRows(Sequence[Any]):
-    """Samples that are rows of arrays, or tuples of a row of each."""
+    """Samples that are rows of arrays, or tuples or dicts of a row of each."""
 
     columns: tuple[Column, ...]
     indices: NDArray[np.int64]
     """Indices of the rows, `int64 [N]`, below the length of the shortest column."""
     single: bool = True
-    """Whether a sample is a row of the only column, rather than a tuple."""
+    """Whether a sample is a row of the only column, rather than of several."""
+    keys: tuple[Any, ...] | None = None
+    """Names of the columns if a sample is a dict; None: it is a tuple."""
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -39,14 +41,17 @@ class ArrayRows(Sequence[Any]):
     def __getitem__(self, at: slice) -> list[Any]: ...
     def __getitem__(self, at: int | slice) -> Any:
         if isinstance(at, slice):
-            return list(ArrayRows(self.columns, self.indices[at], self.single))
+            return list(replace(self, indices=self.indices[at]))
         row = tuple(column[int(self.indices[at])] for column in self.columns)
-        return row[0] if self.single else row
+        return row[0] if self.single else self._sample(row)
 
     def __iter__(self) -> Iterator[Any]:
         indices = self.indices.tolist()
         rows = [map(column.__getitem__, indices) for column in self.columns]
-        return rows[0] if self.single else zip(*rows, strict=True)
+        return rows[0] if self.single else map(self._sample, zip(*rows, strict=True))
+
+    def _sample(self, row: tuple[Any, ...]) -> Any:
+        return row if self.keys is None else dict(zip(self.keys, row, strict=True))
 
     def apart(self) -> list[Self]:
         """Return the rows of each column."""
@@ -61,6 +66,14 @@ class ArrayRows(Sequence[Any]):
             np.take(column, self.indices, 0, memory.numpy(), mode="clip")
 
 
+class Block(NamedTuple):
+    """Columns of a table whose numbers have one type."""
+
+    names: tuple[str, ...]
+    values: NDArray[Any]
+    """`[rows, columns]`."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TableRows(Sequence[Any]):
     """Rows of a table: dicts of Python values, which are made only if somebody looks.
@@ -68,29 +81,61 @@ class TableRows(Sequence[Any]):
     Batches are made of the columns.
     """
 
-    columns: dict[str, NDArray[Any] | list[Any]]
-    """By name: numbers `[n]`, or a list of n Python values."""
+    names: tuple[str, ...]
+    """All columns, in order."""
+    blocks: tuple[Block, ...]
+    """Those of numbers."""
+    others: dict[str, list[Any]]
+    """All others, as Python values."""
+    length: int
+
+    @classmethod
+    def of(cls, columns: Mapping[str, NDArray[Any] | list[Any]], length: int) -> Self:
+        """Return `length` rows of columns: arrays of numbers, or lists."""
+        numbers = {n: c for n, c in columns.items() if isinstance(c, np.ndarray)}
+        blocks = (Block((name,), column[:, None]) for name, column in numbers.items())
+        others = {n: c for n, c in columns.items() if isinstance(c, list)}
+        return cls(tuple(columns), tuple(blocks), others, length)
+
+    @property
+    def kinds(self) -> tuple[tuple[str, ...], ...]:
+        """The names of the columns of each block."""
+        return tuple(block.names for block in self.blocks)
+
+    @property
+    def types(self) -> tuple[tuple[tuple[str, ...], Any], ...]:
+        """The names of the columns of each block, with their type."""
+        return tuple((names, values.dtype) for names, values in self.blocks)
+
+    def columns(self) -> list[NDArray[Any] | list[Any]]:
+        """Return all columns, in order."""
+        found: dict[str, Any] = dict(self.others)
+        for names, values in self.blocks:
+            found.update(zip(names, values.T, strict=True))
+        return [found[name] for name in self.names]
 
     def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
+        return self.length
 
     @overload
     def __getitem__(self, at: int) -> dict[str, Any]: ...
     @overload
     def __getitem__(self, at: slice) -> Self: ...
     def __getitem__(self, at: int | slice) -> dict[str, Any] | Self:
-        found = {name: column[at] for name, column in self.columns.items()}
         if isinstance(at, slice):
-            return type(self)(found)
-        return {name: _python(value) for name, value in found.items()}
+            blocks = tuple(Block(names, v[at]) for names, v in self.blocks)
+            others = {name: column[at] for name, column in self.others.items()}
+            length = len(range(self.length)[at])
+            return type(self)(self.names, blocks, others, length)
+        row = (_python(column[at]) for column in self.columns())
+        return dict(zip(self.names, row, strict=True))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        lists = (
-            c if isinstance(c, list) else c.tolist() for c in self.columns.values()
-        )
+        if not self.names:
+            return iter([{} for _ in range(self.length)])
+        lists = (c if isinstance(c, list) else c.tolist() for c in self.columns())
         return (
-            dict(zip(self.columns, row, strict=True))
-            for row in zip(*lists, strict=True)
+            dict(zip(self.names, row, strict=True)) for row in zip(*lists, strict=True)
         )
 
 
@@ -119,12 +164,12 @@ class ArrayRowReader:
             places = [whole.indices[at] for at in places]
             whole = whole.dataset
         columns = columns_of(whole) or ()  # the dataset may have replaced them
-        wanted = np.asarray(places)
+        wanted = np.array(places)  # the plan's own array is read-only
         if columns and wanted.dtype == np.int64 and wanted.ndim == 1 and len(wanted):
             length = min(map(len, columns))
             if wanted.min() >= 0 and wanted.max() < length:
-                single = type(whole) is not TensorDataset
-                return ArrayRows(columns, wanted, single)
+                single = not isinstance(whole, TensorDataset | StackDataset)
+                return ArrayRows(columns, wanted, single, keys_of(whole))
         return [self.dataset[index] for index in indices]  # one by one, as for any
 
 
@@ -135,6 +180,19 @@ def columns_of(dataset: Any) -> tuple[Column, ...] | None:
         tensors = dataset.tensors
         plain = all(type(each) is torch.Tensor and each.ndim for each in tensors)
         return tuple(tensors) if plain else None
-    if kind in (np.ndarray, np.memmap, torch.Tensor) and dataset.ndim:
-        return (dataset,)
-    return None
+    if kind is StackDataset:
+        stacked = dataset.datasets
+        columns = tuple(stacked.values() if isinstance(stacked, dict) else stacked)
+        return columns if columns and all(map(is_column, columns)) else None
+    return (dataset,) if is_column(dataset) else None
+
+
+def is_column(data: Any) -> bool:
+    """Whether the samples of a dataset are the rows of an array or a tensor."""
+    return type(data) in (np.ndarray, np.memmap, torch.Tensor) and bool(data.ndim)
+
+
+def keys_of(dataset: Any) -> tuple[Any, ...] | None:
+    """Return the names of the columns if the samples of a dataset are dicts."""
+    stacked = dataset.datasets if type(dataset) is StackDataset else None
+    return tuple(stacked) if isinstance(stacked, dict) else None

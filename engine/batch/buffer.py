@@ -25,7 +25,7 @@ from .layout import (
     Indices,
     Layout,
     Misfit,
-    learn,
+    layout_of,
     odd_ones,
     size_of_all,
     spread,
@@ -138,10 +138,10 @@ class Buffers:
         """The same batches made in another process, which may not use CUDA."""
         return replace(self, allocate=on_heap, pin=None)
 
-    def layout(self, image_size: int | None, sample: Any) -> Layout | None:
-        """Return the layout of rows, learning it from a sample if it is unknown."""
+    def layout(self, image_size: int | None, samples: Sequence[Any]) -> Layout | None:
+        """Return the layout of rows, learning it from samples if it is unknown."""
         if image_size not in self.layouts:
-            self.layouts.setdefault(image_size, learn(sample))
+            self.layouts.setdefault(image_size, layout_of(samples))
         return self.layouts[image_size]
 
     def together(
@@ -161,7 +161,7 @@ class Buffers:
         try:
             if self.collate is not None:
                 return self.collate(given if self.whole else list(samples))
-            layout = self.layout(plan.image_size, samples[0])
+            layout = self.layout(plan.image_size, samples)
             if layout is not None:
                 try:
                     return layout.together(samples, self.allocate)
@@ -286,7 +286,7 @@ class BatchBuffer:
     def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int:
         """Put one sample into each of `rows`; return the bytes they take."""
         if not self._opened:
-            self._open(self.maker.layout(self._size, samples[0]))
+            self._open(self.maker.layout(self._size, samples))
         layout = self._layout
         if layout is not None:
             try:

@@ -9,6 +9,7 @@ size and the description of any sample are here, too.
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from abc import ABC, abstractmethod
@@ -368,8 +369,10 @@ class MappingNode(Node):
         return zip(self.members, memory.values(), strict=True)
 
     def _columns(self, samples: Sequence[Any]) -> list[Any]:
-        if isinstance(samples, TableRows) and tuple(samples.columns) == self.keys:
-            return list(samples.columns.values())
+        if isinstance(samples, TableRows) and samples.names == self.keys:
+            return samples.columns()
+        if isinstance(samples, ArrayRows) and samples.keys == self.keys:
+            return samples.apart()
         if type(samples[0]) is not dict or tuple(samples[0]) != self.keys:
             raise Misfit
         try:
@@ -379,6 +382,66 @@ class MappingNode(Node):
 
     def _joined(self, parts: list[Any]) -> Any:
         return dict(zip(self.keys, parts, strict=True))
+
+
+class TableMemory(dict[str, Any]):
+    """The columns of a batch, by name, and the blocks of memory that they are in."""
+
+    __slots__ = ("blocks",)
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__(dict.fromkeys(names))
+        self.blocks: list[NDArray[Any]] = []
+        """`[columns, rows]`, one for each block of the table's rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableNode(MappingNode):
+    """The rows of a table: the columns of a block are written in one call.
+
+    The columns of a batch are tensors of their own on one block of memory. A call for
+    each of them would release the GIL each time, and wait to get it back.
+    """
+
+    kinds: tuple[tuple[str, ...], ...]
+    """The names of the columns of each block."""
+
+    def open(self, rows: int, allocate: Allocate) -> TableMemory:
+        memory, leaves = TableMemory(self.keys), self._leaves()
+        for names in self.kinds:
+            block = allocate((len(names), rows), leaves[names[0]].dtype).numpy()
+            memory.update(zip(names, map(torch.from_numpy, block), strict=False))
+            memory.blocks.append(block)
+        for name in self._others():
+            memory[name] = leaves[name].open(rows, allocate)
+        return memory
+
+    def write(self, memory: Any, first: int, samples: Sequence[Any]) -> None:
+        if not isinstance(samples, TableRows) or samples.kinds != self.kinds:
+            MappingNode.write(self, memory, first, samples)
+            return
+        leaves, stop = self._leaves(), first + len(samples)
+        for block, (names, values) in zip(memory.blocks, samples.blocks, strict=True):
+            same([values.dtype.kind in PYTHONS[leaves[names[0]].kind]], fact=True)
+            block[:, first:stop] = values.T
+        for name in self._others():
+            leaves[name].write(memory[name], first, samples.others[name])
+
+    def together(self, samples: Sequence[Any], allocate: Allocate) -> Any:
+        return Layout.together(self, samples, allocate)
+
+    def seal(self, memory: Any) -> Any:
+        leaves = self._leaves()
+        others = {name: leaves[name].seal(memory[name]) for name in self._others()}
+        return {**memory, **others}
+
+    def _leaves(self) -> dict[str, Any]:
+        return dict(zip(self.keys, self.members, strict=True))
+
+    def _others(self) -> list[str]:
+        """Return the names of the columns that are in no block."""
+        inside = set(itertools.chain.from_iterable(self.kinds))
+        return [key for key in self.keys if key not in inside]
 
 
 def gather(
@@ -427,6 +490,14 @@ def learn(sample: Any) -> Layout | None:
         return _learn(sample)
     except Misfit:
         return None
+
+
+def layout_of(samples: Sequence[Any]) -> Layout | None:
+    """Return the layout of samples that are like the first one, or None."""
+    layout = learn(samples[0])
+    if isinstance(layout, MappingNode) and isinstance(samples, TableRows):
+        return TableNode(layout.members, layout.keys, samples.kinds)
+    return layout
 
 
 def _learn(sample: Any) -> Layout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
 from operator import attrgetter
@@ -79,7 +80,7 @@ class Lease:
 
     segment: int
     chunk: Chunk
-    inputs: list[Any] | None
+    inputs: Sequence[Any] | None
     """One sample per row, from the segment before; None for a source. If the segment
     works on whole batches: the batch alone."""
     in_flight: InFlightBatch
@@ -108,7 +109,7 @@ class Outcome:
     done: int
     offsets: list[int] | None = None
     """Rows of the chunk that `outputs` belong to; None: all of the first `done`."""
-    outputs: list[Any] | None = None
+    outputs: Sequence[Any] | None = None
     """Samples for the next segment; None if they were placed in the batch."""
     nbytes: int = 0
     """Bytes of the outputs, or of the rows placed."""

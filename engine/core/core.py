@@ -177,7 +177,7 @@ class SegmentState:
             self.waiting -= len(more.chunk)
             lease.input_bytes += more.input_bytes
             if lease.inputs is not None and more.inputs is not None:
-                lease.inputs = lease.inputs + more.inputs
+                lease.inputs = [*lease.inputs, *more.inputs]
         if stop - first > len(lease.chunk):
             base = in_flight.first_row
             lease.chunk = in_flight.chunk(first - base, stop - base)

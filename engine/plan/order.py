@@ -71,7 +71,7 @@ class PlannedBatch:
     """The row of the batch that the first of `rows` is."""
     whole: bool = True
     """Whether the rows are made into a batch; otherwise they stay samples."""
-    inputs: list[Any] | None = None
+    inputs: Sequence[Any] | None = None
     """A sample for each row, if they were begun elsewhere."""
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ before the next one does. A row whose function raised is set aside; the others g
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,14 @@ from ..core.chunk import Chunk, Failure, Outcome, Parts
 from ..core.metrics import SampledClock
 from ..plan import as_yielded
 from .randomness import SampleRandom
+
+LOGGER = logging.getLogger("penstock")
+WANTS_ROWS = (
+    "%s gets rows of a table: to make a dict of %d columns takes %.1f us each time. The"
+    " same function after batch() gets whole columns"
+)
+TOLD_OF_ROWS: set[str] = set()
+"""Names of the stages of which this was said."""
 
 Watch = Any
 """Observes which sample a worker is at: a `LaneStatus` (far/child.py)."""
@@ -48,6 +57,18 @@ class Work:
         if self.watch is not None:
             items = self.watch.each(items, self.offsets or range(len(self.chunk)))
         return items
+
+    def make_rows(self, stage: str) -> None:
+        """Make dicts of the rows of a table: the function of this stage wants them."""
+        if not isinstance(self.samples, TableRows):
+            return
+        begun_ns = time.perf_counter_ns()
+        columns, self.samples = len(self.samples.names), list(self.samples)
+        if stage not in TOLD_OF_ROWS:
+            TOLD_OF_ROWS.add(stage)
+            took_ns = time.perf_counter_ns() - begun_ns
+            us = took_ns / 1000 / max(1, len(self.samples))
+            LOGGER.info(WANTS_ROWS, stage, columns, us)
 
     def rows(self) -> Sequence[int]:
         """Return the row of the batch that each sample belongs to."""
@@ -204,18 +225,21 @@ class Read(Calling):
 
     stage: str
     get: Callable[[int], Any]
-    get_many: Callable[[list[Any]], Any] | None = None
+    get_many: Callable[[Any], Any] | None = None
     """The dataset's `__getitems__`, if it has one."""
     whole: bool = False
     """Whether `get_many` reads whole batches, for a `collate_fn` that gets the result
     as it is."""
+    by_array: bool = False
+    """Whether `get_many` takes an array of indices, `int64 [n]`, instead of a list."""
 
     def run(self, work: Work) -> None:
         if self.get_many is not None and self.whole:
             fetch(work, self.stage, self.get_many)
             return
         if self.get_many is not None:
-            indices = work.chunk.indices.tolist()
+            wanted = work.chunk.indices
+            indices = wanted if self.by_array else wanted.tolist()
             try:
                 samples = self.get_many(indices)
             except Exception:  # noqa: BLE001 one by one, the bad sample shows itself
@@ -368,6 +392,7 @@ class Map(Calling):
 
     def begin(self, work: Work) -> Calls:
         """Pass each sample to the function, with the other arguments it takes."""
+        work.make_rows(self.stage)
         samples = work.watched(work.samples)
         together = self.together()
         if together is not None:
@@ -477,8 +502,7 @@ class Filter(Calling):
 
     def begin(self, work: Work) -> Calls:
         """Ask about each sample, keeping the samples apart from the answers."""
-        if isinstance(work.samples, TableRows):  # what is asked about is what is kept
-            work.samples = list(work.samples)
+        work.make_rows(self.stage)  # what is asked about is what is kept
         flags = Work(work.chunk, work.random, work.samples, work.offsets)
         calls = map(self.predicate, work.watched(work.samples))
         return Calls(calls, len(work.samples), flags)
@@ -574,7 +598,7 @@ class Program:
     def run(
         self,
         chunk: Chunk,
-        inputs: list[Any] | None,
+        inputs: Sequence[Any] | None,
         sink: BatchBuffer | None,
         random: SampleRandom,
         watch: Watch | None = None,
@@ -603,7 +627,7 @@ class Program:
     def work(
         self,
         chunk: Chunk,
-        inputs: list[Any] | None,
+        inputs: Sequence[Any] | None,
         random: SampleRandom,
         share: float | None = None,
         watch: Watch | None = None,
@@ -651,7 +675,9 @@ class Program:
             ended=work.ended,
         )
         if sink is None:
-            outcome.outputs, outcome.offsets = list(work.samples), work.offsets
+            whole = isinstance(work.samples, TableRows)  # rows, if the next wants some
+            outcome.outputs = work.samples if whole else list(work.samples)
+            outcome.offsets = work.offsets
             outcome.nbytes = size_of_all(work.samples)
         elif work.samples:
             outcome.nbytes = sink.place(work.rows(), work.samples)

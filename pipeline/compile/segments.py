@@ -41,6 +41,8 @@ from ...engine.program.program import (
 from ...engine.recipe import Executor, SegmentRecipe
 from ...engine.witness.hazards import Finding, find_unsafe
 from ...system.printing import name_of
+from ..sources.columnar import Columnar
+from ..sources.frames import Frame, HubReader
 from ..stages import (
     CacheStage,
     FilterStage,
@@ -432,8 +434,11 @@ def _operation(
             return ReadOn(name, stage.dataset)
         case SourceStage():
             data = stage.dataset
-            many = ArrayRowReader.of(data) or getattr(data, "__getitems__", None)
-            return Read(name, partial(getitem, data), None if limited else many)
+            reader = ArrayRowReader.of(data) or HubReader.of(data)
+            many = reader or getattr(data, "__getitems__", None)
+            by_array = isinstance(reader or data, ArrayRowReader | Columnar | Frame)
+            many = None if limited else many
+            return Read(name, partial(getitem, data), many, by_array=by_array)
         case FilterStage():
             return Filter(name, stage.function)
     wanted = wanted_by(stage.called)

@@ -7,7 +7,10 @@ files.py          files anywhere, through fsspec; class folders in a store
 lmdb_records.py   values of an LMDB database
 tar_shards.py     WebDataset shards, indexed
 remote_shards.py  WebDataset shards of a store
+row_groups.py     rows of a table that comes in groups, taken by column
 columnar.py       rows of Parquet and Arrow files
+remote_parquet.py rows of Parquet files of a store
+frames.py         rows of tables in memory, and of Hugging Face's
 patience.py       limits of remote reads: retries, second requests, size
 """
 
@@ -61,3 +64,25 @@ def find_shards(
     from .tar_shards import WebDataset
 
     return WebDataset.find(shards, fields)
+
+
+def find_parquet(
+    files: Paths,
+    columns: Sequence[str] | None,
+    groups_in_memory: int,
+    options: Mapping[str, Any] | None,
+) -> Source:
+    """Return the rows of Parquet files.
+
+    Raises:
+        SpecError: pyarrow is not installed, or there is no file, no row or no such
+            column.
+    """
+    urls = listed("from_parquet", files)
+    if any(map(URL.match, urls)):
+        from .remote_parquet import RemoteParquet
+
+        return RemoteParquet.find_stored(urls, columns, groups_in_memory, options)
+    from .columnar import Parquet
+
+    return Parquet.find(files, columns, groups_in_memory)

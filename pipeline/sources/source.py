@@ -158,6 +158,11 @@ class PerProcess(Generic[T]):
             self._fill(key, found)
         return found.result()
 
+    def all(self, keys: Sequence[Hashable]) -> list[T]:
+        """Return the values of several keys, making first what nobody else makes."""
+        made = {key: self(key) for key in keys if key not in self._values}
+        return [made[key] if key in made else self(key) for key in keys]
+
     def _fill(self, key: Hashable, value: Future[T]) -> None:
         try:
             value.set_result(self._make(key))

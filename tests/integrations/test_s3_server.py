@@ -14,6 +14,7 @@ from typing import Any
 import fsspec.asyn
 import numpy as np
 import pytest
+import torch
 from faulty_proxy import proxied
 
 import penstock as ps
@@ -144,6 +145,26 @@ def test_class_folders_of_a_bucket_are_listed_and_read(
 ) -> None:
     found = samples(folder(store, executor=executor, num_parallel_workers=16))
     assert found == expected()
+
+
+def test_tables_of_a_bucket_are_read_by_group(store: str) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pa.table({"at": np.arange(N), "x": np.random.default_rng(0).random(N)})
+    settings = options(store)
+    target = fsspec.filesystem("s3", **settings)
+    for number in range(2):
+        with target.open(f"s3://bucket/tables/{number}.parquet", "wb") as file:
+            part = table.slice(number * N // 2, N // 2)
+            pq.write_table(part, file, row_group_size=40)
+    pattern = "s3://bucket/tables/*.parquet"
+    read = ps.Pipeline.from_parquet(pattern, storage_options=settings)
+    with read.shuffle(seed=1, window=3).batch(32) as pipe:
+        batches = list(pipe)
+    at = torch.cat([batch["at"] for batch in batches])
+    assert sorted(at.tolist()) == [*range(N)]
+    assert torch.equal(
+        torch.cat([b["x"] for b in batches]), torch.tensor(table["x"].to_numpy())[at]
+    )
 
 
 def test_an_epoch_resumes_where_it_was_left(store: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch.utils.data import default_collate
 
 import penstock as ps
 from penstock.pipeline.sources.columnar import Arrow, Columnar, Parquet
+from penstock.pipeline.sources.row_groups import RowGroup, RowGroups
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -103,6 +106,40 @@ def test_rows_are_those_of_the_table(kind: str, make: Any, tmp_path: Path) -> No
     assert len(source.__getitems__([])) == 0
 
 
+@kinds
+@tables
+def test_rows_of_groups_that_are_wanted_together_again_and_again(
+    kind: str, make: Any, tmp_path: Path
+) -> None:
+    source, table = written(kind, make(), tmp_path)
+    rng, groups = np.random.default_rng(1), len(source.group_sizes)
+    for _ in range(8):
+        few = rng.choice(groups, 3, replace=False)
+        rows = np.concatenate([np.arange(ROWS)[g * GROUP :][:GROUP] for g in few])
+        rng.shuffle(rows)
+        for order in np.array_split(rows, 4):
+            wanted = table.take(order).to_pylist()
+            found = source.__getitems__(order)
+            assert [*map(typed, found)] == [*map(typed, wanted)]
+
+
+def test_threads_that_want_the_same_groups_read_each_of_them_once() -> None:
+    table, loaded = pa.table(numbers()), Counter[int]()
+    sizes = [GROUP] * (ROWS // GROUP)
+
+    def load(number: int) -> RowGroup:
+        loaded[number] += 1
+        return RowGroup.of(table.slice(number * GROUP, GROUP), mapped=False)
+
+    rows = RowGroups(sizes, load, len(sizes), mapped=False)
+    orders = [np.random.default_rng(at).permutation(len(rows)) for at in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(rows, orders))
+    for order, made in zip(orders, found, strict=True):
+        assert [*map(typed, made)] == [*map(typed, table.take(order).to_pylist())]
+    assert loaded == Counter(range(len(sizes)))
+
+
 def equal(ours: Any, theirs: Any) -> bool:
     if isinstance(theirs, torch.Tensor):
         return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
@@ -188,8 +225,9 @@ def test_numbers_that_torch_refuses_are_refused(tmp_path: Path) -> None:
             list(pipe)
 
 
-def test_maps_get_rows(tmp_path: Path) -> None:
+def test_maps_get_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source, table = written("parquet", {**numbers(), **others()}, tmp_path)
+    caplog.set_level("INFO", "penstock")
     seen = []
 
     def look(row: Any) -> int:
@@ -197,7 +235,23 @@ def test_maps_get_rows(tmp_path: Path) -> None:
         return int(row["int64"])
 
     read = ps.Pipeline.from_dataset(source, executor="inline")
-    with read.map(look, executor="inline").batch(16) as pipe:
+    named = read.map(look, executor="inline", name="looks")
+    with named.batch(16) as pipe:
         found = torch.cat(list(pipe)).tolist()
+    told = [m for m in caplog.messages if "looks gets rows of a table" in m]
+    assert len(told) == 1
+    assert "a dict of 19 columns" in told[0]
     assert found == table.column("int64").to_pylist()
     assert [*map(typed, seen)] == [*map(typed, table.to_pylist())]
+
+
+def test_maps_after_batch_get_columns(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, table = written("parquet", numbers(), tmp_path)
+    caplog.set_level("INFO", "penstock")
+    read = ps.Pipeline.from_dataset(source, executor="inline")
+    with read.batch(16).map(lambda batch: batch["int64"] * 2) as pipe:
+        found = torch.cat(list(pipe)).tolist()
+    assert found == [2 * each for each in table.column("int64").to_pylist()]
+    assert not [m for m in caplog.messages if "gets rows" in m]

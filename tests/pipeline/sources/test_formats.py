@@ -298,7 +298,7 @@ def test_a_file_that_cannot_be_read_is_refused_with_the_cure(
 def test_a_table_in_a_store_is_refused_with_the_cure() -> None:
     pytest.importorskip("pyarrow")
     with pytest.raises(ps.SpecError, match="mount the store"):
-        ps.Pipeline.from_parquet("s3://bucket/a.parquet")
+        ps.Pipeline.from_arrow("s3://bucket/a.arrow")
 
 
 def test_columns_can_be_chosen_and_must_exist(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_row_groups_in_memory_are_bounded_in_bytes(
         source = source_of(ps.Pipeline.from_parquet(path))
         for at in range(0, len(source), 4):
             assert source[at]["number"] == at
-            held = sum(source._groups._nbytes.values())  # noqa: SLF001
+            held = sum(source._rows._groups._nbytes.values())  # noqa: SLF001
             assert held <= max(budget // 8, 8500)
         assert held // 8000 in kept
 

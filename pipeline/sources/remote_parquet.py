@@ -1,0 +1,168 @@
+"""Rows of Parquet files on a web server or in an object store.
+
+The end of a file says where its row groups are. A group is then read as a byte range:
+one request, or a few if only some columns that lie apart are wanted.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Self
+
+from ...errors import check
+from .columnar import Parquet, check_groups, counted, group_sizes
+from .files import Part, Store, find_files
+
+GAP = 1 << 16
+"""Bytes that are read, too, rather than by a request more."""
+COUNTED_AT_ONCE = 16
+"""Files whose ends are read side by side."""
+
+
+class StoredFile(io.RawIOBase):
+    """A file of which only parts are read.
+
+    Args:
+        read: returns the bytes of a part.
+        nbytes: size of the file.
+        parts: those that are read first, because they are wanted.
+    """
+
+    def __init__(
+        self, read: Callable[[Part], bytes], nbytes: int, parts: Sequence[Part] = ()
+    ) -> None:
+        self._read, self._nbytes, self._at = read, nbytes, 0
+        self._loaded = [(part, memoryview(read(part))) for part in parts]
+
+    def readable(self) -> bool:
+        """Return whether it can be read: it can."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return whether one can go to any place in it: one can."""
+        return True
+
+    def seek(self, at: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place; return it."""
+        self._at = at + (0, self._at, self._nbytes)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """Return the place where the next read begins."""
+        return self._at
+
+    def readinto(self, into: Any) -> int:
+        """Read as many bytes as there is room for; fewer at the end of the file."""
+        at, stop = self._at, min(self._at + len(into), self._nbytes)
+        if at >= stop:
+            return 0
+        inside = (
+            data[at - begin : stop - begin]
+            for (begin, end), data in self._loaded
+            if begin <= at and stop <= end
+        )
+        found = next(inside, None)
+        into[: stop - at] = self._read((at, stop)) if found is None else found
+        self._at = stop
+        return stop - at
+
+
+class RemoteParquet(Parquet):
+    """Rows of Parquet files in a store.
+
+    Args:
+        store: the file system.
+        nbytes: the size of each file.
+        *table: as for any table of files.
+    """
+
+    def __init__(self, store: Store, nbytes: Mapping[str, int], *table: Any) -> None:
+        super().__init__(*table)
+        self.store, self.nbytes = store, nbytes
+
+    @classmethod
+    def find_stored(
+        cls,
+        urls: Sequence[str],
+        columns: Sequence[str] | None,
+        groups_in_memory: int,
+        options: Mapping[str, Any] | None,
+    ) -> Self:
+        """Return the rows of some files, and count their groups now.
+
+        Args:
+            urls: files of one file system, or one pattern that matches them.
+            columns: the columns to read; None: all.
+            groups_in_memory: the number of row groups that a process keeps.
+            options: storage options of fsspec.
+
+        Raises:
+            SpecError: pyarrow is not installed, or there is no file, no row or no such
+                column.
+        """
+        check_groups(cls.KIND, groups_in_memory)
+        given = urls[0] if len(urls) == 1 and "*" in urls[0] else urls
+        files = find_files(given, None, options, "thread")
+        store, paths = files.store, tuple(files.paths)
+        wanted = None if columns is None else tuple(columns)
+        with ThreadPoolExecutor(COUNTED_AT_ONCE) as threads:
+            ends = {path: threads.submit(end_of, store, path) for path in paths}
+            sizes = counted(
+                cls.KIND, paths, lambda at: group_sizes(ends[at].result()[1], wanted)
+            )
+        nbytes = {path: end.result()[0] for path, end in ends.items()}
+        return cls(store, nbytes, paths, wanted, sizes, groups_in_memory)
+
+    def _open(self, path: Any) -> Any:
+        return metadata_of(self.store, path, self.nbytes[path])
+
+    def _readable(self, path: str, group: Any) -> StoredFile:
+        parts = parts_of(group, self.columns)
+        return StoredFile(partial(self.store.read, path), self.nbytes[path], parts)
+
+    def _store(self) -> Any:
+        return [*self.store.place(), sorted(self.nbytes.items())]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kind, table = super().__reduce__()
+        return kind, (self.store, self.nbytes, *table)
+
+
+def end_of(store: Store, path: str) -> tuple[int, Any]:
+    """Return the size of a file in a store, and what its end says of its groups.
+
+    Raises:
+        SpecError: its server does not say how long it is.
+    """
+    nbytes = store.patience.read(store.open().info, path)["size"]
+    check(
+        nbytes is not None,
+        f"`from_parquet` cannot read {path!r}: its server does not say how long it is,"
+        " so it sends no parts; copy the files to a disk or object store",
+    )
+    return nbytes, metadata_of(store, path, nbytes)
+
+
+def metadata_of(store: Store, path: str, nbytes: int) -> Any:
+    """Return what the end of a file of this size says of its groups."""
+    import pyarrow.parquet as pq
+
+    return pq.read_metadata(StoredFile(partial(store.read, path), nbytes))
+
+
+def parts_of(group: Any, columns: Sequence[str] | None) -> list[Part]:
+    """Return the parts of a file that a group's columns are in, ascending."""
+    found: list[Part] = []
+    chunks = (group.column(at) for at in range(group.num_columns))
+    for chunk in chunks:
+        if columns is None or chunk.path_in_schema.split(".")[0] in columns:
+            begin = chunk.dictionary_page_offset or chunk.data_page_offset
+            begin = min(begin, chunk.data_page_offset)
+            end = begin + chunk.total_compressed_size
+            if found and begin - found[-1][1] <= GAP:
+                begin = found.pop()[0]
+            found.append((begin, end))
+    return found

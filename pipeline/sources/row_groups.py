@@ -1,0 +1,314 @@
+"""Rows of a table that comes in groups, taken by column.
+
+A group of rows is read as a whole: a row group of a Parquet file, a record batch of
+Arrow's. Its columns stay what they are until somebody wants rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import config
+from ...engine.batch.array_rows import Block, TableRows
+from .source import PerProcess
+
+SHARE = 8
+"""A process keeps groups of at most this part of the memory budget."""
+PARTS = 2
+"""Groups are joined if they take at most one of so many parts of that."""
+ALIKE = 0.9
+"""They are joined if two requests in a row want the same ones: this share of all."""
+JOINED = 2
+"""Sets of them that a process keeps: some threads begin a window, others end one."""
+
+
+def groups_bytes() -> int:
+    """Return the bytes that the groups of a table may take in a process."""
+    return config.memory_bytes() // SHARE
+
+
+class RowGroup:
+    """The columns of some rows.
+
+    Args:
+        names: of all columns, in order.
+        numbers: arrays `[rows]`, by name.
+        others: columns of pyarrow's, or lists, by name.
+        length: the number of rows.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        numbers: Mapping[str, NDArray[Any]],
+        others: Mapping[str, Any],
+        length: int,
+    ) -> None:
+        self.names, self.numbers, self.others = tuple(names), numbers, others
+        self._length = length
+
+    @classmethod
+    def of(cls, table: Any, *, mapped: bool) -> Self:
+        """Return the rows of a table of pyarrow's, or of a record batch.
+
+        Args:
+            table: the rows.
+            mapped: whether its columns are in a mapped file, and stay there.
+        """
+        numbers, others = {}, {}
+        for name, column in zip(table.schema.names, table.columns, strict=True):
+            values = numbers_of(column, packed=mapped)
+            if values is None:
+                others[name] = column
+            else:
+                numbers[name] = values
+        return cls(table.schema.names, numbers, others, table.num_rows)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that its columns take, in memory or in a mapped file."""
+        return sum(c.nbytes for c in (*self.numbers.values(), *self.others.values()))
+
+    @property
+    def types(self) -> tuple[object, ...]:
+        """The names and types of all columns."""
+        numbers = ((name, column.dtype) for name, column in self.numbers.items())
+        return self.names, *numbers, *(c.type for c in self.others.values())
+
+    def rows(self, wanted: NDArray[np.int64]) -> TableRows:
+        """Return some rows, in this order."""
+        blocks = tuple(
+            Block(names, np.stack([self.numbers[n].take(wanted) for n in names], 1))
+            for names in self.kinds()
+        )
+        others = {name: values_of(c, wanted) for name, c in self.others.items()}
+        return TableRows(self.names, blocks, others, len(wanted))
+
+    def kinds(self) -> list[tuple[str, ...]]:
+        """Return the names of the columns of numbers, those of a type together."""
+        names: dict[object, list[str]] = {}
+        for name, column in self.numbers.items():
+            names.setdefault(column.dtype, []).append(name)
+        return [tuple(alike) for alike in names.values()]
+
+
+class JoinedGroups:
+    """Several groups of the same columns as one, from which batch after batch is taken.
+
+    The numbers of a row are side by side: one call takes them all.
+
+    Args:
+        groups: by their number in the source.
+        count: of the source's groups.
+
+    Raises:
+        ArrowException: columns of some type cannot be joined.
+    """
+
+    def __init__(self, groups: Mapping[int, RowGroup], count: int) -> None:
+        import pyarrow as pa
+
+        first, *_ = parts = [*groups.values()]
+        sizes = [len(part) for part in parts]
+        stops = np.cumsum(sizes)
+        self.begins = np.full(count, -1, np.int64)
+        """By number of a group: its first row here, or -1."""
+        self.begins[[*groups]] = stops - sizes
+        self.names, self.blocks = first.names, []
+        for names in first.kinds():
+            shape = int(stops[-1]), len(names)
+            block = Block(names, np.empty(shape, first.numbers[names[0]].dtype))
+            for part, rows in zip(
+                parts, np.split(block.values, stops[:-1]), strict=True
+            ):
+                np.stack([part.numbers[name] for name in names], 1, out=rows)
+            self.blocks.append(block)
+        self.others = {
+            name: pa.concat_arrays([*chunks_of(part.others[name] for part in parts)])
+            for name in first.others
+        }
+
+    def rows(self, wanted: NDArray[np.int64]) -> TableRows:
+        """Return some rows, in this order."""
+        blocks = (Block(names, v.take(wanted, 0)) for names, v in self.blocks)
+        others = {name: values_of(c, wanted) for name, c in self.others.items()}
+        return TableRows(self.names, tuple(blocks), others, len(wanted))
+
+
+def chunks_of(columns: Iterable[Any]) -> Iterator[Any]:
+    """Yield the arrays of columns of pyarrow's, which may be chunked."""
+    for column in columns:
+        yield from getattr(column, "chunks", (column,))
+
+
+def numbers_of(column: Any, *, packed: bool) -> NDArray[Any] | None:
+    """Return a column of numbers as an array; None if it has others, or gaps.
+
+    Bits stay `packed` in a mapped file: to unpack them would read all of the column.
+    """
+    import pyarrow as pa
+
+    kind = column.type
+    numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    odd = kind in (pa.uint64(), pa.float16()) or column.null_count
+    if odd or not (numbers or (pa.types.is_boolean(kind) and not packed)):
+        return None
+    found: NDArray[Any] = np.asarray(column)
+    return found
+
+
+def values_of(column: Any, rows: NDArray[np.int64]) -> list[Any]:
+    """Return rows of a column as Python values; those in a row need no copy."""
+    if isinstance(column, list):
+        return [column[row] for row in rows.tolist()]
+    import pyarrow as pa
+
+    first, count = int(rows[0]), len(rows)
+    found: list[Any]
+    if count == 1 or np.array_equal(rows, np.arange(first, first + count)):
+        found = column.slice(first, count).to_pylist()
+        return found
+    try:
+        found = column.take(rows).to_pylist()
+    except pa.ArrowNotImplementedError:  # not of views of text, for instance
+        found = [column[row].as_py() for row in rows.tolist()]
+    return found
+
+
+def alike(columns: Sequence[NDArray[Any] | list[Any]]) -> bool:
+    """Whether all are arrays of one type."""
+    types = {c.dtype for c in columns if isinstance(c, np.ndarray)}
+    return len(types) == 1 and not any(isinstance(c, list) for c in columns)
+
+
+def mixed(parts: Sequence[TableRows], order: NDArray[np.int64]) -> Sequence[Any]:
+    """Return rows of several groups; number i of all is row `order[i]` of them."""
+    ranks, names = np.argsort(order), parts[0].names
+    if any(part.names != names for part in parts):
+        return reordered(parts, ranks)
+    if any(part.types != parts[0].types for part in parts):
+        parts = unified(parts)
+    blocks = tuple(
+        Block(kind, np.concatenate([p.blocks[at].values for p in parts]).take(ranks, 0))
+        for at, kind in enumerate(parts[0].kinds)
+    )
+    others = {
+        name: reordered([part.others[name] for part in parts], ranks)
+        for name in parts[0].others
+    }
+    return TableRows(names, blocks, others, len(order))
+
+
+def reordered(parts: Iterable[Iterable[Any]], ranks: NDArray[np.int64]) -> list[Any]:
+    """Return values of all parts; the i-th of the result is number `ranks[i]`."""
+    values = [*itertools.chain.from_iterable(parts)]
+    return [values[rank] for rank in ranks.tolist()]
+
+
+def unified(parts: Sequence[TableRows]) -> list[TableRows]:
+    """Return the same rows; a column of different types has Python values."""
+    found: list[dict[str, Any]] = [{} for _ in parts]
+    columns = zip(*(part.columns() for part in parts), strict=True)
+    for name, shares in zip(parts[0].names, columns, strict=True):
+        for into, share in zip(found, shares, strict=True):
+            listed = isinstance(share, np.ndarray) and not alike(shares)
+            into[name] = share.tolist() if listed else share
+    return [
+        TableRows.of(each, len(part)) for each, part in zip(found, parts, strict=True)
+    ]
+
+
+class RowGroups:
+    """Rows of a table, by index.
+
+    Args:
+        sizes: the number of rows in each group.
+        load: returns a group, given its number.
+        kept: groups that a process keeps.
+        mapped: whether groups are in mapped files, or in memory anyway: they take no
+            memory of their own.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        load: Callable[[int], RowGroup],
+        kept: int,
+        *,
+        mapped: bool,
+    ) -> None:
+        self._ends = np.cumsum(sizes, dtype=np.int64)
+        self._begins = self._ends - sizes
+        weigh = None if mapped else attrgetter("nbytes")
+        self._groups: PerProcess[RowGroup] = PerProcess(load, kept, weigh, groups_bytes)
+        self._joined = PerProcess(self._join, JOINED)
+        self._needed: frozenset[int] = frozenset()
+        """The groups of the last rows that were in several."""
+        self._wanted: frozenset[int] = frozenset()
+        """Those to be taken from as one."""
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __call__(self, indices: Sequence[int]) -> Sequence[dict[str, Any]]:
+        """Return some rows; rows of the same group are taken from it at once.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        wanted = np.asarray(indices, np.int64)
+        if not len(wanted):
+            return []
+        if wanted.min() < 0 or wanted.max() >= len(self):
+            outside = next(each for each in indices if not 0 <= each < len(self))
+            raise IndexError(f"row {outside} of {len(self)}")
+        groups = np.searchsorted(self._ends, wanted, "right")
+        rows = wanted - self._begins[groups]
+        joined = self._joined(self._wanted) if self._wanted else None
+        if joined is not None and (firsts := joined.begins[groups]).min() >= 0:
+            return joined.rows(firsts + rows)
+        return self._of_groups(groups, rows)
+
+    def _of_groups(
+        self, groups: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> Sequence[dict[str, Any]]:
+        """Return rows of some groups, given the number of each in its group."""
+        order = np.argsort(groups, kind="stable")
+        starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
+        needed = groups[order[starts]].tolist()
+        found = self._groups.all(needed)
+        if len(found) == 1:
+            return found[0].rows(rows)
+        before, self._needed = self._needed, frozenset(needed)
+        both = before | self._needed
+        if len(before & self._needed) >= ALIKE * len(both):
+            nbytes = sum(group.nbytes for group in found)
+            if nbytes <= groups_bytes() // PARTS:
+                self._wanted = both
+        shares = np.split(rows[order], starts[1:])
+        pairs = zip(found, shares, strict=True)
+        return mixed([group.rows(share) for group, share in pairs], order)
+
+    def _join(self, needed: Any) -> JoinedGroups | None:
+        """Join the groups of these numbers; return None if that is not possible."""
+        import pyarrow as pa
+
+        numbers = sorted(needed)
+        groups = self._groups.all(numbers)
+        if any(group.types != groups[0].types for group in groups):
+            return None
+        try:
+            return JoinedGroups(
+                dict(zip(numbers, groups, strict=True)), len(self._ends)
+            )
+        except pa.ArrowException:
+            return None
