@@ -17,6 +17,12 @@ from typing import Any
 from ..system.file_locks import ByteLock, try_lock
 
 MIB = 1 << 20
+MANY = 100
+"""Samples found, and samples made, that show whether a cache saves anything."""
+LOSS = (
+    "; to find one takes {:.3g} ms, and to make one {:.3g}: without this cache, the"
+    " pipeline is faster"
+)
 ROWS = 512
 """Rows of counts. Each process of a pipeline on one host owns one; any beyond the first
 511 share the last row, without its lock."""
@@ -104,8 +110,17 @@ class CacheStatistics:
         short = f"; no room for {self.refused:,}" if self.refused else ""
         return (
             f"{self.name}: {self.hit_share:.0%} of samples found: {', '.join(parts)}"
-            f"{short}"
+            f"{short}{self._loss}"
         )
+
+    @property
+    def _loss(self) -> str:
+        """What to do if samples are found more slowly than made; else nothing."""
+        if min(self.hits, self.misses) < MANY:
+            return ""
+        found_ms = (self.ram_ns + self.disk_ns) / 1e6 / self.hits
+        made_ms = self.compute_ns / 1e6 / self.misses
+        return LOSS.format(found_ms, made_ms) if found_ms > made_ms else ""
 
     @property
     def hits(self) -> int:

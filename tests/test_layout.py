@@ -35,15 +35,15 @@ OWN_PIPES = {"penstock.engine.far.handover"}
 # caches that are too small, 36, and what is restricted, locks that threads wait for,
 # samples that are uneven and looks that come sooner 330;
 # tables whose columns stay columns took 115, and those of stores, in memory and of
-# Hugging Face 395.
+# Hugging Face 395; what a cache that loses says took 20.
 STATEMENTS = {
     "autotune": 3610,
-    "cache": 2519,
+    "cache": 2530,
     "demo": 220,
     "engine": 11550,
     "integrations": 170,
     "mindspore": 200,
-    "pipeline": 6035,
+    "pipeline": 6045,
     "system": 545,
     "": 530,
 }

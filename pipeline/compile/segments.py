@@ -356,9 +356,14 @@ def _tell(name: str, kind: Kind, pipeline: str) -> None:
         line = MOVED if kind.executor == "process" else STAYS
         announce(line % (name, kind.finding), pipeline)
     else:
-        logging.getLogger("penstock").warning(SHARED, name, kind.finding)
+        LOGGER.warning(SHARED, name, kind.finding)
 
 
+LOGGER = logging.getLogger("penstock")
+BY_ROW = (
+    "%s keeps each row of %s, which takes longer to find than to read with others by"
+    " column; leave the cache out, or put it after a map() that computes"
+)
 MOVED = (
     "%s: executor auto -> process: %s. Create it on first use, so that every worker "
     "has its own, or pass from_dataset(thread_safe=True) if threads may share it."
@@ -421,6 +426,10 @@ def _operations(
         return tuple(steps)
     waits = executor_of(_samplers(group)[0]) == "async"
     kept = group[:stored]
+    source = kept[0][1]
+    quick = isinstance(source, SourceStage) and getattr(source.dataset, "QUICK", False)
+    if quick and isinstance(steps[1], Stored):
+        LOGGER.warning(BY_ROW, named(*kept[1]), named(*kept[0]))
     lead = next((n for n in kept if isinstance(n[1], MapStage)), kept[0])
     return Cached(named(*lead), tuple(steps[:stored]), waits), *steps[stored:]
 

@@ -25,6 +25,8 @@ class Frame:
         groups: the rows, in memory or in a mapped file.
     """
 
+    QUICK = True
+
     def __init__(self, groups: Sequence[RowGroup]) -> None:
         self._groups = [group for group in groups if len(group)]
         sizes = [*map(len, self._groups)]

@@ -79,6 +79,8 @@ class RemoteParquet(Parquet):
         *table: as for any table of files.
     """
 
+    QUICK = False
+
     def __init__(self, store: Store, nbytes: Mapping[str, int], *table: Any) -> None:
         super().__init__(*table)
         self.store, self.nbytes = store, nbytes

@@ -7,10 +7,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from penstock.cache.statistics import NBYTES, CacheStatistics, Counters
+from penstock.cache.statistics import NBYTES, CacheStatistics, Counters, TierStatistics
 from penstock.system.shared_memory import shared_file, titled
 from support.forked import End, forked
 
@@ -85,3 +86,17 @@ def test_closing_twice_closes_no_file_of_others() -> None:
     counters.close()
     os.fstat(other)
     os.close(other)
+
+
+@pytest.mark.parametrize(("made_ns", "loses"), [(10_000, True), (50_000, False)])
+def test_a_cache_that_finds_samples_more_slowly_than_they_are_made_says_so(
+    made_ns: int, *, loses: bool
+) -> None:
+    tier = TierStatistics("RAM", 400, 400, 4000, 1 << 20, 0, 0.0)
+    counts = CacheStatistics(
+        misses=100, compute_ns=100 * made_ns, ram_ns=400 * 20_000, tiers=(tier,)
+    )
+    said = "to find one takes 0.02 ms, and to make one 0.01: without this cache"
+    assert (said in counts.line) == loses
+    few = replace(counts, misses=99, compute_ns=99 * made_ns)
+    assert "without this cache" not in few.line

@@ -255,3 +255,19 @@ def test_maps_after_batch_get_columns(
         found = torch.cat(list(pipe)).tolist()
     assert found == [2 * each for each in table.column("int64").to_pylist()]
     assert not [m for m in caplog.messages if "gets rows" in m]
+
+
+def test_a_cache_of_rows_that_are_read_faster_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, _ = written("parquet", numbers(), tmp_path)
+    read = ps.Pipeline.from_dataset(source, executor="inline", name="rows")
+    cached = read.cache(ram="8MB").batch(16)
+    with cached:
+        list(cached)
+    said = "Cache(ID:1) keeps each row of Parquet(ID:0) rows, which takes longer"
+    assert said in caplog.text
+    caplog.clear()
+    with read.map(dict).cache(ram="8MB").batch(16) as computed:
+        list(computed)
+    assert "keeps each row" not in caplog.text
