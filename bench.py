@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeRemainingColumn
 
 from . import config
+from .autotune.explain import Explanation
 from .errors import SpecError, check
 from .pipeline.image import decode_random_resized_crop
 from .pipeline.pipeline import Pipeline
@@ -51,26 +52,42 @@ def bench(
     Raises:
         SpecError: `target` is neither, or yields no batch.
     """
-    face = face_of(target, batch_size)
-    check(hasattr(face, "explain"), NOT_OURS.format(target, type(face).__name__))
+    bench_loader = face_of(target, batch_size)  # the log calls it "bench"
+    check(
+        hasattr(bench_loader, "explain"),
+        NOT_OURS.format(target, type(bench_loader).__name__),
+    )
     as_set_s, tuned_s = AS_SET * seconds, (1.0 - AS_SET) * seconds
     with Progress(
-        TextColumn("{task.description}"), TimeRemainingColumn(), console=console
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
     ) as progress:
-        before = rate_of(face, as_set_s, as_set_s, step_s, progress, "as set")
+        before = rate_of(bench_loader, as_set_s, as_set_s, step_s, progress, "as set")
+        as_set = settings_of(bench_loader.explain())
         config.set_enable_autotune(enable=True)
-        after = rate_of(face, tuned_s, LAST * tuned_s, step_s, progress, "tuned")
-    console.print(f"as set: {before:,.0f} samples/s; tuned: {after:,.0f} samples/s")
-    console.print(str(face.explain()), markup=False, highlight=False, soft_wrap=True)
+        after = rate_of(
+            bench_loader, tuned_s, LAST * tuned_s, step_s, progress, "tuned"
+        )
+    found = bench_loader.explain()
     config.set_enable_autotune(enable=False)
-    face.close()
+    bench_loader.close()
+    same = settings_of(found) == as_set
+    tuned = "with autotune, which changed nothing" if same else "tuned"
+    console.print(
+        f"as set: {before:,.0f} samples/s; {tuned}: {after:,.0f} samples/s",
+        soft_wrap=True,
+    )
+    console.print(str(found), markup=False, highlight=False, soft_wrap=True)
 
 
 def face_of(target: str, batch_size: int) -> Any:
     """Return what to loop over."""
     if os.path.isdir(target):
         crop = decode_random_resized_crop(CROP)
-        return Pipeline.from_folder(target).shuffle(seed=0).map(crop).batch(batch_size)
+        photos = Pipeline.from_folder(target).shuffle(seed=0)
+        return photos.map(crop).batch(batch_size).options(name="bench")
     module, separator, name = target.partition(":")
     check(bool(module and separator and name), NO_FACTORY.format(target))
     sys.path.insert(0, str(Path.cwd()))
@@ -79,6 +96,16 @@ def face_of(target: str, batch_size: int) -> Any:
     except (ImportError, AttributeError) as error:
         raise SpecError(f"{NO_FACTORY.format(target)} ({error})") from error
     return make()
+
+
+def settings_of(found: Explanation) -> list[tuple[int, int, str] | None]:
+    """Return what the tuner may change of each stage: None where the trainer loads."""
+    return [
+        None
+        if stage.executor == "inline"
+        else (stage.num_parallel_workers, stage.prefetch_size, stage.executor)
+        for stage in found.stages
+    ]
 
 
 def rate_of(

@@ -111,7 +111,7 @@ def demo(
 
 
 LOG = typer.Argument(help="Log of a tuned run: PREFIX_<rank>.jsonl, or PREFIX for all.")
-NAME = typer.Option(help="The pipeline's name in the log, if the log has several.")
+NAME = typer.Option(help="Only this pipeline, by its name in the log; default: all.")
 NODES = typer.Option(min=1, help="Machines that train in step; may be repeated.")
 STORE = typer.Option(help="Bytes per second of the store, for all nodes: 10GB.")
 DATA = typer.Option(
@@ -157,9 +157,7 @@ def plan(  # noqa: PLR0913, PLR0917 typer makes an option of each
     from .autotune import planner
 
     with busy("reading the log"):
-        workload = planner.measured_workload(log, name)
-    if step_ms is not None:
-        workload = replace(workload, gap_s=step_ms / 1000)
+        workloads = planner.measured_workloads(log, name)
     around = {
         "store_bytes_per_s": _bytes_of(store_bandwidth, inf),
         "data_bytes": _bytes_of(data_size, inf),
@@ -167,11 +165,16 @@ def plan(  # noqa: PLR0913, PLR0917 typer makes an option of each
         "disk_bytes": _bytes_of(disk, 0.0),
         "spread": spread,
     }
-    for count in cores or [effective_cpus()]:
-        print(planner.Projection(workload, count))
-        if nodes:
-            speeds = planner.plan_nodes(workload, count, nodes, **around)
-            print(planner.table_of(count, speeds))
+    for shown, workload in workloads.items():
+        if len(workloads) > 1:
+            print(f"{shown}:")
+        gap_s = workload.gap_s if step_ms is None else step_ms / 1000
+        asked = replace(workload, gap_s=gap_s)
+        for count in cores or [effective_cpus()]:
+            print(planner.Projection(asked, count))
+            if nodes:
+                speeds = planner.plan_nodes(asked, count, nodes, **around)
+                print(planner.table_of(count, speeds))
 
 
 def _bytes_of(size: str, otherwise: float) -> float:

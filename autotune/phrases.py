@@ -133,6 +133,8 @@ def count(number: float) -> str:
 
 def size(nbytes: float) -> str:
     """Return a number of bytes with a suitable unit."""
+    if nbytes < 1024:
+        return f"{nbytes:.0f} bytes"
     if nbytes >= GIB:
         return f"{nbytes / GIB:.1f} GiB"
     if nbytes >= 10 * MIB:

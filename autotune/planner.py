@@ -128,39 +128,40 @@ class Projection:
         return "\n".join([head, *rows, f"  what binds: {self.binds}"])
 
 
-def measured_workload(
+def measured_workloads(
     path: str | os.PathLike[str], name: str | None = None
-) -> Workload:
-    """Read the measured workload of a tuned run from its log.
+) -> dict[str, Workload]:
+    """Read the measured workload of each pipeline of a tuned run from its log.
 
     Args:
         path: one rank's `<prefix>_<rank>.jsonl`, or the prefix.
-        name: the pipeline's name; None if only one trained.
+        name: of the pipeline to read about; None means all.
+
+    Returns:
+        Name and workload of each pipeline that trained, as its first rank measured it.
 
     Raises:
-        SpecError: the log does not exist, is of another version, shows no training, or
-            shows several pipelines and `name` does not choose one.
+        SpecError: the log does not exist, is of another version, has no such pipeline,
+            or shows no training.
     """
-    shown = os.fspath(path)
-    seen: dict[str, Observation] = {}
+    found: dict[str, Workload] = {}
     for each in read_recording(path, name).pipelines:
         if each.latest is not None:
-            found = Situation.from_row(each.latest).observation
-            seen.setdefault(each.name, found)
+            seen = Situation.from_row(each.latest).observation
+            found.setdefault(each.name, workload_of(seen))
     check(
-        bool(seen),
-        f"{shown!r} shows no training; train for some seconds with"
+        bool(found),
+        f"{os.fspath(path)!r} shows no training; train for some seconds with"
         " set_enable_autotune(True, filepath_prefix)",
     )
-    check(
-        len(seen) == 1,
-        f"{shown!r} has several pipelines ({', '.join(seen)}); choose one, for example"
-        f" with `penstock plan {shown} --name {next(iter(seen), '')}`",
-    )
-    (observation,) = seen.values()
-    trainer, parts = observation.trainer, observation.segments[0].parts
+    return found
+
+
+def workload_of(seen: Observation) -> Workload:
+    """Return the workload that a window of training shows."""
+    trainer, parts = seen.trainer, seen.segments[0].parts
     return Workload(
-        observation.segments,
+        seen.segments,
         trainer.gap_s / trainer.steps,
         batch_rows=max(1, round(trainer.rows / trainer.steps)),
         source_bytes=parts[0].bytes_per_row if parts else 0.0,

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 
 import psutil
 
@@ -130,6 +131,11 @@ def folder_in(place: Path) -> Path:
     return place if place.name == FOLDER else place / FOLDER
 
 
+def emptying(folder: Path) -> str:
+    """Return the advice to empty a cache, by a command to paste."""
+    return f"empty it with `penstock cache clear {quote(str(folder))}`"
+
+
 def require(is_so: bool, text: str) -> None:  # noqa: FBT001 a condition, as in `assert`
     """Distrust a folder unless something is so.
 
@@ -204,13 +210,13 @@ def check_ours(folder: Path) -> None:
     require(
         version > 0,
         f"{folder} holds no penstock cache, or its {STATE} is damaged; give another"
-        f" folder, or empty it with `penstock cache clear {folder}`",
+        f" folder, or {emptying(folder)}",
     )
     require(
         version == VERSION,
         f"{folder} was written by another version of penstock (its format is"
         f" {version}, this one reads {VERSION}); use that version, give another"
-        f" folder, or empty it with `penstock cache clear {folder}`",
+        f" folder, or {emptying(folder)}",
     )
 
 
@@ -277,7 +283,7 @@ def enter(folder: Path, users: int, *, mends: bool) -> None:
         fcntl.flock(users, fcntl.LOCK_UN)  # nobody has finished checking it
     raise DistrustError(
         f"{folder} could not be opened: the processes that checked it ended before they"
-        " were done; start again, or empty it with `penstock cache clear`"
+        f" were done; start again, or {emptying(folder)}"
     )
 
 

@@ -112,8 +112,7 @@ def opened(place: Path, *, looks: bool = False) -> Iterator[Disk]:
         with closing(Disk(place, mends=False, looks=looks)) as disk:
             yield disk
     except DistrustError as error:
-        text = f"{error}; nothing was changed (`penstock cache clear` empties it)"
-        raise NoCacheError(text) from error
+        raise NoCacheError(f"{error}; nothing was changed") from error
     except DiskError as error:
         raise NoCacheError(str(error)) from error
 

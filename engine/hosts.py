@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import asdict
 
 from ..errors import CLOSED, PenstockError
-from .auto_executor import SOON_NS, WORTH_START_NS, resolve
+from .auto_executor import SOON_NS, WORTH_START_NS, ResolvedExecutor, resolve
 from .core.byte_budget import ByteBudget
 from .core.metrics import ConnectorObservation
 from .engine import Engine
@@ -220,6 +220,10 @@ class DirectHost(Host):
         return run_ns / 1e9 / rows if rows else 0.0
 
     def begin(self, cursor: Cursor) -> None:
+        if self.undecided and not (self.stays or self.segment.iterable):
+            suited = self._suited(WORTH_START_NS)
+            if suited is not None and suited.executor != "inline":
+                self.stays = Restriction.SHORT.format(suited.reason)
         self._before_ns = self._meter.run_ns
         super().begin(cursor)
 
@@ -247,17 +251,11 @@ class DirectHost(Host):
         """
         if not self.undecided or (self.segment.iterable and not self._overlaps()):
             return None
-        meter, rows, threads = self._meter, self._batch_rows, self.segment.thread_safe
-        # With threads, the trainer still runs the `collate_fn`.
-        collates = threads or not self.collate_moves
-        tally = meter.samples_tally if collates else meter.tally
-        if meter.batches == 1 and meter.usual_ns * rows > SOON_NS:
-            tally = rows, meter.usual_ns * rows
-        spent_ns = WORTH_START_NS if self._kept else meter.run_ns - self._before_ns
-        found = resolve(*tally, 0, rows, thread_safe=threads, epoch_ns=spent_ns)
+        spent_ns = self._meter.run_ns - self._before_ns
+        found = self._suited(WORTH_START_NS if self._kept else spent_ns)
         if found is None:
             return None
-        self.undecided = False
+        self.undecided, self.stays = False, self.segment.stays
         if found.executor == "inline":
             self._note("inline", "stays", found.reason)
             return None
@@ -269,6 +267,16 @@ class DirectHost(Host):
         if not self.verdict(found.executor):
             self._note(found.executor, "moved", found.reason)
         return found.executor
+
+    def _suited(self, epoch_ns: int) -> ResolvedExecutor | None:
+        """Return what suits the work, if loading an epoch takes so long."""
+        meter, rows, threads = self._meter, self._batch_rows, self.segment.thread_safe
+        # With threads, the trainer still runs the `collate_fn`.
+        collates = threads or not self.collate_moves
+        tally = meter.samples_tally if collates else meter.tally
+        if meter.batches == 1 and meter.usual_ns * rows > SOON_NS:
+            tally = rows, meter.usual_ns * rows
+        return resolve(*tally, 0, rows, thread_safe=threads, epoch_ns=epoch_ns)
 
     def _overlaps(self) -> bool:
         """Whether one reader beside the trainer would save it time.

@@ -1,15 +1,39 @@
-"""README and docs: their code runs, and their links lead somewhere."""
+"""README and docs: code and commands run as they stand there, and links lead somewhere.
+
+Commands run in the folder of a reader who has done the steps before. Those that cannot
+run in a test are in one table, with the reason; their options exist.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
+import shutil
+import signal
+import subprocess
 import sys
+import time
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+import typer
 
+import penstock as ps
+from penstock import cli
+from penstock.cache.housekeeping import entries
 from support import warm
-from support.doc_blocks import BLOCK, draw_given_photos, write_script
+from support.doc_blocks import (
+    BLOCK,
+    FENCED,
+    commands_of,
+    commands_of_script,
+    draw_given_photos,
+    options_in,
+    write_script,
+)
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -18,7 +42,6 @@ PAGES = [
     if page.parts[-2][0] != "."
 ]
 RUN = [page for page in PAGES if page.parent in (ROOT, ROOT / "docs")]
-FENCED = re.compile(r"^(```|~~~).*?^\1$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
@@ -70,3 +93,289 @@ def anchor_of(heading: str) -> str:
     """Return what both GitHub and mkdocs make of a heading of plain words."""
     kept = re.sub(r"[^\w\s-]", "", heading.lower())
     return re.sub(r"\s", "-", kept.strip())
+
+
+def test_the_site_tells_its_style_which_language_a_block_has() -> None:
+    # Without that option no line of a log wraps.
+    assert ".language-text" in (ROOT / "docs/style.css").read_text()
+    assert "pygments_lang_class: true" in (ROOT / "mkdocs.yml").read_text()
+
+
+# Commands
+
+SCRIPTS = sorted(
+    script
+    for folder in ("benchmarks", "benchmarks/peers", "examples", "tests")
+    for script in ROOT.glob(f"{folder}/*.py")
+    if "__main__" in script.read_text()
+    if "peers/serve" not in str(script)  # it runs where another loader is installed
+)
+WRITTEN = sorted(
+    {
+        command
+        for page in [*PAGES, *ROOT.glob(".github/**/*.md")]
+        if page.name != "CHANGELOG.md"  # it tells of options that are gone, too
+        for command in commands_of(page)
+    }
+    | {command for script in SCRIPTS for command in commands_of_script(script)}
+)
+MORE = [
+    "penstock --version",
+    "penstock run -m train --epochs 2",
+    "penstock report --name val out/run",
+    "penstock watch --once out/run_0.jsonl",
+    "penstock plan --name train --step-ms 5 --disk 1TB --data-size 9GB out/run",
+    "penstock bench photos --seconds 4 --step-ms 1 --batch-size 8",
+    "penstock demo --data photos --latency-ms 2 --seconds 5",
+    "penstock cache clear --name NAME cache",
+]
+"""Commands with the options that no page shows."""
+LEFT_OUT = {
+    r"penstock (cache clear|plan|report|run|watch)": "a name, not a whole command",
+    r"penstock watch PID": "it ends with the process: a test of its own runs it",
+    r"make .*": "takes minutes, and installs packages; its goal exists",
+    r"git clone .*|pip install.*": "needs a network; an extra that it names exists",
+    r"pre-commit install": "changes the clone that is tested",
+    r"(py-spy|pgrep) .*": "needs a process that hangs",
+    r"while .*": "ends when a test fails",
+    r"ray .*": "needs a cluster",
+    r"python -m build .*": "needs a network; tests/test_layout.py builds a wheel",
+    r"python -m venv .*|clean/bin/.*": "run by tests/test_installed.py",
+    r"(\S+/)?python benchmarks/.*": "takes minutes; its options exist",
+    r"cd benchmarks.*|python -m peers.*": "downloads 5 GB; its options exist",
+    r"torchrun .*|python examples/.*": "run by tests/test_examples.py with few samples",
+    r"python tests/.*": "takes minutes, or hours; its options exist",
+}
+"""What is not run as it is written, and why."""
+SLOW = [
+    "penstock bench my_module:make_loader",
+    "penstock demo",
+    "penstock demo --seconds 20",
+    "penstock run examples/plain_training.py",
+]
+LAUNCHER = {"--standalone", "--nproc-per-node", "--max-restarts"}
+TRAIN = """
+import argparse, time
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Photos(Dataset):
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        time.sleep(0.001)  # a slow disk
+        return torch.zeros(8), index
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=30)
+epochs = parser.parse_args().epochs
+train_loader = DataLoader(Photos(32), batch_size=4, shuffle=True)
+val_loader = DataLoader(Photos(8), batch_size=4)
+for epoch in range(epochs):
+    for batch in train_loader:
+        pass
+    for batch in val_loader:
+        pass
+print("trained")
+"""
+MY_MODULE = """
+from torch.utils.data import DataLoader
+from train import Photos
+
+def make_loader():
+    return DataLoader(Photos(64), batch_size=8)
+"""
+
+
+def left_out(command: str) -> list[str]:
+    """Return the rows of the table that a command matches."""
+    return [each for each in LEFT_OUT if re.fullmatch(each, command)]
+
+
+RUNNING = [each for each in WRITTEN if not left_out(each)]
+
+
+def test_each_command_runs_or_is_left_out_for_one_reason() -> None:
+    assert [each for each in RUNNING if not each.startswith("penstock ")] == []
+    used = [row for each in WRITTEN for row in left_out(each)]
+    assert set(used) == set(LEFT_OUT)
+    assert len(used) + len(RUNNING) == len(WRITTEN)
+    assert set(SLOW) <= set(RUNNING)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
+    """Return a reader's folder: scripts, photographs, a log and a cache."""
+    folder = tmp_path_factory.mktemp("reader")
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "my_module.py").write_text(
+        MY_MODULE.replace("from train", "from photos_of")
+    )
+    (folder / "photos_of.py").write_text(TRAIN.partition("parser =")[0])
+    (folder / "photos").symlink_to(photos)
+    (folder / "examples").symlink_to(ROOT / "examples")
+    done = typed_in(folder, "penstock run --log out/run train.py --epochs 90")
+    assert done.returncode == 0, done.stderr
+    source = ps.Pipeline.from_folder(photos).cache(disk=folder / "cache")
+    with source.map(ps.image.decode_random_resized_crop(8)).batch(16) as pipe:
+        assert len(list(pipe)) == 4
+    return folder
+
+
+def typed_in(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of penstock, typed in a folder."""
+    return warm.run(argv(command), cwd=folder, brief=True)
+
+
+def argv(command: str) -> list[str]:
+    return [sys.executable, "-P", "-m", *command.split()]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(each, marks=pytest.mark.slow if each in SLOW else ())
+        for each in [*RUNNING, *MORE]
+    ],
+)
+def test_a_command_runs_as_it_is_written(
+    command: str, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = shutil.copytree(kept, tmp_path / "here", symlinks=True)
+    ((name, _),) = entries(folder / "cache")
+    done = typed_in(folder, command.replace("NAME", name))
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).strip()
+
+
+def test_a_process_is_watched_until_it_ends(kept: Path, tmp_path: Path) -> None:
+    training = argv(f"penstock run --log {tmp_path}/run train.py --epochs 999999")
+    log = tmp_path / "run_0.jsonl"
+    with warm.Popen(training, cwd=kept, stdout=-1, stderr=-1) as run:
+        while not (log.exists() and '"event": "verdict"' in log.read_text()):
+            assert run.poll() is None
+            time.sleep(0.05)
+        watch = argv(f"penstock watch {run.pid}")
+        with warm.Popen(watch, cwd=kept, stdout=-1, text=True, brief=True) as watching:
+            assert watching.stdout is not None
+            assert watching.stdout.readline().startswith("train: ")
+            run.send_signal(signal.SIGINT)
+            run.communicate(timeout=60)
+            assert "(over)" in watching.communicate(timeout=60)[0]
+    assert watching.returncode == 0
+
+
+def commands(
+    group: click.Command, name: str = "penstock"
+) -> Iterator[tuple[str, click.Command]]:
+    """Yield each command below one, with its name."""
+    if not isinstance(group, click.Group):
+        yield name, group
+        return
+    for word, command in group.commands.items():
+        yield from commands(command, f"{name} {word}")
+
+
+COMMANDS = dict(commands(typer.main.get_command(cli.app)))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_option_is_used(name: str) -> None:
+    known = {
+        option
+        for parameter in COMMANDS[name].params
+        if isinstance(parameter, click.Option)
+        for option in parameter.opts
+    }
+    typed = [each for each in [*RUNNING, *MORE] if each.startswith(name)]
+    assert typed
+    assert known <= {word for command in typed for word in command.split()}
+
+
+def goals() -> set[str]:
+    """Return each command of make, alone."""
+    parts = [part for each in WRITTEN for part in re.split(" && |; ", each)]
+    return {part for part in parts if part.startswith("make ")}
+
+
+@pytest.mark.parametrize("command", sorted(goals()))
+def test_a_goal_of_make_exists(command: str) -> None:
+    _, *words = command.split()
+    done = subprocess.run(
+        [shutil.which("make") or "make", "-n", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_extra_that_is_to_be_installed_exists() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = set(re.findall(r"'penstock\[(\w+)\]'", "\n".join(WRITTEN)))
+    assert {"ray", "columnar"} <= found <= set(project["optional-dependencies"])
+
+
+def told_of(script: Path) -> set[str]:
+    """Return the options of a script that its docstring and pages name."""
+    call = named(script)
+    if "peers" in script.parts:
+        call = f"-m peers.{script.stem} ".replace(".__main__", "")
+    about = [each for each in WRITTEN if call in f"{each} "]
+    docstring = ast.get_docstring(ast.parse(script.read_text())) or ""
+    return options_in("\n".join([docstring, *about])) - LAUNCHER
+
+
+@pytest.mark.slow  # an interpreter for each
+@pytest.mark.parametrize("script", [*filter(told_of, SCRIPTS)], ids=named)
+def test_a_script_knows_the_options_that_are_told_of_it(script: Path) -> None:
+    folder, call = ROOT, [str(script)]
+    if "peers" in script.parts:
+        folder = ROOT / "benchmarks"
+        call = ["-m", f"peers.{script.stem}".removesuffix(".__main__")]
+    done = warm.run([sys.executable, *call, "--help"], cwd=folder, brief=True)
+    if "No module named" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])
+    known = done.stdout.partition("\noptions:\n")[2]
+    assert told_of(script) <= options_in(known), done.stderr
+
+
+ADVICE = re.compile(r"`penstock ([^`]+)`")
+
+
+def texts(tree: ast.Module) -> Iterator[str]:
+    """Yield the texts of a module without docstrings; FILLED is what is filled in."""
+    bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = [
+                part.value if isinstance(part, ast.Constant) else "FILLED"
+                for part in node.values
+            ]
+            yield "".join(map(str, parts))
+        elif isinstance(node, ast.Constant) and id(node) not in bare:
+            yield str(node.value)
+
+
+def test_a_command_that_a_message_advises_has_what_it_needs(
+    modules: dict[str, Path],
+) -> None:
+    advised = {
+        advice
+        for path in modules.values()
+        for text in texts(ast.parse(path.read_text()))
+        for advice in ADVICE.findall(text)
+    }
+    assert "run --log PREFIX train.py" in advised
+    app = typer.main.get_command(cli.app)
+    for advice in advised:
+        command, words = app, advice.split()
+        while isinstance(command, click.Group):
+            command = command.commands[words.pop(0)]
+        command.make_context(advice, words)  # raises UsageError

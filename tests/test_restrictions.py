@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain, repeat
 from types import MappingProxyType
 from typing import Any
 
@@ -43,6 +44,11 @@ class Slow:
     def __getitem__(self, index: int) -> Any:
         time.sleep(WAITS_S)
         return index
+
+
+class Few(Slow):
+    def __len__(self) -> int:
+        return 4 * BATCH
 
 
 class Counts(Slow):
@@ -127,6 +133,7 @@ PROGRAMS: dict[Restriction, Callable[[], Any]] = {
     Restriction.ALONE: lambda: of(Counts(), num_parallel_workers=1, executor="process"),
     Restriction.HOSTED: lambda: two_stages().batch(BATCH).options(host="trainer"),
     Restriction.ZERO: lambda: loader(Slow(), num_workers=0),
+    Restriction.SHORT: lambda: loader(Few()),
     Restriction.SAMPLER: lambda: loader(Slow(), sampler=Looks()),
     Restriction.ITERABLE: lambda: of(Streams()),
     Restriction.SHARED: lambda: of(Reads()),
@@ -165,7 +172,7 @@ def test_a_program_meets_the_reason(
     ps.set_enable_autotune(True)
     found: set[str] = set()
     with PROGRAMS[reason]() as face:
-        for _ in face:
+        for _ in chain.from_iterable(repeat(face, 3)):
             segments = face.stats().segments
             found |= {s.held for s in segments} | {s.stays for s in segments}
             if any(re.search(as_pattern(reason), why) for why in found):
@@ -217,6 +224,7 @@ WANTED: dict[Restriction, tuple[Observation, Budget]] = {
 }
 INLINE = (
     Restriction.ZERO,
+    Restriction.SHORT,
     Restriction.SAMPLER,
     Restriction.SHARED,
     Restriction.BELONGS,

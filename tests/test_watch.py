@@ -122,7 +122,7 @@ from torch.utils.data import DataLoader
 
 class Slow:
     def __len__(self):
-        return 64
+        return 6400
     def __getitem__(self, index):
         time.sleep(0.005)
         return index
@@ -130,16 +130,30 @@ class Slow:
 def loader():
     return DataLoader(Slow(), 8)
 
+def by_the_trainer():
+    return DataLoader(Slow(), 8, num_workers=0)
+
 def other():
     return [[1, 2]]
 """
 
 
-def test_a_loader_of_torchs_is_tuned_as_well_or_refused(tmp_path: Path) -> None:
+def shown(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return the first line that a command printed."""
+    return (done.stdout or done.stderr).splitlines()[:1]
+
+
+def test_a_loader_of_torchs_is_tuned_as_well_or_said_not_to_be(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OF_TORCH)
     command = [sys.executable, "-P", "-m", "penstock", "bench", "--seconds", "4"]
     done = warm.run([*command, "mine:loader"], cwd=tmp_path, brief=True)
-    assert "Dataset(ID:0) Slow" in done.stdout, done.stderr
+    assert re.match(r"as set: \d+ samples/s; tuned: [\d,]+ samples/s$", *shown(done))
+    assert "[autotune] bench: " in done.stderr
+    assert "Dataset(ID:0) Slow" in done.stdout
+    done = warm.run([*command, "mine:by_the_trainer"], cwd=tmp_path, brief=True)
+    (first,) = shown(done)
+    assert "with autotune, which changed nothing: " in first
+    assert "the program says `num_workers=0`" in done.stdout
     done = warm.run([*command, "mine:other"], cwd=tmp_path, brief=True)
     assert done.returncode == 1
     assert "'mine:other' returns a list, which penstock cannot tune" in done.stderr

@@ -79,6 +79,10 @@ class Restriction(StrEnum):
     )
     HOSTED = 'options(host="{}") was given, and "auto" allows another'
     ZERO = "{}, but the program says `{}`; leave that out to let workers load"
+    SHORT = (
+        "{}, but epochs are so short that workers, which end with each, would hardly"
+        " help; num_workers=2, persistent_workers=True keeps them"
+    )
     SAMPLER = (
         "the sampler is the program's own, and with workers it would be asked ahead of"
         " time, before it can see what the loop does meanwhile; set num_workers"

@@ -29,6 +29,7 @@ MIB, GIB = 1 << 20, 1 << 30
         (phrases.size, 10 * MIB, "10 MiB"),
         (phrases.size, 2.5 * MIB, "2.5 MiB"),
         (phrases.size, MIB, "1.0 MiB"),
+        (phrases.size, 8, "8 bytes"),
         (phrases.size, 1536, "1.5 KiB"),
         (phrases.ms, 0.0123, "12.30"),
         (phrases.ms, 0.0001, "0.10"),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from penstock import cli
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.planner import (
     Projection,
     Workload,
-    measured_workload,
+    measured_workloads,
     plan_nodes,
     table_of,
 )
@@ -20,6 +23,7 @@ from penstock.autotune.tuner import Tuner
 from penstock.engine.observe.observation import SegmentObservation
 from penstock.errors import SpecError
 from penstock.system.resources import Budget
+from support.recordings import record
 from support.simulator.machine import Machine
 from support.simulator.plant import Simulated
 from support.simulator.workload import SimulatedStage, Trainer
@@ -60,7 +64,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_log_says_how_long_a_sample_takes(log: Path) -> None:
-    found = measured_workload(log)
+    (found,) = measured_workloads(log).values()
     read, decode = found.stages
     wait_s = read.run_s_per_row - read.cpu_s_per_row
     assert wait_s == pytest.approx(0.1, rel=0.2)
@@ -115,8 +119,21 @@ def test_an_iterable_has_one_worker() -> None:
 
 
 def test_the_plan_of_a_log_uses_the_names_in_the_log(log: Path) -> None:
-    told = measured_workload(log).stages
-    assert [stage.name for stage in told] == ["Map(ID:0) read", "Map(ID:1) decode"]
+    (found,) = measured_workloads(log).values()
+    names = [stage.name for stage in found.stages]
+    assert names == ["Map(ID:0) read", "Map(ID:1) decode"]
+
+
+def test_each_pipeline_of_a_log_is_planned_unless_one_is_named(tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        record(tmp_path / "run", name)
+    found = measured_workloads(tmp_path / "run")
+    assert [*found] == ["train", "val"]
+    assert [*measured_workloads(tmp_path / "run", "val")] == ["val"]
+    log = str(tmp_path / "run")
+    told = CliRunner().invoke(cli.app, ["plan", log, "--cores", "32", "--nodes", "64"])
+    assert re.findall(r"^(\S+):$", told.stdout, re.MULTILINE) == ["train", "val"]
+    assert told.stdout.count("what binds: ") == 2
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"event": "verdict"}\n', "[]\n"])
@@ -126,7 +143,7 @@ def test_a_file_without_training_is_an_error_that_says_so(
     path = tmp_path / "run_0.jsonl"
     path.write_text(text)
     with pytest.raises(SpecError, match="run_0.jsonl"):
-        measured_workload(path)
+        measured_workloads(path)
 
 
 def test_a_log_of_another_version_is_an_error_that_says_so(
@@ -135,7 +152,7 @@ def test_a_log_of_another_version_is_an_error_that_says_so(
     older = tmp_path / "run_0.jsonl"
     older.write_text(log.read_text().replace('"process_cpu_s"', '"used_cores"'))
     with pytest.raises(SpecError, match="another version of penstock .*used_cores"):
-        measured_workload(older)
+        measured_workloads(older)
 
 
 def test_a_plan_for_nodes_says_when_the_store_becomes_the_limit() -> None:

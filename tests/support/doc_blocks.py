@@ -1,4 +1,8 @@
-"""The Python blocks of a page, as one script with the page's line numbers."""
+"""What a page tells its reader to run: Python as one script, and commands.
+
+The script has the page's line numbers. Commands stand in blocks, and between backticks
+in a sentence.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,11 @@ from pathlib import Path
 from penstock.pipeline.testing import draw_photos
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^( *(?:```|~~~))([^\n]*)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"(?<!^\| )`([^`\n]+)`", re.MULTILINE)
+"""Code in a sentence. What begins the row of a table is a name."""
+PROGRAMS = "cd git make penstock pgrep pip pre-commit py-spy python ray torchrun while"
+COMMAND = re.compile(rf"(\S*/)?({PROGRAMS.replace(' ', '|')}) [^=]")
 GIVEN = """
 import numpy as np, torch
 import penstock as ps
@@ -60,3 +69,27 @@ def write_script(page: Path, folder: Path) -> list[str]:
     path = folder / f"{page.stem}.py"
     path.write_text(f'exec(open("given.py").read());{script_of(page)}')
     return [str(path)]
+
+
+def commands_of(page: Path) -> list[str]:
+    """Return what a page tells its reader to type, without prompts and comments."""
+    text = page.read_text(encoding="utf-8")
+    blocks = [body for _, tag, body in FENCED.findall(text) if tag in ("", "console")]
+    return typed("\n".join([*blocks, *SPAN.findall(FENCED.sub("", text))]))
+
+
+def commands_of_script(script: Path) -> list[str]:
+    """Return the commands in the docstring of a script."""
+    return typed(ast.get_docstring(ast.parse(script.read_text("utf-8"))) or "")
+
+
+def typed(text: str) -> list[str]:
+    """Return the lines that are commands."""
+    lines = text.replace("\\\n", " ").splitlines()
+    bare = [re.sub(r"\s+# .*", "", line.strip().removeprefix("$ ")) for line in lines]
+    return [" ".join(line.split()) for line in bare if COMMAND.match(line)]
+
+
+def options_in(command: str) -> set[str]:
+    """Return the long options that a command or a text names."""
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", command))
