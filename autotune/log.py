@@ -56,6 +56,10 @@ are left out above this rate. A day therefore takes some 13 MB, and reports can 
 every row."""
 
 
+POINTS = 500
+"""Points of a curve of the run, at least, whenever it ends: a day has 3,400."""
+
+
 class Released:
     """Workers and memory released since they were last logged."""
 
@@ -130,6 +134,8 @@ class AutotuneLog:
         self._written = 0
         self._begun_s: float | None = None
         """Time of the first window."""
+        self._spent_s = float("-inf")
+        """Time of the latest row on what the trainer has spent."""
         self._passed: Row | None = None
         """The latest window, if it was left out."""
         if prefix is not None:
@@ -162,25 +168,34 @@ class AutotuneLog:
         """Write a policy's input: enough to ask the policy again."""
         if self._rows is None:
             return
-        now_s = situation.observation.time_s
-        begun_s = self._begun_s = now_s if self._begun_s is None else self._begun_s
-        due = FREE_BYTES + BYTES_PER_S * (now_s - begun_s)
+        due = FREE_BYTES + BYTES_PER_S * self._passed_s(situation.observation.time_s)
         self._passed = situation.to_row()
         if self._written * max(1, len(_tuned)) <= due:
             self._catch_up()
 
     def spent(
-        self, trained: TrainerObservation, time_s: float, *, decides: bool = False
+        self, trained: TrainerObservation, time_s: float, event: str = ""
     ) -> None:
-        """Write how long the trainer has waited in all, and how long it has worked.
+        """Write what the trainer has done in all: reports have no other figures.
 
         Args:
-            trained: what it did since the run began.
+            trained: what it did since tuning began.
             time_s: now.
-            decides: whether a decision follows.
+            event: what follows: a decision, a verdict or the end. If nothing does, it
+                is written only where a curve of all of the run would show it.
         """
-        spent = {"wait_s": trained.wait_s, "own_s": trained.gap_s, "decides": decides}
-        self._write({"event": "spent", "time_s": time_s, **spent})
+        finest_s = self._passed_s(time_s) / POINTS
+        if not event and time_s - self._spent_s < finest_s:
+            return
+        time_s = self._spent_s = max(time_s, self._spent_s)
+        spent = {"time_s": time_s, "event": "spent", "before": event}
+        rows, wait_s, gap_s = trained.rows, trained.wait_s, trained.gap_s
+        self._write({**spent, "rows": rows, "wait_s": wait_s, "gap_s": gap_s})
+
+    def _passed_s(self, now_s: float) -> float:
+        """Return the seconds since the first window."""
+        self._begun_s = now_s if self._begun_s is None else self._begun_s
+        return now_s - self._begun_s
 
     def decision(self, decision: Decision, time_s: float) -> None:
         """Log a change that is applied."""

@@ -130,7 +130,8 @@ class Tuner(Generic[M]):
         # The policy does not know them yet.
         self._outcomes: tuple[DecisionOutcome, ...] = ()
         self._restored: tuple[Decision, ...] = ()  # of the last trial rolled back
-        self._decided_at = plant.trained.steps
+        self._before = plant.trained  # what was done untuned
+        self._decided_at = self._before.steps
         self._quiet = 0  # windows since the last decision
         self._staff: tuple[tuple[str, str], ...] = ()  # kinds of workers
         self._host = "trainer"  # where they are
@@ -154,6 +155,8 @@ class Tuner(Generic[M]):
             Seconds until the next look is due.
         """
         seen = self._plant.observe()
+        if seen is not None:
+            self._tell_spent(seen.time_s)
         if seen is None:
             self._host_peers.rest()
         elif seen.trainer.away_s:  # before and after cannot be compared
@@ -192,9 +195,11 @@ class Tuner(Generic[M]):
         if last is not None:  # the engine may have moved after the last look
             self._tell_moves(last)
             self._staff = staff(last)
-        seen = last if seen is None else seen
+            seen = last if last.trainer.steps else seen
         if seen is not None and self._verdict.older_than(seen):
             self._tell_verdict(seen)
+        elif seen is not None:
+            self._tell_spent(seen.time_s, "end")
         trial, self._plant.tried = self._trial, {}
         self._log.result(self.found(), () if trial is None else trial.decisions)
 
@@ -327,7 +332,7 @@ class Tuner(Generic[M]):
 
     def _apply(self, decisions: tuple[Decision, ...], window: Observation) -> None:
         knobs = self._knobs()
-        self._log.spent(self._plant.trained, window.time_s, decides=True)
+        self._tell_spent(window.time_s, "decision")
         for decision in decisions:
             for line in evidence(window, decision):
                 if line != decision.reason:
@@ -352,8 +357,11 @@ class Tuner(Generic[M]):
 
     def _tell_verdict(self, window: Observation) -> None:
         explanation = explain(window, self._share, tuned=True)
-        self._log.spent(self._plant.trained, window.time_s)
+        self._tell_spent(window.time_s, "verdict")
         self._log.verdict(explanation, window.time_s)
+
+    def _tell_spent(self, time_s: float, event: str = "") -> None:
+        self._log.spent(self._plant.trained - self._before, time_s, event)
 
     def _tell_moves(self, window: Observation) -> None:
         """Log the segments' moves that are new."""

@@ -227,8 +227,12 @@ def kept(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
 
 
 def typed_in(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of penstock, typed in a folder."""
-    return warm.run(argv(command), cwd=folder, brief=True)
+    """Run a command of penstock, typed in a folder; what it prints may go to a file."""
+    command, _, file = command.partition(" > ")
+    done = warm.run(argv(command), cwd=folder, brief=True)
+    if file:
+        (folder / file).write_text(done.stdout)
+    return done
 
 
 def argv(command: str) -> list[str]:

@@ -85,7 +85,7 @@ def row(event: str, **more: object) -> str:
 
 TOLD = """\
 train
-  waited 30 of 120 s (25%): 20 s before the first decision, 10 s after; at the end 812 samples/s.
+  waited 30 of 120 s (25%): 20 s before the first decision, 10 s after; most recently 812 samples/s.
   began: input-bound: waiting 40% of each step. 812 samples/s.
          bottleneck Map(ID:1) decode; CPU.
   ended: balanced. 812 samples/s.
@@ -109,6 +109,7 @@ def test_a_report_shows_changes_and_their_effects(tmp_path: Path) -> None:
         "cause": "CPU.",
         "wait_share": 0.4,
         "rows_per_s": 812.0,
+        "trainer": {"wait_s": 4.0, "gap_s": 6.0, "rows": 8_120},
         "stages": [
             {
                 "name": "Map(ID:1) decode",
@@ -126,18 +127,19 @@ def test_a_report_shows_changes_and_their_effects(tmp_path: Path) -> None:
     before = {"rows_per_s": 812, "wait_share": 0.41}
     after = {"rows_per_s": 1450, "wait_share": 0.06}
     change = {"op": "Map(ID:1) decode", "knob": "num_parallel_workers"}
+    change["reason"] = "It is slow."
     known = {**change, "before": before, "after": after}
     log = tmp_path / "run_0.jsonl"
     rows = [
-        row("spent", wait_s=9.0, own_s=10.0, decides=False),
+        row("spent", wait_s=9.0, gap_s=10.0, rows=99, before="verdict"),
         row("verdict", **verdict),
-        row("spent", wait_s=20.0, own_s=30.0, decides=True),
+        row("spent", wait_s=20.0, gap_s=30.0, rows=99, before="decision"),
         row("decision", **change, old=2, new=4),
         row("outcome", **known, old=2, new=4, kept=True),
         row("decision", **change, old=4, new=8),
         row("outcome", **known, old=4, new=8, kept=False),
         row("decision", **change, old=4, new=5),
-        row("spent", wait_s=30.0, own_s=90.0, decides=False),
+        row("spent", wait_s=30.0, gap_s=90.0, rows=9_999, before="verdict"),
         row("verdict", **{**verdict, "line": "balanced."}),
     ]
     log.write_text("\n".join(rows) + "\n")
@@ -159,7 +161,8 @@ def test_a_report_includes_loaders_with_torchs_own_workers(tmp_path: Path) -> No
     done = penstock("run", "train.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     told = done.stderr.partition("--- penstock: results ---")[2]
-    assert "stream\n  torch: input-bound" in told
+    assert "stream\n  waited " in told
+    assert "\n  torch: input-bound" in told
     assert "the trainer itself loads, as in torch" in told
 
 

@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ...errors import SpecError, check
-from ..phrases import per_s
+from .course import course_of, rate
 from .recording import NO_LOG, Recorded, Recording
-from .terminal import bar, stages_of, waited
+from .terminal import bar, stages_of
 
 SECONDS = 1.0
 """Between two looks."""
@@ -89,20 +89,22 @@ STYLES = {"input-bound": "red", "balanced": "yellow", "not input-bound": "green"
 
 
 def _parts(seen: Recorded) -> Iterator[RenderableType]:
+    line = course_of(seen)
     if not seen.told:
-        yield Text(f"{seen.name}: nothing was measured yet", style="dim")
+        known = line or "nothing was measured yet"
+        yield Text(f"{seen.name}: {known}", style="dim")
         return
     verdict = seen.told[-1]
-    latest = seen.windows[-1]._asdict() if seen.windows else verdict
-    speed, wait = per_s(latest["rows_per_s"], thousands=","), latest["wait_share"]
+    wait = verdict["wait_share"] if line is None else line.last.wait_share
     yield Text.assemble(
         (f"{seen.name}: ", "bold"),
         (str(verdict["verdict"]), STYLES.get(verdict["verdict"], "")),
-        f"  waits {wait:.0%} [{bar(wait)}]  {speed} samples/s",
+        f"  waits {wait:.0%} [{bar(wait)}]",
+        "" if line is None else f"  {rate(line.last)}",
         "" if seen.end is None else "  (over)",
     )
-    if whole := waited(seen):
-        yield Text(whole)
+    if line is not None:
+        yield Text(str(line))
     table = Table(box=None, pad_edge=False)
     for title in ("stage", "workers", "executor", "on a CPU", "blocked", "connector"):
         table.add_column(title, justify="left")

@@ -37,37 +37,42 @@ STRANGE = (
 )
 
 
-class RecordedWindow(NamedTuple):
-    """The content of a window's row."""
+class Spent(NamedTuple):
+    """What the trainer did until some time, or in an interval that ends then.
+
+    The time is on the clock of its rank: see `Recorded.wall_s`. `wait_s` are seconds
+    that it waited, `own_s` those of its own part of all steps.
+    """
 
     time_s: float
-    """On the clock of its rank: see `Recorded.wall_s`."""
-    window_s: float
-    rows_per_s: float
-    wait_share: float
-    regime: str
-    values: Values
-    """The values in force."""
+    wait_s: float = 0.0
+    own_s: float = 0.0
+    rows: float = 0.0
 
+    @property
+    def whole_s(self) -> float:
+        """Seconds of all steps."""
+        return self.wait_s + self.own_s
 
-def window_of(row: Row) -> RecordedWindow:
-    """Return the content of a window's row."""
-    seen, trainer = row["observation"], row["observation"]["trainer"]
-    spent_s = trainer["wait_s"] + trainer["gap_s"]
-    share = (
-        trainer["wait_s"] / spent_s
-        if spent_s
-        else seen["segments"][-1]["output"]["empty"]
-    )
-    knobs = row["knobs"]
-    return RecordedWindow(
-        row["time_s"],
-        seen["window_s"],
-        ratio(trainer["rows"], seen["window_s"]),
-        share,
-        seen["regime"],
-        {(each["op"], each["knob"]): each["kind"] or each["value"] for each in knobs},
-    )
+    @property
+    def wait_share(self) -> float:
+        """Wait as a share of the steps, 0 to 1."""
+        return ratio(self.wait_s, self.whole_s)
+
+    @property
+    def rows_per_s(self) -> float:
+        """Samples per second, breaks between loops left out."""
+        return ratio(self.rows, self.whole_s)
+
+    def more(self, trainer: Row, time_s: float) -> Spent:
+        """Return this and what the trainer did besides, until later."""
+        wait_s, own_s = self.wait_s + trainer["wait_s"], self.own_s + trainer["gap_s"]
+        return Spent(time_s, wait_s, own_s, self.rows + trainer["rows"])
+
+    def since(self, before: Spent) -> Spent:
+        """Return this without what had been done before."""
+        wait_s, own_s = self.wait_s - before.wait_s, self.own_s - before.own_s
+        return Spent(self.time_s, wait_s, own_s, self.rows - before.rows)
 
 
 @dataclass(slots=True)
@@ -78,7 +83,16 @@ class Recorded:
     rank: int = 0
     wall_s: float = 0.0
     """Seconds since 1970 at time 0 of its clock; 0 if unknown."""
-    windows: list[RecordedWindow] = field(default_factory=list)
+    points: list[Spent] = field(default_factory=list)
+    """In order of time."""
+    begun: Spent = field(default_factory=lambda: Spent(0.0))
+    """What was done before tuning began last."""
+    undecided: Spent | None = None
+    """What was done before the first decision."""
+    history: list[tuple[float, KnobName, int | str]] = field(default_factory=list)
+    """When a knob got a value, which one, and the value; its first one included."""
+    regimes: list[tuple[float, str]] = field(default_factory=list)
+    """When batches became those of another regime, and which one."""
     segments: Sequence[Row] = ()
     """Those of the last window, as they were written."""
     latest: Row | None = None
@@ -94,10 +108,6 @@ class Recorded:
     said: list[Row] = field(default_factory=list)
     torchs: list[Row] = field(default_factory=list)
     """The measurements of loops that torch's own workers loaded."""
-    spent: Row | None = None
-    """How long the trainer has waited and worked in all, as last written."""
-    undecided: Row | None = None
-    """The same before the first decision."""
     end: Row | None = None
     """Written when tuning ends; None: it is still running, or was killed."""
     values: dict[KnobName, int | str] = field(default_factory=dict)
@@ -108,30 +118,53 @@ class Recorded:
         match row["event"]:
             case "begin":
                 self.end, self.rank = None, int(row["rank"])
+                self.begun = self.points[-1] if self.points else self.begun
                 self.wall_s = self.wall_s or row["wall_s"] - row["time_s"]
             case "end":
                 self.end = row
                 knobs = {(k["op"], k["knob"]): k["value"] for k in row["knobs"]}
                 kinds = {(op, "executor"): k for op, k in row["executors"].items()}
-                self.values = {**knobs, **kinds}
+                self._see(row["time_s"], {**knobs, **kinds})
             case "spent":
-                self.spent = row
-                if row["decides"] and self.undecided is None:
-                    self.undecided = row
+                self.points.append(self.begun.more(row, row["time_s"]))
+                decides = row["before"] == "decision"
+                self.undecided = self.undecided or (
+                    self.points[-1] if decides else None
+                )
             case "observation":
-                self.windows.append(window_of(row))
-                self.values = dict(self.windows[-1].values)
-                self.segments = row["observation"]["segments"]
-                worked = all(segment["rows"] > 0 for segment in self.segments)
-                if worked and row["observation"]["trainer"]["steps"] > 0:
-                    self.latest = row
+                self._observe(row, row["observation"])
             case "verdict":
                 if row["stages"] is not None:
                     self.verdicts = [*self.verdicts[:1], row]
             case "decision" | "outcome" | "executor":
                 self._change(row, (row["op"], row["knob"]))
+            case "torch":
+                self.points.append(self.begun.more(row["trainer"], row["time_s"]))
+                self.torchs.append(row)
             case event:
-                {"said": self.said, "torch": self.torchs}[event].append(row)
+                {"said": self.said}[event].append(row)
+
+    def _observe(self, row: Row, seen: Row) -> None:
+        knobs = row["knobs"]
+        values = {(k["op"], k["knob"]): k["kind"] or k["value"] for k in knobs}
+        self._see(row["time_s"], values)
+        if seen["regime"] != (self.regimes[-1][1] if self.regimes else None):
+            self.regimes.append((row["time_s"], seen["regime"]))
+        self.segments = seen["segments"]
+        worked = all(segment["rows"] > 0 for segment in self.segments)
+        if worked and seen["trainer"]["steps"] > 0:
+            self.latest = row
+
+    def _see(self, time_s: float, values: Values) -> None:
+        """Take over all values in force."""
+        for key, value in values.items():
+            self._set(time_s, key, value)
+        self.values = dict(values)
+
+    def _set(self, time_s: float, key: KnobName, value: int | str) -> None:
+        if self.values.get(key) != value:
+            self.history.append((time_s, key, value))
+        self.values[key] = value
 
     def _change(self, row: Row, key: KnobName) -> None:
         value = row["new"]
@@ -145,21 +178,12 @@ class Recorded:
             value = row["new" if row["kept"] else "old"]
             if key in self.unjudged:
                 self.judged.append((self.unjudged.pop(key), row))
-        self.values[key] = value
-
-    @property
-    def tuned_s(self) -> float:
-        """Seconds from the beginning of its first window to the end of the last."""
-        if not self.windows:
-            return 0.0
-        first, last = self.windows[0], self.windows[-1]
-        return last.time_s - first.time_s + first.window_s
+        self._set(row["time_s"], key, value)
 
     @property
     def waited_s(self) -> float:
         """Seconds that its trainer waited."""
-        tuned_s = 0.0 if self.spent is None else float(self.spent["wait_s"])
-        return tuned_s + sum(float(row["trainer"]["wait_s"]) for row in self.torchs)
+        return self.points[-1].wait_s if self.points else -1.0
 
     @property
     def told(self) -> list[Row]:
@@ -176,8 +200,8 @@ class Group:
 
     @property
     def worst(self) -> Recorded:
-        """The rank that waits most at the end."""
-        return max(self.ranks, key=_wait_share)
+        """The rank that waited most."""
+        return max(self.ranks, key=lambda seen: (bool(seen.told), seen.waited_s))
 
 
 def groups(pipelines: Iterable[Recorded]) -> list[Group]:
@@ -187,10 +211,6 @@ def groups(pipelines: Iterable[Recorded]) -> list[Group]:
         by_name.setdefault(each.name, []).append(each)
     found = [Group(name, tuple(ranks)) for name, ranks in by_name.items()]
     return sorted(found, key=lambda group: -max(r.waited_s for r in group.ranks))
-
-
-def _wait_share(seen: Recorded) -> float:
-    return float(seen.told[-1]["wait_share"]) if seen.told else -1.0
 
 
 class Recording:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from math import ceil
+from typing import NamedTuple
 
 from ...engine.observe.observation import ratio
-from ...system.printing import figures
 from ..phrases import per_s
-from .recording import Group, Recorded, Recording, Row, groups
+from .course import course_of, rate
+from .recording import Group, Recorded, Recording, Row, Spent, groups
 
 STAGE = re.compile(r"(?P<kind>\w+)\(ID:\d+\)(?: (?P<label>.+))?")
 """A stage's name in the log."""
@@ -40,6 +41,8 @@ def told(group: Group) -> Iterator[str]:
     seen, ranks = group.worst, len(group.ranks)
     rank = f" ({ranks} ranks; the one that waits most is rank {seen.rank})"
     yield group.name + (rank if ranks > 1 else "")
+    if whole := course_of(seen):
+        yield f"  {whole}."
     for row in seen.torchs[-1:]:
         yield f"  torch: {_figures(row)}"
         yield f"         {row['cause']}"
@@ -47,7 +50,10 @@ def told(group: Group) -> Iterator[str]:
         yield from (f"  {line}" for line in _tuned(seen))
     if not seen.told:
         broken_off = "nothing was measured yet where the log breaks off."
-        yield f"  {UNMEASURED if seen.end else broken_off}"
+        if whole:
+            yield from (f"  {line}" for line in changed(seen))
+        else:
+            yield f"  {UNMEASURED if seen.end else broken_off}"
         return
     yield from (f"  try: {step}" for step in seen.told[-1]["advice"])
     if none := why_none(seen):
@@ -57,29 +63,8 @@ def told(group: Group) -> Iterator[str]:
             yield f"  rank {other.rank}: {_figures(other.told[-1])}"
 
 
-def waited(seen: Recorded) -> str:
-    """Return how long the trainer waited in the whole run; empty if that is unknown."""
-    spent, before = seen.spent, seen.undecided
-    if spent is None or not spent["wait_s"] + spent["own_s"]:
-        return ""
-    wait_s, whole_s = spent["wait_s"], spent["wait_s"] + spent["own_s"]
-    parts = ""
-    if before is not None:
-        parts = (
-            f": {figures(before['wait_s'])} s before the first decision,"
-            f" {figures(wait_s - before['wait_s'])} s after"
-        )
-    return (
-        f"waited {figures(wait_s)} of {figures(whole_s)} s"
-        f" ({ratio(wait_s, whole_s):.0%}){parts}; at the end"
-        f" {per_s(seen.told[-1]['rows_per_s'])} samples/s"
-    )
-
-
 def _tuned(seen: Recorded) -> Iterator[str]:
     first, last = seen.verdicts[0], seen.verdicts[-1]
-    if whole := waited(seen):
-        yield f"{whole}."
     yield f"began: {_figures(first)}"
     if first["bottleneck"] is not None:
         yield f"       bottleneck {first['bottleneck']}; {first['cause']}"
@@ -110,16 +95,15 @@ def why_none(seen: Recorded) -> str:
         )
     if seen.told[-1]["verdict"] == "not input-bound":
         return "nothing here: loading keeps up with the trainer."
-    if seen.verdicts and seen.tuned_s < SHORT_S:
-        return (
-            f"train for longer: autotune had only {seen.tuned_s:.0f} s to try things."
-        )
+    tuned_s = sum(point.whole_s for point in seen.points[-1:])
+    if seen.verdicts and tuned_s < SHORT_S:
+        return f"train for longer: autotune had only {tuned_s:.0f} s to try things."
     return "nothing is known that would help; the cause above says what binds."
 
 
 def _figures(row: Row) -> str:
     """Return a verdict's line, and the rate."""
-    return f"{row['line']} {per_s(row['rows_per_s'])} samples/s."
+    return f"{row['line']} {rate(Spent(0.0).more(row['trainer'], 0.0))}."
 
 
 BAR = 10
@@ -174,25 +158,49 @@ def picture(seen: Recorded) -> Iterator[str]:
     yield f"  trainer waits [{bar(seen.told[-1]['wait_share'])}]"
 
 
-def changed(seen: Recorded) -> Iterator[str]:
-    """Yield what was changed, and with which effect, a line each."""
-    kept = [row for _, row in seen.judged if row["kept"]]
-    if not kept and not seen.moves and not seen.unjudged:
-        yield "changed: nothing; it was as good as could be found, or had no time"
-    for row in seen.moves:
-        yield f"changed: {_change(row)}"
-    if len(kept) > MAX_CHANGES:
-        yield f"changed: {len(kept) - MAX_CHANGES} times before; the log has them all"
-    for row in kept[-MAX_CHANGES:]:
+class Moment(NamedTuple):
+    """A decision or a move, or the beginning of another regime.
+
+    Its time is on the clock of the log's rows. `kind` is `kept`, `taken back`, `open`
+    or `batches`.
+    """
+
+    time_s: float
+    text: str
+    why: str
+    kind: str
+
+
+def moments(seen: Recorded) -> list[Moment]:
+    """Return what was changed, in order of time."""
+    found = [Moment(r["time_s"], _change(r), r["reason"], "kept") for r in seen.moves]
+    for decision, row in seen.judged:
         before, after = row["before"], row["after"]
-        yield (
-            f"changed: {_change(row)},"
+        text = (
+            f"{_change(row)},"
             f" {per_s(before['rows_per_s'])} -> {per_s(after['rows_per_s'])} samples/s,"
             f" wait {before['wait_share']:.0%} -> {after['wait_share']:.0%}"
         )
+        kind = "kept" if row["kept"] else "taken back"
+        found.append(Moment(decision["time_s"], text, decision["reason"], kind))
     for row in seen.unjudged.values():
-        yield f"changed: {_change(row)}, not judged yet"
-    if tried := len(seen.judged) - len(kept):
+        text = f"{_change(row)}, not judged yet"
+        found.append(Moment(row["time_s"], text, row["reason"], "open"))
+    for time_s, regime in seen.regimes[1:]:
+        found.append(Moment(time_s, f"from here on {regime}", "", "batches"))
+    return sorted(found)
+
+
+def changed(seen: Recorded) -> Iterator[str]:
+    """Yield what was changed, and with which effect, a line each."""
+    kinds = ("kept", "open")
+    stays = [each.text for each in moments(seen) if each.kind in kinds]
+    if not stays:
+        yield "changed: nothing; it was as good as could be found, or had no time"
+    if len(stays) > MAX_CHANGES:
+        yield f"changed: {len(stays) - MAX_CHANGES} times before; the log has them all"
+    yield from (f"changed: {text}" for text in stays[-MAX_CHANGES:])
+    if tried := sum(not row["kept"] for _, row in seen.judged):
         yield f"tried and taken back: {tried}"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from penstock.autotune.report.live import shown
-from penstock.autotune.report.recording import Recording
+from penstock.autotune.report.recording import Recording, Spent
 from support.recordings import record
 
 
@@ -22,8 +22,12 @@ def test_the_latest_window_and_the_latest_verdict_are_shown(tmp_path: Path) -> N
     recording = Recording([str(record(tmp_path / "run"))])
     recording.read()
     (seen,) = recording.pipelines
-    last = seen.windows[-1]._replace(rows_per_s=12345.0, wait_share=0.67)
-    seen.windows.append(last)
+    last = seen.points[-1]
+    seen.points.append(
+        Spent(
+            last.time_s + 10, last.wait_s + 6.7, last.own_s + 3.3, last.rows + 123_450
+        )
+    )
     assert "waits 67% " in text_of(recording)
     assert "12,345 samples/s" in text_of(recording)
     seen.verdicts.append({**seen.verdicts[-1], "cause": "the last cause"})

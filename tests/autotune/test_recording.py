@@ -11,18 +11,19 @@ import pytest
 from markupsafe import escape
 
 from penstock.autotune import log as autotune_log
-from penstock.autotune.report.page import page, timeline
+from penstock.autotune.report.page import page
 from penstock.autotune.report.recording import Recording, read_recording
 from penstock.autotune.report.terminal import report_on
 from penstock.errors import SpecError
-from support.recordings import READS, record
+from support.pages import ranks_in
+from support.recordings import LONG, READS, record
 from support.simulator.workload import SimulatedStage, Trainer, Workload
 
 
 def test_a_reading_of_a_log_shows_what_was_tuned(tmp_path: Path) -> None:
     (found,) = read_recording(record(tmp_path / "run")).pipelines
     assert (found.name, found.rank) == ("train", 0)
-    assert found.windows
+    assert found.points
     assert found.end is not None
     assert found.values[found.end["knobs"][0]["op"], "num_parallel_workers"] > 5
     assert found.unjudged == {}
@@ -79,15 +80,14 @@ def test_a_change_that_is_not_judged_yet_is_reported_as_such(tmp_path: Path) -> 
         assert line in report_on(read_recording(log))
     assert "not judged; let it train on." in report_on(read_recording(log))
     assert "not judged; let it train on." in page(read_recording(log), "run")
-    drawn = timeline(found)
+    (drawn,) = ranks_in(page(read_recording(log), "run"))
     ends = {
-        (line.label, each.title): line.latest
-        for each in drawn["charts"][2:]
-        for line in each.lines
+        (operator, chart["title"]): values[-1]
+        for chart in drawn["charts"][2:]
+        for operator, values in chart["curves"].items()
     }
-    assert ends == {key: found.values[key] for key in ends}
-    for each in drawn["charts"]:
-        assert each.most >= max(line.latest for line in each.lines)
+    assert ends == {(row["op"], row["knob"]): row["new"] for row in decided}
+    assert [mark["kind"] for mark in drawn["marks"]] == ["open"] * len(ends)
 
 
 def test_a_log_that_grows_is_followed_row_by_row(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_every_text_from_the_user_is_escaped_on_the_page(tmp_path: Path) -> None
     assert "alert(2)</script>" not in text
     assert "&lt;script&gt;alert(1)" in text
     assert "<b>run" not in text
-    assert text.count("<script") == 2
+    assert text.count("<script") == 3
 
 
 def test_the_page_repeats_the_log_to_the_digit(tmp_path: Path) -> None:
@@ -168,7 +168,10 @@ def test_a_long_run_leaves_out_quiet_windows_and_keeps_those_with_decisions(
     (found,), (full,) = (read_recording(each).pipelines for each in (thinned, whole))
     assert found.judged == full.judged
     assert found.values == full.values
-    assert len(found.windows) < len(full.windows) / 2
+    assert found.points == full.points
+    whole_rows = list(map(json.loads, whole.read_text().splitlines()))
+    every = [row for row in whole_rows if row["event"] == "observation"]
+    assert len(windows) < len(every) / 2
     assert found.latest == full.latest
 
 
@@ -185,9 +188,16 @@ def test_a_damaged_line_costs_that_line_alone(tmp_path: Path) -> None:
 
 
 def test_the_page_says_how_a_run_began_if_it_ended_otherwise(tmp_path: Path) -> None:
-    for seconds, times in ((30.0, 1), (2.0, 0)):
+    for seconds, times in ((30.0, 1), (1.0, 0)):
         report = read_recording(record(tmp_path / f"run{seconds}", seconds=seconds))
         (found,) = report.pipelines
         first, last = found.verdicts[0]["line"], found.verdicts[-1]["line"]
         assert (first != last) == times
         assert page(report, "run").count(f"It began: {escape(first)}") == times
+
+
+def test_a_long_run_has_a_point_for_each_column_and_hardly_more(tmp_path: Path) -> None:
+    recording = read_recording(record(tmp_path / "run", "train", 0, 20_000.0, LONG))
+    (found,), (drawn,) = recording.pipelines, ranks_in(page(recording, "run"))
+    assert 100 < len(drawn["charts"][0]["xs"]) < 250
+    assert len(found.points) < 3_000

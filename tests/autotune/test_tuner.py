@@ -399,6 +399,25 @@ def test_loops_too_short_for_a_window_get_a_verdict_at_the_end(
     assert "input-bound: waiting " in caplog.text
 
 
+def test_a_decision_before_the_first_step_is_followed_by_a_verdict_on_those_made(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "penstock.autotune")
+    plant = FluidPlant(STORE, gap_s=64 / 600, cores=2.0, batch=100_000)
+    tuner = Tuner(plant, BottleneckLaw(), TWO_CORES, AutotuneLog())
+    while "Added request" not in caplog.text:
+        plant.advance(0.5)
+        tuner.step()
+    assert plant.trained.steps == 0
+    other = FluidPlant(STORE, gap_s=64 / 600, cores=2.0)
+    other.advance(10.0)
+    seen = other.observe()
+    assert seen is not None
+    assert "waiting " not in caplog.text
+    tuner.finish(lambda: seen)
+    assert "input-bound: waiting " in caplog.text
+
+
 def test_a_move_after_the_last_look_is_in_the_log_and_the_result(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

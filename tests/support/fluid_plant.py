@@ -94,11 +94,19 @@ class FluidPlant:
         self._random = random.Random(0)
         self._busy_s = gap_s
         self._waited_s = self._own_s = 0.0  # of the step that is not finished
+        self._before_s = 0.0, 0.0  # wait and gap in all windows before
+        self._wait_s = self._gap_s = 0.0
         self._clear()
 
     @property
     def trained(self) -> TrainerObservation:
-        return TrainerObservation(self.steps, self.steps * self.batch)
+        wait_s, gap_s = self._before_s
+        return TrainerObservation(
+            self.steps,
+            self.steps * self.batch,
+            wait_s + self._wait_s,
+            gap_s + self._gap_s,
+        )
 
     def advance(self, seconds: float) -> None:
         """Advance the virtual time."""
@@ -208,6 +216,8 @@ class FluidPlant:
     def _clear(self) -> None:
         self._since_s = self.now_s
         self._first_step = self.steps
+        wait_s, gap_s = self._before_s
+        self._before_s = wait_s + self._wait_s, gap_s + self._gap_s
         self._wait_s = self._gap_s = 0.0
         for segment in self.segments:
             segment.clear()

@@ -47,5 +47,5 @@ def record(
         tuner = Tuner(plant, BottleneckLaw(), Budget(2.0, 1 << 30), log)
         while machine.now_s < seconds:
             machine.advance(tuner.step())
-        tuner.finish()
+        tuner.finish(plant.observe)  # as it is now
     return Path(f"{prefix}_{rank}.jsonl")

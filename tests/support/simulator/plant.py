@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import mul
 from typing import NamedTuple
@@ -73,7 +74,8 @@ class Simulated:
 
     @property
     def trained(self) -> TrainerObservation:
-        return TrainerObservation(self._step)
+        total = self._trainer.total(self.workload.batch_rows)
+        return replace(total, steps=self._step)
 
     def observe(self) -> Observation:
         self._count()
@@ -217,6 +219,8 @@ class _Trainer:
         self._wait_s = self._gap_s = 0.0
         # The wait before the present step.
         self._waited_s = 0.0
+        # All that was read.
+        self._read = TrainerObservation()
 
     def begin(self, now_s: float) -> None:
         """It gets a batch."""
@@ -232,8 +236,12 @@ class _Trainer:
 
     def read(self, batch_rows: int) -> TrainerObservation:
         """Return the steps that ended since the last reading."""
-        seen = TrainerObservation(
+        before, self._read = self._read, self.total(batch_rows)
+        self._steps, self._wait_s, self._gap_s = 0, 0.0, 0.0
+        return self._read - before
+
+    def total(self, batch_rows: int) -> TrainerObservation:
+        """Return all steps that ended."""
+        return self._read + TrainerObservation(
             self._steps, self._steps * batch_rows, self._wait_s, self._gap_s
         )
-        self._steps, self._wait_s, self._gap_s = 0, 0.0, 0.0
-        return seen
