@@ -13,6 +13,7 @@ Other calls raise an error that names penstock's equivalent.
 
 from typing import Any
 
+from . import transforms, vision
 from .dataset import (
     Dataset,
     GeneratorDataset,
@@ -21,7 +22,14 @@ from .dataset import (
     missing_dataset,
 )
 
-__all__ = ["Dataset", "GeneratorDataset", "ImageFolderDataset", "config"]
+__all__ = [
+    "Dataset",
+    "GeneratorDataset",
+    "ImageFolderDataset",
+    "config",
+    "transforms",
+    "vision",
+]
 
 
 def __getattr__(name: str) -> Any:

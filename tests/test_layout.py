@@ -38,20 +38,21 @@ OWN_PIPES = {"penstock.engine.far.handover"}
 # Hugging Face 395; what a cache that loses says took 20; advised commands that can be
 # pasted 3; `plan` for each pipeline of a log, and `bench` that says whether tuning
 # changed anything, 12; the course of a run, from which all views of it take their
-# figures, 70.
+# figures, 70; MindSpore's operators 990.
 STATEMENTS = {
     "autotune": 3680,
     "cache": 2533,
     "demo": 220,
     "engine": 11555,
     "integrations": 170,
-    "mindspore": 200,
+    "mindspore": 1190,
     "pipeline": 6045,
     "system": 545,
     "": 542,
 }
 """Statements that a package of the root may have, docstrings included."""
-MODULES = 190
+MODULES = 205
+"""All modules, 20 of them MindSpore's names."""
 IMPORTED = 18
 """Modules of ours that a module may import, even where it does so late or for types."""
 IMPORTED_MORE = {
