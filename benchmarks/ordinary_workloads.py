@@ -40,7 +40,7 @@ os.environ["PENSTOCK_BENCH_MS"] = str(MS)
 
 Slow = Literal["read", "collate", "trainer"]
 
-COMPUTES, WAITS = ("CPU", "the GIL"), ("waiting reads",)
+COMPUTES, WAITS = ("CPU", "the GIL"), ("waiting",)
 ITERATED = (*COMPUTES, "torch's own workers load", "the trainer itself loads")
 """Causes for an iterable; penstock's DataLoader cannot be more precise."""
 

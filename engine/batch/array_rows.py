@@ -127,7 +127,10 @@ class TableRows(Sequence[Any]):
             others = {name: column[at] for name, column in self.others.items()}
             length = len(range(self.length)[at])
             return type(self)(self.names, blocks, others, length)
-        row = (_python(column[at]) for column in self.columns())
+        row = (
+            column[at] if isinstance(column, list) else column[at].item()
+            for column in self.columns()
+        )
         return dict(zip(self.names, row, strict=True))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -137,11 +140,6 @@ class TableRows(Sequence[Any]):
         return (
             dict(zip(self.names, row, strict=True)) for row in zip(*lists, strict=True)
         )
-
-
-def _python(value: Any) -> Any:
-    """Return a value of a column as Python's own type."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +158,8 @@ class ArrayRowReader:
 
     def __call__(self, indices: Sequence[int]) -> Sequence[Any]:
         whole, places = self.dataset, indices
+        if type(whole) is Subset:  # its indices may be an object of the user's
+            places = np.asarray(indices).tolist()
         while type(whole) is Subset:
             places = [whole.indices[at] for at in places]
             whole = whole.dataset

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from ...errors import NOTE, ExitError, SampleNote, add_note
 from ..core.chunk import Failure, InFlightBatch
 from ..plan import BatchPlan, PlannedBatch
+from .array_rows import TableRows
 from .layout import (
     Allocate,
     Indices,
     Layout,
     Misfit,
-    layout_of,
+    learn,
     odd_ones,
     size_of_all,
     spread,
@@ -139,9 +140,9 @@ class Buffers:
         return replace(self, allocate=on_heap, pin=None)
 
     def layout(self, image_size: int | None, samples: Sequence[Any]) -> Layout | None:
-        """Return the layout of rows, learning it from samples if it is unknown."""
+        """Return the layout of rows, learning it from the first if it is unknown."""
         if image_size not in self.layouts:
-            self.layouts.setdefault(image_size, layout_of(samples))
+            self.layouts.setdefault(image_size, learn(samples[0]))
         return self.layouts[image_size]
 
     def together(
@@ -283,10 +284,27 @@ class BatchBuffer:
             self._layout = layout
             self._opened = True
 
+    def _at_once(self, layout: Layout, samples: Sequence[Any]) -> bool:
+        """Make the batch of its columns, if these are all of its rows."""
+        maker = self.maker
+        free = maker.lend is None and maker.allocate is on_heap
+        columns = isinstance(samples, TableRows) and len(samples) == self.rows
+        if not (free and columns):
+            return False
+        try:
+            self.memory = layout.together(samples, on_heap)
+        except Misfit:
+            return False
+        self._layout, self._opened = layout, True
+        return True
+
     def place(self, rows: Sequence[int], samples: Sequence[Any]) -> int:
         """Put one sample into each of `rows`; return the bytes they take."""
         if not self._opened:
-            self._open(self.maker.layout(self._size, samples))
+            layout = self.maker.layout(self._size, samples)
+            if layout is not None and self._at_once(layout, samples):
+                return layout.row_bytes * len(rows)
+            self._open(layout)
         layout = self._layout
         if layout is not None:
             try:

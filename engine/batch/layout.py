@@ -9,7 +9,6 @@ size and the description of any sample are here, too.
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 from abc import ABC, abstractmethod
@@ -208,13 +207,14 @@ class NumberLeaf(Leaf):
 
     def together(self, samples: Sequence[Any], allocate: Allocate) -> Any:  # noqa: ARG002
         # Copied, because memory that numpy owns cannot be resized.
-        return torch.from_numpy(self._array(samples)).clone()
+        made = self._array(samples).astype(KINDS[self.kind], copy=False)
+        return torch.from_numpy(made).clone()
 
     def _array(self, samples: Sequence[Any]) -> NDArray[Any]:
         """Return an array of them; numpy takes half the time if it knows the dtype."""
         if isinstance(samples, np.ndarray):  # a column of a table
             same([samples.dtype.kind in PYTHONS[self.kind]], fact=True)
-            return samples.astype(KINDS[self.kind], copy=False)
+            return samples
         same(list(map(type, samples)), self.kind)
         try:
             return np.array(samples, KINDS[self.kind])
@@ -380,68 +380,24 @@ class MappingNode(Node):
         except Exception as error:
             raise Misfit from error
 
+    def together(self, samples: Sequence[Any], allocate: Allocate) -> Any:
+        if not isinstance(samples, TableRows) or samples.names != self.keys:
+            return Node.together(self, samples, allocate)
+        leaves = dict(zip(self.keys, self.members, strict=True))
+        made = dict.fromkeys(self.keys)
+        for names, values in samples.blocks:
+            kind = values.dtype.kind
+            same([kind in PYTHONS[leaves[name].kind] for name in names], fact=True)
+            # One call for all columns: each releases the GIL, and waits to get it back.
+            whole = torch.from_numpy(values.astype(KINDS[leaves[names[0]].kind]))
+            columns: Any = torch.unbind_copy(whole, 1)  # type: ignore[func-returns-value]
+            made |= zip(names, columns, strict=True)
+        for name, column in samples.others.items():
+            made[name] = leaves[name].together(column, allocate)
+        return made
+
     def _joined(self, parts: list[Any]) -> Any:
         return dict(zip(self.keys, parts, strict=True))
-
-
-class TableMemory(dict[str, Any]):
-    """The columns of a batch, by name, and the blocks of memory that they are in."""
-
-    __slots__ = ("blocks",)
-
-    def __init__(self, names: Iterable[str]) -> None:
-        super().__init__(dict.fromkeys(names))
-        self.blocks: list[NDArray[Any]] = []
-        """`[columns, rows]`, one for each block of the table's rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class TableNode(MappingNode):
-    """The rows of a table: the columns of a block are written in one call.
-
-    The columns of a batch are tensors of their own on one block of memory. A call for
-    each of them would release the GIL each time, and wait to get it back.
-    """
-
-    kinds: tuple[tuple[str, ...], ...]
-    """The names of the columns of each block."""
-
-    def open(self, rows: int, allocate: Allocate) -> TableMemory:
-        memory, leaves = TableMemory(self.keys), self._leaves()
-        for names in self.kinds:
-            block = allocate((len(names), rows), leaves[names[0]].dtype).numpy()
-            memory.update(zip(names, map(torch.from_numpy, block), strict=False))
-            memory.blocks.append(block)
-        for name in self._others():
-            memory[name] = leaves[name].open(rows, allocate)
-        return memory
-
-    def write(self, memory: Any, first: int, samples: Sequence[Any]) -> None:
-        if not isinstance(samples, TableRows) or samples.kinds != self.kinds:
-            MappingNode.write(self, memory, first, samples)
-            return
-        leaves, stop = self._leaves(), first + len(samples)
-        for block, (names, values) in zip(memory.blocks, samples.blocks, strict=True):
-            same([values.dtype.kind in PYTHONS[leaves[names[0]].kind]], fact=True)
-            block[:, first:stop] = values.T
-        for name in self._others():
-            leaves[name].write(memory[name], first, samples.others[name])
-
-    def together(self, samples: Sequence[Any], allocate: Allocate) -> Any:
-        return Layout.together(self, samples, allocate)
-
-    def seal(self, memory: Any) -> Any:
-        leaves = self._leaves()
-        others = {name: leaves[name].seal(memory[name]) for name in self._others()}
-        return {**memory, **others}
-
-    def _leaves(self) -> dict[str, Any]:
-        return dict(zip(self.keys, self.members, strict=True))
-
-    def _others(self) -> list[str]:
-        """Return the names of the columns that are in no block."""
-        inside = set(itertools.chain.from_iterable(self.kinds))
-        return [key for key in self.keys if key not in inside]
 
 
 def gather(
@@ -490,14 +446,6 @@ def learn(sample: Any) -> Layout | None:
         return _learn(sample)
     except Misfit:
         return None
-
-
-def layout_of(samples: Sequence[Any]) -> Layout | None:
-    """Return the layout of samples that are like the first one, or None."""
-    layout = learn(samples[0])
-    if isinstance(layout, MappingNode) and isinstance(samples, TableRows):
-        return TableNode(layout.members, layout.keys, samples.kinds)
-    return layout
 
 
 def _learn(sample: Any) -> Layout:

@@ -55,7 +55,14 @@ from ..stages import (
     executor_of,
     order_of,
 )
-from .segments import Numbered, found_kind, fused, on_batches, with_batch_work
+from .segments import (
+    Numbered,
+    found_kind,
+    fused,
+    is_reader,
+    on_batches,
+    with_batch_work,
+)
 
 LOGGER = logging.getLogger("penstock")
 PRIVATE = (
@@ -151,6 +158,10 @@ def compile_drawn(
     (read,) = segment.program.operations
     assert isinstance(read, Read)
     whole = reads_batches(source.dataset)
+    if whole and batch.collate_fn is None and is_reader(read.get_many):
+        whole = False  # the rows are the same, and batches are made of their columns
+    elif whole:  # a function of the user's gets what torch would hand it
+        read = replace(read, get_many=source.dataset.__getitems__, by_array=False)
     program = replace(segment.program, operations=(replace(read, whole=whole),))
     if start is not None:
         seeded = SeededRead(read.stage, read.get, read.get_many, start, whole)

@@ -434,6 +434,11 @@ def _operations(
     return Cached(named(*lead), tuple(steps[:stored]), waits), *steps[stored:]
 
 
+def is_reader(get_many: Any) -> bool:
+    """Whether many samples are read by penstock, and not by the dataset itself."""
+    return isinstance(get_many, ArrayRowReader | HubReader)
+
+
 def _operation(
     stage: PerSample, number: int, caches: Collection[int], *, limited: bool
 ) -> Operation:

@@ -6,7 +6,6 @@ Hugging Face's datasets are datasets already; many rows of theirs are read at on
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
@@ -15,7 +14,8 @@ import numpy as np
 from torch.utils.data import StackDataset
 
 from ...engine.batch.array_rows import is_column
-from .row_groups import RowGroup, RowGroups
+from ...errors import check
+from .row_groups import Indices, RowGroup, RowGroups
 
 
 class Frame:
@@ -26,6 +26,8 @@ class Frame:
     """
 
     QUICK = True
+    PER_PROCESS = True
+    """Threads share it safely, as they do any source."""
 
     def __init__(self, groups: Sequence[RowGroup]) -> None:
         self._groups = [group for group in groups if len(group)]
@@ -47,7 +49,7 @@ class Frame:
         found: dict[str, Any] = self._rows((index,))[0]
         return found
 
-    def __getitems__(self, indices: Sequence[int]) -> Sequence[dict[str, Any]]:
+    def __getitems__(self, indices: Indices) -> Sequence[dict[str, Any]]:
         """Return some rows."""
         return self._rows(indices)
 
@@ -70,21 +72,30 @@ def rows_of(data: Any) -> Any:
         return Frame([RowGroup.of(data, mapped=False)])
     if kind == "polars.DataFrame":
         return Frame.of(data.to_arrow())
-    if isinstance(data, Mapping) and data and {*map(type, data)} == {str}:
-        columns = all(map(is_column, data.values()))
-        return StackDataset(**data) if columns else data
+    named = isinstance(data, Mapping) and data and {*map(type, data)} == {str}
+    if named and "self" not in data and all(map(is_column, data.values())):
+        lengths = {name: len(column) for name, column in data.items()}
+        check(
+            len({*lengths.values()}) == 1,
+            f"`from_dataset` needs columns of one length, got {lengths}; cut them",
+        )
+        return StackDataset(**data)
     return data
 
 
 def _of_pandas(frame: Any) -> RowGroup:
     """Return the rows of a data frame, with the values of its `to_dict("records")`."""
-    numbers, others = {}, {}
-    for name, column in frame.items():
-        if isinstance(column.dtype, np.dtype) and column.dtype.kind in "biuf":
-            numbers[name] = column.to_numpy()
-        else:
-            others[name] = column.tolist()
-    return RowGroup([*frame.columns], numbers, others, len(frame))
+    columns: dict[Any, Any] = {}  # of columns with one name, a row has the last one
+    for at, (name, column) in enumerate(frame.items()):
+        plain = isinstance(column.dtype, np.dtype) and column.dtype.kind in "biuf"
+        plain = plain and column.dtype not in (np.uint64, np.float16)
+        columns[name] = column.to_numpy(copy=True) if plain else at
+    places = {name: at for name, at in columns.items() if isinstance(at, int)}
+    numbers = {name: c for name, c in columns.items() if name not in places}
+    part = frame.iloc[:, [*places.values()]].set_axis([*places], axis=1)
+    rows = part.to_dict("records")
+    others = {name: [row[name] for row in rows] for name in places}
+    return RowGroup([*columns], numbers, others, len(frame))
 
 
 class HubReader:
@@ -100,11 +111,11 @@ class HubReader:
     @classmethod
     def of(cls, dataset: Any) -> Self | None:
         """Return a reader for this dataset; None if its rows are not plain columns."""
-        hub = sys.modules.get("datasets")
-        if hub is None or type(dataset) is not hub.Dataset:
+        kind = type(dataset)
+        if (kind.__module__, kind.__name__) != ("datasets.arrow_dataset", "Dataset"):
             return None
-        kinds = {type(feature) for feature in dataset.features.values()}
-        return cls(dataset) if kinds <= {hub.Value, hub.ClassLabel} else None
+        kinds = {type(feature).__name__ for feature in dataset.features.values()}
+        return cls(dataset) if kinds <= {"Value", "ClassLabel"} else None
 
     @cached_property
     def _rows(self) -> Frame:
@@ -117,13 +128,16 @@ class HubReader:
         return None if chosen is None else np.asarray(chosen.column(0), np.int64)
 
     def __call__(self, indices: Sequence[int]) -> Sequence[Any]:
-        form = self._dataset.format
-        if form["type"] is not None or form["columns"] != self._dataset.column_names:
-            samples: Sequence[Any] = self._dataset.__getitems__(indices)
+        data, wanted = self._dataset, np.asarray(indices)
+        usual = wanted.dtype == np.int64 and 0 <= wanted.min() <= wanted.max() < len(
+            data
+        )
+        plain = data.format["type"] is None
+        if not (usual and plain and data.format["columns"] == data.column_names):
+            samples: Sequence[Any] = data.__getitems__(indices)
             return samples
-        rows = self._rows
-        chosen = indices if self._places is None else self._places[np.asarray(indices)]
-        return rows.__getitems__(chosen)
+        places = self._places
+        return self._rows.__getitems__(wanted if places is None else places[wanted])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._dataset,)

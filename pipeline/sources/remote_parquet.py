@@ -18,6 +18,8 @@ from .files import Part, Store, find_files
 
 GAP = 1 << 16
 """Bytes that are read, too, rather than by a request more."""
+MAX_PART = 1 << 28
+"""Bytes of columns that one request brings at most, but for a column that has more."""
 COUNTED_AT_ONCE = 16
 """Files whose ends are read side by side."""
 
@@ -160,11 +162,13 @@ def parts_of(group: Any, columns: Sequence[str] | None) -> list[Part]:
     found: list[Part] = []
     chunks = (group.column(at) for at in range(group.num_columns))
     for chunk in chunks:
-        if columns is None or chunk.path_in_schema.split(".")[0] in columns:
+        path = chunk.path_in_schema
+        if columns is None or any(f"{path}.".startswith(f"{c}.") for c in columns):
             begin = chunk.dictionary_page_offset or chunk.data_page_offset
             begin = min(begin, chunk.data_page_offset)
             end = begin + chunk.total_compressed_size
-            if found and begin - found[-1][1] <= GAP:
+            near = found and begin - found[-1][1] <= GAP
+            if near and end - found[-1][0] <= MAX_PART:
                 begin = found.pop()[0]
             found.append((begin, end))
     return found

@@ -18,6 +18,7 @@ from ... import config
 from ...engine.batch.array_rows import Block, TableRows
 from .source import PerProcess
 
+Indices = Sequence[int] | NDArray[np.int64]
 SHARE = 8
 """A process keeps groups of at most this part of the memory budget."""
 PARTS = 2
@@ -61,14 +62,16 @@ class RowGroup:
             table: the rows.
             mapped: whether its columns are in a mapped file, and stay there.
         """
+        # Of columns with one name, a row has the last one.
+        columns = dict(zip(table.schema.names, table.columns, strict=True))
         numbers, others = {}, {}
-        for name, column in zip(table.schema.names, table.columns, strict=True):
+        for name, column in columns.items():
             values = numbers_of(column, packed=mapped)
             if values is None:
                 others[name] = column
             else:
                 numbers[name] = values
-        return cls(table.schema.names, numbers, others, table.num_rows)
+        return cls([*columns], numbers, others, table.num_rows)
 
     def __len__(self) -> int:
         return self._length
@@ -253,13 +256,13 @@ class RowGroups:
         self._joined = PerProcess(self._join, JOINED)
         self._needed: frozenset[int] = frozenset()
         """The groups of the last rows that were in several."""
-        self._wanted: frozenset[int] = frozenset()
-        """Those to be taken from as one."""
+        self._together = frozenset[int](), np.zeros(len(self._ends), np.bool_)
+        """Those to be taken from as one, and whether each group is one of them."""
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def __call__(self, indices: Sequence[int]) -> Sequence[dict[str, Any]]:
+    def __call__(self, indices: Indices) -> Sequence[dict[str, Any]]:
         """Return some rows; rows of the same group are taken from it at once.
 
         Raises:
@@ -273,9 +276,11 @@ class RowGroups:
             raise IndexError(f"row {outside} of {len(self)}")
         groups = np.searchsorted(self._ends, wanted, "right")
         rows = wanted - self._begins[groups]
-        joined = self._joined(self._wanted) if self._wanted else None
-        if joined is not None and (firsts := joined.begins[groups]).min() >= 0:
-            return joined.rows(firsts + rows)
+        together, members = self._together
+        if groups.min() < groups.max() and members[groups].all():
+            joined = self._joined(together)
+            if joined is not None:
+                return joined.rows(joined.begins[groups] + rows)
         return self._of_groups(groups, rows)
 
     def _of_groups(
@@ -293,22 +298,21 @@ class RowGroups:
         if len(before & self._needed) >= ALIKE * len(both):
             nbytes = sum(group.nbytes for group in found)
             if nbytes <= groups_bytes() // PARTS:
-                self._wanted = both
+                members = np.zeros(len(self._ends), np.bool_)
+                members[[*both]] = True
+                self._together = both, members
         shares = np.split(rows[order], starts[1:])
         pairs = zip(found, shares, strict=True)
         return mixed([group.rows(share) for group, share in pairs], order)
 
     def _join(self, needed: Any) -> JoinedGroups | None:
         """Join the groups of these numbers; return None if that is not possible."""
-        import pyarrow as pa
-
         numbers = sorted(needed)
-        groups = self._groups.all(numbers)
-        if any(group.types != groups[0].types for group in groups):
-            return None
         try:
-            return JoinedGroups(
-                dict(zip(numbers, groups, strict=True)), len(self._ends)
-            )
-        except pa.ArrowException:
+            groups = self._groups.all(numbers)
+            if any(group.types != groups[0].types for group in groups):
+                return None
+            pairs = zip(numbers, groups, strict=True)
+            return JoinedGroups(dict(pairs), len(self._ends))
+        except Exception:  # noqa: BLE001 rows of a group that fails show why, alone
             return None

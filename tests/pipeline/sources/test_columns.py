@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -138,6 +139,33 @@ def test_threads_that_want_the_same_groups_read_each_of_them_once() -> None:
     for order, made in zip(orders, found, strict=True):
         assert [*map(typed, made)] == [*map(typed, table.take(order).to_pylist())]
     assert loaded == Counter(range(len(sizes)))
+
+
+def test_a_group_that_cannot_be_read_fails_its_own_rows_alone() -> None:
+    table, broken = pa.table({"at": range(100)}), False
+
+    def load(number: int) -> RowGroup:
+        if broken and number == 7:
+            raise OSError("group 7")
+        return RowGroup.of(table.slice(number * 10, 10), mapped=False)
+
+    rows = RowGroups([10] * 10, load, 4, mapped=False)
+    for _ in range(2):
+        rows([*range(0, 100, 10)])  # wanted together twice
+    broken = True
+    assert [*rows([1, 41])] == [{"at": 1}, {"at": 41}]
+    assert [*rows([1])] == [{"at": 1}]
+    with pytest.raises(OSError, match="group 7"):
+        rows([1, 71])
+
+
+def test_of_columns_with_one_name_a_row_has_the_last() -> None:
+    for columns in ([[1, 2], ["x", "y"]], [["x", "y"], [1, 2]]):
+        table = pa.table([*map(pa.array, columns)], names=["a", "a"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # pyarrow says so
+            wanted = [dict(zip(["a", "a"], row)) for row in zip(*columns)]  # noqa: B905
+        assert [*RowGroup.of(table, mapped=False).rows(np.arange(2))] == wanted
 
 
 def equal(ours: Any, theirs: Any) -> bool:
