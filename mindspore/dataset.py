@@ -1,187 +1,117 @@
-"""Datasets with named columns, and the functions that make them."""
+"""Datasets with named columns, and MindSpore's verbs on them.
+
+A dataset is a `Pipeline` of rows. Verbs that a pipeline has are its own. The others run
+it, and change its rows in the trainer: a `Stream`, the source of another pipeline.
+"""
 
 from __future__ import annotations
 
-import os
+import itertools
+import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Self, TypeVar
+from dataclasses import replace
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
-import torch
+from torch.utils.data import ConcatDataset
 
-from .. import config as _config
+from .. import config
 from ..engine.plan import Shard
 from ..errors import check
-from ..pipeline import image
 from ..pipeline.pipeline import Pipeline
+from .batches import Batches, BatchInfo, ByLength, DealtBatches, Pads, Sized
+from .columns import Columns, Kept, Picked, Row, as_samples, placed
+from .loops import Facts, Known, Stream, mixed
+from .samplers import chosen
+from .settings import ignored, instead
 
-T = TypeVar("T")
-Row = tuple[Any, ...]
-"""One sample: a value for each column."""
-
-INSTEAD = {
-    "BatchDataset": "GeneratorDataset(...).batch(n)",
-    "CSVDataset": "GeneratorDataset of rows read with csv or pandas",
-    "Cifar10Dataset": "GeneratorDataset of torchvision.datasets.CIFAR10",
-    "MindDataset": "GeneratorDataset of a class that reads your records",
-    "MnistDataset": "GeneratorDataset of torchvision.datasets.MNIST",
-    "NumpySlicesDataset": "GeneratorDataset of torch.utils.data.TensorDataset",
-    "TFRecordDataset": "GeneratorDataset of a class that reads your records",
-    "TextFileDataset": "GeneratorDataset of the lines of the file",
-    "DatasetCache": "penstock.Pipeline.cache(ram=..., disk=...)",
-}
+Names = str | Sequence[str] | None
 METHODS = {
-    "apply": "a function that you call on the dataset",
-    "bucket_batch_by_length": "a batch sampler of your own, with penstock.DataLoader",
-    "concat": "torch.utils.data.ConcatDataset, before GeneratorDataset",
+    "add_sampler": "use_sampler()",
+    "build_vocab": "a loop over the data that counts its words",
     "device_que": "penstock.Pipeline.to_device(device)",
-    "filter": "penstock.Pipeline.filter(predicate)",
-    "flat_map": "an iterable dataset of your own",
-    "padded_batch": "penstock.Pipeline.batch(collate_fn=...), which pads",
-    "project": "map(), with output_columns",
-    "rename": "map(), with output_columns",
+    "flat_map": "an iterable source of your own",
     "save": "penstock.Pipeline.cache(disk=...)",
-    "skip": "penstock.Pipeline.select(indices)",
-    "split": "torch.utils.data.random_split, before GeneratorDataset",
     "sync_wait": "penstock.Pipeline.on_batch(listener)",
-    "zip": "torch.utils.data.StackDataset, before GeneratorDataset",
-}
-CONFIG = {
-    "load": "Pipeline.load_autotune(path)",
-    "set_auto_num_workers": "set_enable_autotune(True)",
-    "set_callback_timeout": "map(timeout=...)",
-    "set_error_samples_mode": "batch(on_error='substitute')",
-    "set_monitor_sampling_interval": "set_autotune_interval(steps)",
-    "set_multiprocessing_timeout_interval": "map(timeout=...)",
+    "to_device": "penstock.Pipeline.to_device(device)",
 }
 
 
-def _instead(name: str, table: dict[str, str]) -> str:
-    """Return the error that there is no such call, with the equivalent."""
-    known = table.get(name)
-    cure = f"use {known}" if known else "see penstock.Pipeline for what there is"
-    return f"penstock.mindspore has no {name!r}; {cure}"
-
-
-class _Config:
-    """MindSpore's `config`: the settings that penstock has under the same name."""
-
-    NAMES: ClassVar = {name for name in _config.__all__ if "budget" not in name}
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in self.NAMES:
-            raise AttributeError(_instead(name, CONFIG))
-        return getattr(_config, name)
-
-
-config = _Config()
-
-
-def missing_dataset(name: str) -> str:
-    """Return the error that MindSpore's dataset of this name is not here."""
-    return _instead(name, INSTEAD)
-
-
-class Columns:
-    """Calls operations on some columns of a row. It can be sent to worker processes."""
-
-    def __init__(
-        self, operations: Sequence[Callable[..., Any]], taken: Sequence[int], inner: str
-    ) -> None:
-        self._operations = tuple(operations)
-        self._taken = tuple(taken)
-        self.__name__ = inner
-
-    def __call__(self, row: Row) -> Row:
-        values = tuple(row[at] for at in self._taken)
-        for operation in self._operations:
-            made = operation(*values)
-            values = made if isinstance(made, tuple) else (made,)
-        return _placed(row, self._taken, values)
-
-
-def _placed(row: Row, taken: Sequence[int], values: Row) -> Row:
-    """Return a row, or its names, with results in place of the columns they come from.
-
-    If there are as many results as such columns, each takes the place of one. Otherwise
-    the results come first, followed by the other columns.
-    """
-    if len(values) == len(taken):
-        results = dict(zip(taken, values, strict=True))
-        return tuple(results.get(at, value) for at, value in enumerate(row))
-    return (*values, *(value for at, value in enumerate(row) if at not in taken))
-
-
-class Arrays:
-    """A map-style source, with samples as tuples of arrays."""
-
-    def __init__(self, source: Any) -> None:
-        self._source = source
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, index: int) -> Row:
-        return _row(self._source[index])
-
-
-class Streamed(torch.utils.data.IterableDataset[Row]):
-    """An iterable source, or a function that returns one."""
-
-    def __init__(self, source: Any) -> None:
-        self._source = source
-
-    def __iter__(self) -> Iterator[Row]:
-        source = self._source
-        return map(_row, source() if callable(source) else source)
-
-
-def _row(sample: Any) -> Row:
-    """Return a sample as in MindSpore: one array per column."""
-    values = sample if isinstance(sample, tuple) else (sample,)
-    return tuple(np.asarray(value) for value in values)
-
-
-class Epochs(Iterator[T]):
-    """Starts an epoch each time it is looped over, like MindSpore's iterators."""
-
-    def __init__(self, begin: Callable[[], Iterator[T]]) -> None:
-        self._begin = begin
-        self._rows: Iterator[T] | None = None
-
-    def __iter__(self) -> Self:
-        self._rows = self._begin()
-        return self
-
-    def __next__(self) -> T:
-        if self._rows is None:
-            self._rows = self._begin()
-        return next(self._rows)
-
-
-class Dataset:
-    """The result of `GeneratorDataset` and `ImageFolderDataset`. Verbs return new ones.
+class Dataset(Known):
+    """What the functions for datasets return. Verbs return new ones.
 
     Args:
-        pipeline: a pipeline whose samples are tuples, with one value per column.
+        pipeline: a pipeline of rows.
         columns: names of the columns.
+        facts: what else is known.
     """
 
-    def __init__(self, pipeline: Pipeline, columns: Sequence[str]) -> None:
-        self.pipeline = pipeline
-        """The `Pipeline` inside, for everything else that penstock can do."""
-        self._columns = list(columns)
+    @classmethod
+    def streamed(
+        cls,
+        begin: Callable[[], Iterator[Row]],
+        columns: Sequence[str],
+        facts: Facts,
+        checked: Sequence[str] | None = None,
+    ) -> Self:
+        """Return a dataset of rows that come in an order of their own.
+
+        Args:
+            begin: begins an epoch.
+            columns: names of the columns.
+            facts: what else is known.
+            checked: names to check samples by that are not rows yet.
+        """
+        stream = Stream(begin, checked)
+        pipeline = Pipeline.from_dataset(stream, shard=Shard.single())
+        begun = partial(iter, stream)
+        known = replace(facts, closed=False, dealt=True, begin=begun)
+        return cls(pipeline, columns, known)
+
+    @classmethod
+    def sampled(
+        cls,
+        sampler: Any,
+        source: Any,
+        columns: Sequence[str],
+        *,
+        first: Callable[[Any], Row] | None = None,
+        workers: int | None = None,
+        classes: dict[str, Any] | None = None,
+    ) -> Self:
+        """Return a dataset of what is read by its index.
+
+        Args:
+            sampler: chooses the indices.
+            source: what is read.
+            columns: names of the columns.
+            first: makes rows of what is read; None: these are rows.
+            workers: workers to start with.
+            classes: the label of each class.
+        """
+        pipeline, size = chosen(sampler, source, workers)
+        made = pipeline if first is None else pipeline.map(first)
+        dealt = size is not None
+        facts = Facts(
+            dealt=dealt, size=size, source=source, first=first, classes=classes
+        )
+        return cls(made, columns, facts)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise AttributeError(_instead(name, METHODS))
+        raise AttributeError(instead(name, METHODS))
+
+    # Verbs that change rows
 
     def map(
         self,
         operations: Callable[..., Any] | Sequence[Callable[..., Any]],
-        input_columns: str | Sequence[str] | None = None,
-        output_columns: str | Sequence[str] | None = None,
+        input_columns: Names = None,
+        output_columns: Names = None,
         num_parallel_workers: int | None = None,
         **options: Any,
     ) -> Self:
@@ -192,246 +122,473 @@ class Dataset:
             input_columns: columns that the first one takes (default: the first column).
             output_columns: names of the results (default: those of the input).
             num_parallel_workers: workers to start with.
-            **options: MindSpore's options of how it runs; penstock decides that itself.
+            **options: `column_order`, names of columns to keep, in this order; and
+                options of how it runs, which penstock decides itself.
 
         Raises:
             SpecError: there is no such column, or an option is unknown.
         """
-        _known(options, "python_multiprocessing", "max_rowsize", "offload")
+        order = options.pop("column_order", None)
+        ignored(
+            "map", options, "python_multiprocessing", "max_rowsize", "cache", "offload"
+        )
         calls = [operations] if callable(operations) else list(operations)
-        taken = _names(input_columns) or self._columns[:1]
-        given = _names(output_columns) or taken
-        places = [self._place(name) for name in taken]
-        inner = getattr(calls[0], "__name__", type(calls[0]).__name__)
-        function = Columns(calls, places, inner)
-        made = self.pipeline.map(function, num_parallel_workers=num_parallel_workers)
-        columns = _placed(tuple(self._columns), places, tuple(given))
-        return type(self)(made, columns)
+        taken = names_of(input_columns) or self.columns[:1]
+        given = names_of(output_columns) or taken
+        places = self.places(taken)
+        batched = self.facts.batched
+        function = Columns.of(calls, places, len(given), batched=batched)
+        apart = self.facts.closed and self.facts.dealt
+        workers = None if apart else num_parallel_workers
+        made = self.pipeline.map(function, num_parallel_workers=workers)
+        columns = placed(tuple(self.columns), places, tuple(given))
+        found = self._changed(made, columns)
+        return found.project(order) if order else found
+
+    def project(self, columns: Names) -> Self:
+        """Keep these columns only, in this order."""
+        names = names_of(columns)
+        if names == self.columns:
+            return self
+        picked = Picked(self.places(names))
+        return self._changed(self.pipeline.map(picked), names)
+
+    def rename(self, input_columns: Names, output_columns: Names) -> Self:
+        """Give columns other names."""
+        places = self.places(names_of(input_columns))
+        given = names_of(output_columns)
+        check(
+            len(places) == len(given),
+            f"rename() got {len(places)} columns and {len(given)} names; give as many",
+        )
+        columns = placed(tuple(self.columns), places, tuple(given))
+        return type(self)(self.pipeline, columns, self.facts)
+
+    def filter(
+        self,
+        predicate: Callable[..., Any],
+        input_columns: Names = None,
+        num_parallel_workers: int | None = None,
+    ) -> Self:
+        """Drop the rows for which `predicate` of columns (default: all) is false."""
+        places = self.places(names_of(input_columns) or self.columns)
+        kept = Kept(predicate, places, batched=self.facts.batched)
+        if self.facts.closed:
+            return self._after(lambda rows: filter(kept, rows))
+        made = self.pipeline.filter(kept, num_parallel_workers=num_parallel_workers)
+        return self._changed(made, self.columns, dealt=True, size=None)
 
     def batch(
         self,
-        batch_size: int,
+        batch_size: int | Callable[[BatchInfo], int],
         drop_remainder: bool = False,
+        num_parallel_workers: int | None = None,
         **options: Any,
     ) -> Self:
         """Make batches.
 
         Args:
-            batch_size: samples in a batch.
+            batch_size: rows in a batch, or a function of a `BatchInfo` that decides it.
             drop_remainder: whether to leave out an epoch's short last batch.
-            **options: `num_parallel_workers` and `python_multiprocessing`, which are
-                ignored.
+            num_parallel_workers: ignored.
+            **options: `per_batch_map`, a function that takes a list of arrays for each
+                of `input_columns` (default: all) and a `BatchInfo`, and returns the
+                columns `output_columns`; `column_order`; and `python_multiprocessing`
+                and `max_rowsize`, which are ignored.
 
         Raises:
-            SpecError: an option is unknown.
+            SpecError: an option is unknown, or there is no such column.
         """
-        _known(options, "num_parallel_workers", "python_multiprocessing", "max_rowsize")
-        made = self.pipeline.batch(batch_size, drop_last=drop_remainder)
-        return type(self)(made, self._columns)
+        known = (
+            "per_batch_map",
+            "input_columns",
+            "output_columns",
+            "column_order",
+            "pad_info",
+        )
+        given = {name: options.pop(name, None) for name in known}
+        ignored("batch", options, "python_multiprocessing", "max_rowsize")
+        if self.facts.batched:
+            size = self.get_dataset_size
+            whole = self._after(partial(map, as_samples), batched=False, size=size)
+            return whole.batch(batch_size, drop_remainder, **given)
+        if callable(batch_size):
+            make = Sized(batch_size, drop=drop_remainder)
+            return self._after(make, batched=True)
+        function, order = given["per_batch_map"], given["column_order"]
+        if function is not None or given["pad_info"] is not None:
+            taken = names_of(given["input_columns"]) or self.columns
+            names = names_of(given["output_columns"]) or taken
+            work = (function, taken, names, given["pad_info"])
+            found = self._by_list(batch_size, drop_remainder, *work)
+        else:
+            made = self.pipeline.batch(batch_size, drop_last=drop_remainder)
+            found = self._batches(made, batch_size, drop_remainder)
+            before = (self, batch_size, drop_remainder)
+            found.facts = replace(found.facts, unbatched=before)
+        return found.project(order) if order else found
+
+    def padded_batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+        num_parallel_workers: int | None = None,
+        pad_info: Pads | None = None,
+    ) -> Self:
+        """Make batches of arrays brought to one shape.
+
+        Args:
+            batch_size: rows in a batch.
+            drop_remainder: whether to leave out an epoch's short last batch.
+            num_parallel_workers: ignored.
+            pad_info: shape and filling of columns by name. The shape may be None, or
+                have None in it, for the largest of the batch; {}: all columns are
+                filled with zeros.
+        """
+        return self.batch(batch_size, drop_remainder, pad_info=pad_info)
+
+    def bucket_batch_by_length(
+        self,
+        column_names: Sequence[str],
+        bucket_boundaries: Sequence[int],
+        bucket_batch_sizes: Sequence[int],
+        element_length_function: Callable[..., int] | None = None,
+        pad_info: Pads | None = None,
+        pad_to_bucket_boundary: bool = False,
+        drop_remainder: bool = False,
+    ) -> Self:
+        """Make batches of rows that are about equally long.
+
+        Args:
+            column_names: columns that the length depends on.
+            bucket_boundaries: the length from which on a row belongs to the next
+                bucket, ascending.
+            bucket_batch_sizes: rows in the batches of each bucket; one more than
+                boundaries.
+            element_length_function: returns the length (default: that of the column).
+            pad_info: as for `padded_batch`.
+            pad_to_bucket_boundary: whether sizes that `pad_info` leaves open become the
+                boundary minus 1; the last bucket must then stay empty.
+            drop_remainder: whether to leave out an epoch's short last batches.
+
+        Raises:
+            SpecError: there is not one size more than boundaries.
+        """
+        check(
+            len(bucket_batch_sizes) == len(bucket_boundaries) + 1,
+            f"{len(bucket_boundaries)} boundaries make {len(bucket_boundaries) + 1}"
+            f" buckets, got {len(bucket_batch_sizes)} sizes; give one for each",
+        )
+        make = ByLength(
+            self.columns,
+            self.places(column_names),
+            element_length_function or len,
+            bucket_boundaries,
+            bucket_batch_sizes,
+            pad_info,
+            pad_to_bucket_boundary,
+            drop_remainder,
+        )
+        return self._after(make, batched=True)
+
+    # Verbs that choose and order rows
 
     def shuffle(self, buffer_size: int) -> Self:
-        """Shuffle the whole dataset again in each epoch, whatever the buffer size."""
-        return type(self)(self.pipeline.shuffle(), self._columns)
+        """Shuffle in each epoch: rows with an index as a whole, others in a buffer.
+
+        Raises:
+            SpecError: the buffer is smaller than 2.
+        """
+        check(
+            isinstance(buffer_size, int) and buffer_size >= 2,
+            f"shuffle() needs a buffer of at least 2 rows, got {buffer_size!r}; leave"
+            " it out for data in order",
+        )
+        if self._indexed:
+            return self._changed(self.pipeline.shuffle(), self.columns)
+        epochs, seed = itertools.count(), config.get_seed()
+
+        def shuffled(rows: Iterator[Row]) -> Iterator[Row]:
+            return mixed(rows, buffer_size, np.random.default_rng([seed, next(epochs)]))
+
+        return self._after(shuffled, size=self.get_dataset_size)
+
+    def shuffled_by_file(self) -> Self:
+        """Shuffle the files of records, and the rows of each."""
+        return self._changed(self.pipeline.shuffle(window=1), self.columns)
 
     def repeat(self, count: int | None = None) -> Self:
-        """Make each epoch `count` passes over the data."""
+        """Make each epoch `count` passes over the data; None or -1: without end.
+
+        Raises:
+            SpecError: the count is 0, or less than -1.
+        """
+        times = -1 if count is None else count
         check(
-            count is not None and count > 0,
-            f"repeat() needs a count > 0, got {count!r}; loop over the data instead",
+            times == -1 or times > 0,
+            f"repeat() needs a count > 0, or -1, got {count!r}; 1 is one pass",
         )
-        return type(self)(self.pipeline.repeat(count or 1), self._columns)
+        repeats = {"repeats": times}
+        if times > 0 and self._indexed:
+            made = self.pipeline.repeat(times)
+            return self._changed(made, self.columns, **repeats)
+        if times > 0 and self.facts.unbatched and not self.facts.dealt:
+            rows, size, drop = self.facts.unbatched
+            whole = rows.get_dataset_size() // size * size
+            if whole and (drop or whole == rows.get_dataset_size()):
+                again: Self = rows.take(whole).repeat(times).batch(size, drop)
+                return again
+
+        def begin() -> Iterator[Row]:
+            passes = itertools.count() if times == -1 else range(times)
+            return chain.from_iterable(self.rows() for _ in passes)
+
+        return self._begun(
+            begin, lambda: self.get_dataset_size() * max(times, 1), **repeats
+        )
 
     def take(self, count: int = -1) -> Self:
-        """Use only the first `count` samples; -1: all."""
+        """Use only the first `count` rows; -1: all.
+
+        Raises:
+            SpecError: the count is 0, or less than -1.
+        """
         if count == -1:
             return self
-        return type(self)(self.pipeline.take(count), self._columns)
+        check(count > 0, f"take() needs a count > 0, or -1 for all rows, got {count!r}")
+        if self._indexed:
+            return self._changed(self.pipeline.take(count), self.columns)
+        size = lambda: min(count, self.get_dataset_size())  # noqa: E731
+        return self._after(lambda rows: islice(rows, count), size=size)
 
-    def create_dict_iterator(
-        self,
-        num_epochs: int = -1,
-        output_numpy: bool = False,
-        do_copy: bool = False,
-    ) -> Epochs[dict[str, Any]]:
-        """Return an iterable of dicts, one for each batch; each loop is an epoch.
+    def skip(self, count: int) -> Self:
+        """Leave out the first `count` rows."""
+        check(count >= 0, f"skip() needs a count >= 0, got {count!r}")
+        if self._indexed and count < self.get_dataset_size():
+            rest = range(count, self.get_dataset_size())
+            return self._changed(self.pipeline.select(rest), self.columns)
+        size = lambda: max(0, self.get_dataset_size() - count)  # noqa: E731
+        return self._after(lambda rows: islice(rows, count, None), size=size)
+
+    def split(self, sizes: Sequence[float], randomize: bool = True) -> list[Self]:
+        """Divide the rows among several datasets.
 
         Args:
-            num_epochs: ignored, as each loop is one epoch.
-            output_numpy: whether columns are arrays; otherwise they are torch tensors.
-            do_copy: ignored, as batches belong to you.
+            sizes: rows of each, or shares that add up to 1.
+            randomize: whether to draw the rows, by the seed: the same in each epoch.
 
         Raises:
-            SpecError: when looped over: the dataset has no batches.
+            SpecError: the sizes do not add up, or rows to draw have no index.
         """
-        names = self._columns
-        return Epochs(
-            lambda: (
-                dict(zip(names, values, strict=True))
-                for values in self._values(names, as_arrays=output_numpy)
+        total = self.get_dataset_size()
+        counts = _counts(sizes, total)
+        ends = np.cumsum(counts)
+        if not self._indexed:
+            check(
+                not randomize, "rows without an index cannot be drawn; randomize=False"
             )
-        )
+            return [
+                self.skip(int(end - size)).take(size)
+                for end, size in zip(ends, counts, strict=True)
+            ]
+        order = np.arange(total)
+        if randomize:
+            order = np.random.default_rng(config.get_seed()).permutation(total)
+        parts = np.split(order, ends[:-1])
+        lists = [part.tolist() for part in parts]
+        return [self._changed(self.pipeline.select(p), self.columns) for p in lists]
 
-    def create_tuple_iterator(
-        self,
-        columns: Sequence[str] | None = None,
-        num_epochs: int = -1,
-        output_numpy: bool = False,
-        do_copy: bool = False,
-    ) -> Epochs[list[Any]]:
-        """Return an iterable of lists, one for each batch; each loop is an epoch.
-
-        Args:
-            columns: names of the columns, in this order (default: all).
-            num_epochs: ignored, as each loop is one epoch.
-            output_numpy: whether columns are arrays; otherwise they are torch tensors.
-            do_copy: ignored, as batches belong to you.
+    def use_sampler(self, new_sampler: Any) -> None:
+        """Let a sampler choose the rows, in place of the one before.
 
         Raises:
-            SpecError: when looped over: there is no such column, or the dataset has no
-                batches.
+            SpecError: something other than an order was made of the rows already.
         """
-        names = list(columns or self._columns)
-        return Epochs(lambda: self._values(names, as_arrays=output_numpy))
-
-    def _values(self, names: Sequence[str], *, as_arrays: bool) -> Iterator[list[Any]]:
-        places = [self._place(name) for name in names]
-        for batch in self.pipeline:
-            values = [batch[at] for at in places]
-            yield [np.asarray(value) for value in values] if as_arrays else values
-
-    def _place(self, name: str) -> int:
         check(
-            name in self._columns,
-            f"there is no column {name!r}; there are {', '.join(self._columns)}",
+            self.facts.source is not None,
+            "use_sampler() goes on the dataset itself, before map() and batch()",
         )
-        return self._columns.index(name)
+        facts = self.facts
+        made = self.sampled(new_sampler, facts.source, self.columns, first=facts.first)
+        made.facts = replace(made.facts, classes=facts.classes)
+        vars(self).clear()
+        vars(self).update(vars(made))
 
-    def __iter__(self) -> Iterator[list[Any]]:
-        return iter(self.create_tuple_iterator())
+    # Verbs on several datasets
 
-    def get_dataset_size(self) -> int:
-        """Return the number of batches in an epoch."""
-        return len(self.pipeline)
+    def zip(self, datasets: Dataset | Sequence[Dataset]) -> Dataset:
+        """Put columns side by side, as far as the shortest dataset goes."""
+        return zipped((self, *_several(datasets)))
+
+    def concat(self, datasets: Dataset | Sequence[Dataset]) -> Self:
+        """Append the rows of others.
+
+        Raises:
+            SpecError: they have other columns.
+        """
+        parts: list[Dataset] = [self, *_several(datasets)]
+        for each in parts:
+            check(
+                each.columns == self.columns,
+                f"concat() needs the same columns, got {', '.join(self.columns)}"
+                f" and {', '.join(each.columns)}; rename() some",
+            )
+        sources = [each.source for each in parts]
+        whole = any(each is None for each in sources)
+        facts = replace(
+            self.facts,
+            size=lambda: sum(each.get_dataset_size() for each in parts),
+            source=None if whole else ConcatDataset(sources),
+            first=None,
+            unbatched=None,
+            parents=tuple(parts),
+        )
+        begin = lambda: chain.from_iterable(each.rows() for each in parts)  # noqa: E731
+        return self.streamed(begin, self.columns, facts)
+
+    def __add__(self, other: Dataset) -> Self:
+        return self.concat(other)
+
+    def apply(self, apply_func: Callable[[Self], Any]) -> Any:
+        """Return what a function makes of this dataset.
+
+        Raises:
+            TypeError: that is no dataset.
+        """
+        made = apply_func(self)
+        if not isinstance(made, Dataset):
+            text = f"apply() needs a function that returns a dataset, got {made!r}"
+            raise TypeError(text)
+        return made
+
+    # Helpers
+
+    @property
+    def _indexed(self) -> bool:
+        return not self.facts.closed and not self.facts.dealt
+
+    @property
+    def source(self) -> Any:
+        """The rows by their index, if nothing but an order was made of them."""
+        source, first = self.facts.source, self.facts.first
+        return source if source is None or first is None else Made(source, first)
+
+    def _changed(
+        self, pipeline: Pipeline, columns: Sequence[str], **facts: Any
+    ) -> Self:
+        known = replace(self.facts, begin=None, source=None, unbatched=None)
+        return type(self)(pipeline, columns, replace(known, **facts))
+
+    def _begun(
+        self,
+        begin: Callable[[], Iterator[Row]],
+        size: Callable[[], int] | None,
+        **facts: Any,
+    ) -> Self:
+        known = replace(self.facts, parents=(self,), source=None, unbatched=None)
+        return self.streamed(begin, self.columns, replace(known, size=size, **facts))
+
+    def _after(
+        self, change: Callable[[Iterator[Row]], Iterator[Row]], **facts: Any
+    ) -> Self:
+        """Return a dataset of rows that the trainer changes as they come."""
+        size = facts.pop("size", None)
+        return self._begun(lambda: change(self.rows()), size, **facts)
+
+    def _batches(self, made: Pipeline, size: int, drop: bool, **facts: Any) -> Self:
+        counted = self.facts.size
+        if counted is not None:
+            facts["size"] = lambda: counted() // size if drop else -(-counted() // size)
+        return self._changed(
+            made, self.columns, batched=True, closed=True, batch_size=size, **facts
+        )
+
+    def _by_list(
+        self,
+        size: int,
+        drop: bool,
+        function: Callable[..., Any] | None,
+        taken: Sequence[str],
+        given: Sequence[str],
+        pads: Pads | None,
+    ) -> Self:
+        """Return batches that a function makes of lists of rows."""
+        places = self.places(taken)
+        columns = placed(tuple(self.columns), places, tuple(given))
+        made = self.pipeline.batch(size, drop_last=drop, collate_fn=list)
+        work = (function, places, columns, pads)
+        dealt = self.facts.dealt
+        made = made.map(DealtBatches(*work) if dealt else Batches(*work, len(made)))
+        found = self._batches(made, size, drop)
+        return type(self)(made, columns, found.facts)
+
+
+class Made:
+    """Rows made of what is read by its index."""
+
+    def __init__(self, source: Any, first: Callable[[Any], Row]) -> None:
+        self._source, self._make = source, first
 
     def __len__(self) -> int:
-        return self.get_dataset_size()
+        return len(self._source)
 
-    def get_col_names(self) -> list[str]:
-        """Return the names of the columns."""
-        return list(self._columns)
-
-    def close(self) -> None:
-        """Stop all workers."""
-        self.pipeline.close()
+    def __getitem__(self, index: int) -> Row:
+        return self._make(self._source[index])
 
 
-def GeneratorDataset(
-    source: Any,
-    column_names: str | Sequence[str],
-    column_types: None = None,
-    schema: None = None,
-    num_samples: int | None = None,
-    num_parallel_workers: int | None = None,
-    shuffle: bool | None = None,
-    sampler: None = None,
-    num_shards: int | None = None,
-    shard_id: int | None = None,
-    **options: Any,
-) -> Dataset:
-    """Load from a Python object: map-style, iterable, or a generator function.
-
-    Args:
-        source: yields samples: tuples with one value per column, or single values.
-        column_names: names of the columns.
-        column_types: not supported: arrays keep their types.
-        schema: not supported.
-        num_samples: samples in an epoch; None: all.
-        num_parallel_workers: workers to start with.
-        shuffle: None: shuffle a map-style source, as in MindSpore.
-        sampler: not supported.
-        num_shards: number of ranks.
-        shard_id: number of this rank.
-        **options: MindSpore's options of how it runs; penstock decides that itself.
+def zipped(datasets: Sequence[Dataset]) -> Dataset:
+    """Return datasets side by side, as far as the shortest one goes.
 
     Raises:
-        SpecError: an option is unknown, or not supported.
+        SpecError: a column comes twice.
     """
-    _known(options, "python_multiprocessing", "max_rowsize", "batch_sampler")
-    given = {"column_types": column_types, "schema": schema, "sampler": sampler}
-    for name, value in given.items():
-        check(value is None, f"`{name}` is not supported, got {value!r}; leave it out")
-    indexed = hasattr(source, "__getitem__") and hasattr(source, "__len__")
-    data = Arrays(source) if indexed else Streamed(source)
-    pipeline = Pipeline.from_dataset(
-        data,
-        num_parallel_workers=num_parallel_workers,
-        name=type(source).__name__,
-        shard=_shard(num_shards, shard_id),
-    )
-    if indexed and shuffle is not False:
-        pipeline = pipeline.shuffle()
-    found = Dataset(pipeline, _names(column_names))
-    return found if num_samples is None else found.take(num_samples)
-
-
-def ImageFolderDataset(
-    dataset_dir: str | os.PathLike[str],
-    num_samples: int | None = None,
-    num_parallel_workers: int | None = None,
-    shuffle: bool | None = None,
-    decode: bool = False,
-    num_shards: int | None = None,
-    shard_id: int | None = None,
-) -> Dataset:
-    """Load images from class sub-folders: columns `image` and `label`.
-
-    Args:
-        dataset_dir: the folder.
-        num_samples: samples in an epoch; None: all.
-        num_parallel_workers: workers to start with.
-        shuffle: None: shuffle, as in MindSpore.
-        decode: whether `image` is `uint8 [height, width, 3]`; otherwise it is the bytes
-            of the file.
-        num_shards: number of ranks.
-        shard_id: number of this rank.
-
-    Raises:
-        SpecError: the folder has no such images, or only one of `num_shards` and
-            `shard_id` is given.
-    """
-    pipeline = Pipeline.from_folder(
-        dataset_dir,
-        num_parallel_workers=num_parallel_workers,
-        shard=_shard(num_shards, shard_id),
-    )
-    if shuffle is not False:
-        pipeline = pipeline.shuffle()
-    if decode:
-        pipeline = pipeline.map(image.decode)
-    found = Dataset(pipeline, ["image", "label"])
-    return found if num_samples is None else found.take(num_samples)
-
-
-def _shard(num_shards: int | None, shard_id: int | None) -> Shard | None:
-    if num_shards is None and shard_id is None:
-        return None
+    names = [name for each in datasets for name in each.get_col_names()]
     check(
-        num_shards is not None and shard_id is not None,
-        "`num_shards` and `shard_id` go together, got"
-        f" {num_shards!r} and {shard_id!r}; pass both, or neither",
+        len(set(names)) == len(names),
+        f"zip() needs different columns, got {', '.join(names)}; rename() some",
     )
-    return Shard(shard_id or 0, num_shards or 1)
+
+    def begin() -> Iterator[Row]:
+        for rows in zip(*(each.rows() for each in datasets), strict=False):
+            yield tuple(chain.from_iterable(rows))
+
+    first = datasets[0].facts
+    facts = Facts(
+        batched=first.batched,
+        size=lambda: min(each.get_dataset_size() for each in datasets),
+        parents=tuple(datasets),
+        batch_size=first.batch_size,
+    )
+    return Dataset.streamed(begin, names, facts)
 
 
-def _names(given: str | Sequence[str] | None) -> list[str]:
+def serialize(dataset: Dataset, json_filepath: str = "") -> dict[str, Any]:
+    """Return the description of a dataset; write it to a file if one is named."""
+    found = {"columns": dataset.get_col_names(), "pipeline": repr(dataset.pipeline)}
+    if json_filepath:
+        Path(json_filepath).write_text(json.dumps(found, indent=2))
+    return found
+
+
+def names_of(given: Names) -> list[str]:
+    """Return names that may be given as one."""
     return [given] if isinstance(given, str) else list(given or ())
 
 
-def _known(options: dict[str, Any], *names: str) -> None:
-    """Refuse options that would change what is loaded."""
-    for name, value in options.items():
-        check(
-            name in names,
-            f"`{name}` is not supported, got {value!r}; leave it out, or use"
-            " the penstock.Pipeline inside (`.pipeline`)",
-        )
+def _several(datasets: Dataset | Sequence[Dataset]) -> Sequence[Dataset]:
+    return [datasets] if isinstance(datasets, Dataset) else datasets
+
+
+def _counts(sizes: Sequence[float], total: int) -> list[int]:
+    """Return the rows of each part."""
+    counts = [int(size) for size in sizes]
+    if any(isinstance(size, float) for size in sizes):
+        counts = [round(share * total) for share in sizes]
+        rest = total - sum(counts)
+        at = next(at for at, each in enumerate(counts) if each + rest > 0)
+        counts[at] += rest if abs(sum(sizes) - 1) < 1e-6 else 0
+    check(
+        sum(counts) == total and min(counts) > 0,
+        f"split() needs sizes > 0 of {total} rows in all, got {sizes!r}; or shares",
+    )
+    return counts

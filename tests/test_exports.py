@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -56,8 +57,13 @@ def exports(module: ModuleType) -> list[str]:
     return list(getattr(module, "__all__", []))
 
 
-def as_ruff_sorts(name: str) -> tuple[int, str]:
-    """Sort constants first, then classes, then the rest (ruff's rule RUF022)."""
+def as_ruff_sorts(name: str) -> tuple[int, list[str | int]]:
+    """Sort constants first, then classes, then the rest (ruff's rule RUF022).
+
+    Numbers in names count as numbers: `Cifar10Dataset` comes before `Cifar100Dataset`.
+    """
+    parts = re.split(r"(\d+)", name)
+    key = [int(part) if part.isdigit() else part for part in parts]
     if name.isupper():
-        return 0, name
-    return (1 if name[0].isupper() else 2), name
+        return 0, key
+    return (1 if name[0].isupper() else 2), key

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,10 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from mindspore_peer import (
+    as_example,
+    sum_of,
+    unpack_mindrecords,
+    write_cifar,
+    write_mnist,
+    write_tfrecord,
+)
 from PIL import Image
 
 import penstock.mindspore as ds
 from penstock.errors import SpecError
+from penstock.mindspore import settings
+from penstock.mindspore.records import crc32c, masked_crc, read_example
 from support import warm
 
 SCRIPT = """\
@@ -129,15 +143,229 @@ def test_class_folders_are_images_and_labels(tmp_path: Path) -> None:
     assert labels == [0, 1]
 
 
+class Images:
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[Any, str]:
+        return np.full((2, 3), index, np.uint8), f"{index}.jpg"
+
+
+def named() -> ds.Dataset:
+    return ds.GeneratorDataset(Images(), ["image", "name"], shuffle=False)
+
+
+def test_what_loops_yield_can_be_asked_for_its_array() -> None:
+    for data in (named().batch(2), named()):
+        row = next(data.create_dict_iterator())
+        assert isinstance(row["image"], torch.Tensor)
+        assert isinstance(row["image"].asnumpy(), np.ndarray)
+        assert row["image"].asnumpy().base is not row["image"].sum().numpy()
+        assert type(row["image"] + 1) is torch.Tensor
+        assert type(row["name"].asnumpy()) is np.ndarray
+    assert row["name"].asnumpy() == "0.jpg"
+
+
+def test_text_is_batched_as_an_array() -> None:
+    lists = ds.GeneratorDataset([(["a", "b"],), (["ccc", "d"],)], "x", shuffle=False)
+    twice = lists.batch(1).map(np.char.upper, "x").batch(2)
+    (row,) = twice.create_dict_iterator(num_epochs=1, output_numpy=True)
+    assert row["x"].tolist() == [[["A", "B"]], [["CCC", "D"]]]
+
+
+def test_loops_beside_each_other_see_all_rows() -> None:
+    data = ordered().batch(5)
+    seen = [(len(xs), len(ys)) for [xs, _] in data for [_, ys] in data]
+    assert seen == [(5, 5)] * 4
+    pairs = zip(data, data.create_tuple_iterator(["x"], num_epochs=1), strict=True)
+    assert all(torch.equal(first[0], second[0]) for first, second in pairs)
+    data.close()
+
+
+def test_loops_beside_one_that_was_left_have_other_orders() -> None:
+    data = ds.GeneratorDataset(Points(), ["x", "y"]).batch(10)
+    left = data.create_tuple_iterator()
+    next(left)
+    first, second = columns(data), columns(data)
+    assert first != second
+    assert sorted(first[0][0]) == sorted(second[0][0])
+    data.close()
+
+
+def test_epochs_of_batches_are_repeated_by_the_pipeline_if_that_is_the_same() -> None:
+    data = ds.GeneratorDataset(Points(), ["x", "y"])
+    whole = data.batch(4, drop_remainder=True).repeat(3)
+    assert "repeat(3)" in repr(whole.pipeline)
+    assert len(whole) == 6
+    passes = [x for xs, _ in columns(whole) for x in xs]
+    assert [len({*passes[at : at + 8]}) for at in (0, 8, 16)] == [8] * 3
+    assert "repeat" not in repr(data.batch(4).repeat(3).pipeline)
+    assert len(columns(data.batch(4).repeat(3))) == 9
+    assert len(columns(ordered().repeat().take(25))) == 25
+
+
+def test_a_buffer_mixes_rows_differently_in_each_epoch() -> None:
+    def numbers() -> Iterator[int]:
+        yield from range(40)
+
+    data = ds.GeneratorDataset(numbers, "x").shuffle(10).batch(40)
+    first, second = columns(data), columns(data)
+    assert first != second
+    assert sorted(first[0][0]) == sorted(second[0][0]) == [*range(40)]
+    early = first[0][0][:5]
+    assert max(early) < 15
+
+
+def test_operations_that_draw_get_the_generator_of_the_sample() -> None:
+    def noise(x: Any, rng: np.random.Generator) -> Any:
+        return x + rng.integers(1 << 30)
+
+    def made(workers: int) -> Any:
+        data = ordered().map([noise], "x", num_parallel_workers=workers).batch(5)
+        return columns(data)
+
+    assert made(1) == made(2)
+    assert len({*made(1)[0][0]}) == 5
+
+
+class Halves:
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(0, 10, 2))
+
+
+def test_samplers_of_torch_and_of_scripts_choose_rows() -> None:
+    def chosen(sampler: Any) -> Any:
+        return columns(
+            ds.GeneratorDataset(Points(), ["x", "y"], sampler=sampler).batch(9)
+        )
+
+    assert chosen(Halves())[0][0] == [0, 2, 4, 6, 8]
+    assert chosen(torch.utils.data.SequentialSampler(range(3)))[0][0] == [0, 1, 2]
+    drawn = ds.WeightedRandomSampler([0, 1, 1] + [0] * 7, 9)
+    data = ds.GeneratorDataset(Points(), ["x", "y"], sampler=drawn).batch(9)
+    first, second = columns(data), columns(data)
+    assert {*first[0][0]} <= {1, 2}
+    assert first != second
+    assert len(data) == 1
+
+
+def test_a_sampler_of_classes_draws_from_each(tmp_path: Path) -> None:
+    for name, count in (("ape", 5), ("cat", 1)):
+        (tmp_path / name).mkdir()
+        for at in range(count):
+            Image.new("RGB", (4, 4)).save(tmp_path / name / f"{at}.png")
+    data = ds.ImageFolderDataset(tmp_path, sampler=ds.PKSampler(3, shuffle=True))
+    labels = [int(row[1]) for row in data]
+    assert sorted(labels) == [0, 0, 0, 1, 1, 1]
+
+
+def test_all_images_are_those_of_the_files_that_are_there(tmp_path: Path) -> None:
+    write_cifar(tmp_path / "cifar", "data_batch_3.bin", labels=1)
+    assert len(ds.Cifar10Dataset(tmp_path / "cifar")) == 10_000
+    with pytest.raises(SpecError, match="no test_batch.bin"):
+        ds.Cifar10Dataset(tmp_path / "cifar", "test")
+    write_mnist(tmp_path / "mnist")
+    (tmp_path / "mnist" / "t10k-images-idx3-ubyte").unlink()
+    assert len(ds.MnistDataset(tmp_path / "mnist")) == 3
+    (tmp_path / "mnist" / "train-labels-idx1-ubyte").write_bytes(b"nothing of the kind")
+    with pytest.raises(SpecError, match="is not an IDX file"):
+        ds.MnistDataset(tmp_path / "mnist")
+
+
+def test_settings_of_mindspores_engine_are_noted_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings.note.cache_clear()
+    for _ in range(2):
+        ds.config.set_numa_enable(True)
+    assert ds.config.get_numa_enable() is True
+    for _ in range(2):
+        ordered().map(abs, "x", cache=ds.DatasetCache(session_id=1, size=0))
+    heads = [record.message.split(":")[0] for record in caplog.records]
+    assert heads == [
+        "config.set_numa_enable has no effect",
+        "DatasetCache has no effect",
+    ]
+
+
+def test_a_dataset_can_be_described(tmp_path: Path) -> None:
+    found = ds.serialize(ordered().batch(2), str(tmp_path / "data.json"))
+    assert found == json.loads((tmp_path / "data.json").read_text())
+    assert found["columns"] == ["x", "label"]
+    assert ".batch(2)" in found["pipeline"]
+
+
+@given(data=st.binary(max_size=9000))
+def test_the_sum_of_a_record_is_castagnolis(data: bytes) -> None:
+    assert masked_crc(data) == sum_of(data)
+
+
+def test_the_sum_of_known_data_is_known() -> None:
+    assert crc32c(b"123456789") == 0xE3069283
+
+
+@given(
+    name=st.text(max_size=40),
+    numbers=st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=9),
+    floats=st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=9),
+)
+def test_an_example_is_read_as_it_was_written(
+    name: str, numbers: list[int], floats: list[float]
+) -> None:
+    columns: dict[str, Any] = {"name": [name.encode()], "floats": floats}
+    if numbers:
+        columns["numbers"] = numbers
+    assert read_example(as_example(**columns)) == columns
+
+
+def test_files_of_records_are_mixed_file_by_file(tmp_path: Path) -> None:
+    for at in range(3):
+        (tmp_path / f"{at}.txt").write_text("".join(f"{at}{n}\n" for n in range(9)))
+    data = ds.TextFileDataset(str(tmp_path / "*.txt"), shuffle=ds.Shuffle.FILES)
+    lines = [str(row[0]) for row in data]
+    assert len({*lines}) == 27
+    assert len([0 for a, b in itertools.pairwise(lines) if a[0] != b[0]]) == 2
+
+
+@pytest.mark.parametrize("damage", ["head", "cut", "index", "version"])
+def test_damaged_files_of_records_are_refused(tmp_path: Path, damage: str) -> None:
+    write_tfrecord(tmp_path / "0.tfrecord", 0)
+    unpack_mindrecords(Path(__file__).parent / "golden", tmp_path)
+    record, mind = tmp_path / "0.tfrecord", tmp_path / "one.mindrecord"
+    if damage == "head":
+        record.write_bytes(b"\x01" + record.read_bytes()[1:])
+    elif damage == "cut":
+        record.write_bytes(record.read_bytes()[:-1])
+    elif damage == "index":
+        mind.with_name("one.mindrecord.db").write_bytes(b"no database" * 99)
+    else:
+        mind.write_bytes(mind.read_bytes().replace(b'"3.0"', b'"9.0"'))
+    made: Any = ds.MindDataset
+    path = str(mind)
+    if damage in ("head", "cut"):
+        made, path = ds.TFRecordDataset, str(record)
+    with pytest.raises(SpecError):
+        made(path)
+
+
+def test_bytes_of_records_keep_their_zeros(tmp_path: Path) -> None:
+    unpack_mindrecords(Path(__file__).parent / "golden", tmp_path)
+    data = ds.MindDataset(str(tmp_path / "one.mindrecord"), ["image"], shuffle=False)
+    images = [row[0].tolist() for row in data]
+    assert images == [[at, 0] * at for at in range(1, 5)]
+
+
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda: ds.MindDataset, "MindDataset"),
-        (lambda: ds.NumpySlicesDataset, "TensorDataset"),
-        (lambda: ordered().zip, "StackDataset"),
-        (lambda: ordered().skip, "select"),
+        (lambda: ds.CelebADataset, "CelebA"),
+        (lambda: ds.CSVDataset, "pandas"),
+        (lambda: ds.deserialize, "load_autotune"),
+        (lambda: ds.Nothing, "see penstock.Pipeline"),
+        (lambda: ordered().device_que, "to_device"),
+        (lambda: ordered().sync_wait, "on_batch"),
         (lambda: ordered().nothing, "see penstock.Pipeline"),
-        (lambda: ds.config.set_numa_enable, "set_numa_enable"),
+        (lambda: ds.config.set_nothing, "set_nothing"),
         (lambda: ds.config.set_error_samples_mode, "on_error='substitute'"),
     ],
 )
@@ -150,12 +378,18 @@ def test_an_unsupported_call_names_its_replacement(call: Any, told: str) -> None
     ("call", "told"),
     [
         (lambda: ordered().map(abs, "y"), "there is no column 'y'"),
-        (lambda: ordered().map(abs, cache=1), "`cache` is not supported"),
-        (lambda: ordered().batch(2, per_batch_map=abs), "`per_batch_map` is not"),
-        (lambda: ordered().repeat(), "needs a count > 0"),
-        (lambda: next(iter(ordered())), "end it with .batch"),
-        (lambda: ds.GeneratorDataset(Points(), "x", sampler=1), "`sampler` is not"),
+        (lambda: ordered().map(abs, callbacks=1), "`callbacks` is not an option"),
+        (lambda: ordered().batch(2, padding=1), "`padding` is not an option"),
+        (lambda: ordered().repeat(0), "needs a count > 0"),
+        (lambda: ordered().take(-2), "needs a count > 0"),
+        (lambda: ordered().skip(-2), "needs a count >= 0"),
+        (lambda: ordered().rename("x", ["a", "b"]), "1 columns and 2 names"),
+        (lambda: ordered().batch(2).use_sampler([1]), "before map"),
+        (lambda: ds.DistributedSampler(2, 2), "the first shard is 0"),
+        (lambda: ds.GeneratorDataset(Points(), "x", sampler=1), "must yield indices"),
         (lambda: ds.GeneratorDataset(Points(), "x", num_shards=2), "go together"),
+        (lambda: ds.GeneratorDataset(1, "x"), "needs a dataset"),
+        (lambda: ds.GeneratorDataset(Points(), "x", batch_sampler=1), "not an option"),
     ],
 )
 def test_a_call_that_would_load_something_else_is_refused(call: Any, told: str) -> None:

@@ -24,7 +24,7 @@ PUBLIC_METHODS = 12
 REFERENCE = {"pipeline/pipeline.py": 40}
 """Lines by which a file may be longer, because its docstrings are the reference."""
 
-FACES = {"DataLoader", "Pipeline"}
+FACES = {"DataLoader", "Dataset", "Pipeline"}
 """Their methods are the public interface, whose number no budget bounds."""
 
 BLOCKS = (ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.AsyncWith, ast.Try)

@@ -1,0 +1,163 @@
+"""Rows of named columns: what values they are made of, and functions that change them.
+
+Inside a pipeline a row is a tuple. A column is an array, or a list of text: torch's
+collate stacks arrays, and leaves text alone. As a list it collates an array of text,
+too, with the axis of the batch behind all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..errors import SampleError
+from ..pipeline.stages import wanted_by
+
+Row = tuple[Any, ...]
+"""A sample or a batch: a value for each column."""
+Array = NDArray[Any]
+
+
+def as_row(sample: Any, columns: Sequence[str]) -> Row:
+    """Return a sample of the user's as a row.
+
+    Raises:
+        SampleError: it has not one value for each column.
+    """
+    values = sample if isinstance(sample, (tuple, list)) else (sample,)
+    if len(values) != len(columns):
+        raise SampleError(
+            f"a sample has {len(values)} values, but there are {len(columns)} columns,"
+            f" {', '.join(columns)}; name as many columns as the source yields values"
+        )
+    return tuple(map(as_leaf, values))
+
+
+def as_leaf(value: Any) -> Any:
+    """Return a value as a row holds it."""
+    if isinstance(value, dict):
+        return value
+    made = np.asarray(value)
+    return made.tolist() if made.dtype.kind in "SU" else made
+
+
+def as_array(value: Any, *, batched: bool = False) -> Any:
+    """Return a value of a row, or of a batch of rows, as an array."""
+    if isinstance(value, dict):
+        return value
+    if batched and isinstance(value, (list, tuple)):
+        return np.moveaxis(np.array(value), -1, 0)
+    return np.asarray(value)
+
+
+def as_samples(batch: Row) -> Row:
+    """Return a batch as a row of a larger batch."""
+    return tuple(as_leaf(as_array(value, batched=True)) for value in batch)
+
+
+def as_column(values: Array | Sequence[Any]) -> Any:
+    """Return the values of a batch's column as a tensor; text as an array."""
+    made = (
+        values if isinstance(values, np.ndarray) else np.stack([*map(as_array, values)])
+    )
+    return made if made.dtype.kind in "SU" else torch.from_numpy(made)
+
+
+def placed(row: Row, taken: Sequence[int], values: Row) -> Row:
+    """Return a row, or its names, with results in place of the columns they come from.
+
+    If there are as many results as such columns, each takes the place of one. Otherwise
+    the results come first, followed by the other columns.
+    """
+    if len(values) == len(taken):
+        results = dict(zip(taken, values, strict=True))
+        return tuple(results.get(at, value) for at, value in enumerate(row))
+    return (*values, *(value for at, value in enumerate(row) if at not in taken))
+
+
+class Columns:
+    """Calls operations on some columns of a row. It can be sent to worker processes.
+
+    Args:
+        operations: each takes the results of the one before.
+        taken: numbers of the columns that the first one takes.
+        given: number of columns that the last one makes.
+        batched: whether a row is a batch.
+    """
+
+    def __init__(
+        self,
+        operations: Sequence[Callable[..., Any]],
+        taken: Sequence[int],
+        given: int,
+        *,
+        batched: bool,
+    ) -> None:
+        self._calls = [(each, "rng" in wanted_by(each)) for each in operations]
+        self._taken, self._given, self._batched = tuple(taken), given, batched
+        self.__name__ = getattr(operations[0], "__name__", type(operations[0]).__name__)
+
+    @classmethod
+    def of(
+        cls, operations: Sequence[Callable[..., Any]], *where: Any, batched: bool
+    ) -> Columns:
+        """Return one that asks for `rng` if an operation does."""
+        drawn = any("rng" in wanted_by(each) for each in operations)
+        return (Drawn if drawn else cls)(operations, *where, batched=batched)
+
+    def __call__(self, row: Row) -> Row:
+        return self.applied(row, None)
+
+    def applied(self, row: Row, rng: np.random.Generator | None) -> Row:
+        """Return the row with the results.
+
+        Raises:
+            SampleError: the last operation made more or fewer columns than have names.
+        """
+        values = tuple(as_array(row[at], batched=self._batched) for at in self._taken)
+        for operation, draws in self._calls:
+            made = operation(*values, rng=rng) if draws else operation(*values)
+            values = made if isinstance(made, tuple) else (made,)
+        if len(values) != self._given:
+            raise SampleError(
+                f"{self.__name__} returned {len(values)} columns, but {self._given}"
+                " have names; name each of them in `output_columns`"
+            )
+        if not self._batched:
+            values = tuple(map(as_leaf, values))
+        return placed(row, self._taken, values)
+
+
+class Drawn(Columns):
+    """The same with operations that draw from the sample's own generator."""
+
+    def __call__(self, row: Row, rng: np.random.Generator) -> Row:  # type: ignore[override]
+        return self.applied(row, rng)
+
+
+class Picked:
+    """Picks columns of a row."""
+
+    def __init__(self, places: Sequence[int]) -> None:
+        self._places = tuple(places)
+
+    def __call__(self, row: Row) -> Row:
+        return tuple(row[at] for at in self._places)
+
+
+class Kept:
+    """Asks a predicate about some columns of a row."""
+
+    def __init__(
+        self, predicate: Callable[..., Any], taken: Sequence[int], *, batched: bool
+    ) -> None:
+        self._predicate, self._taken = predicate, tuple(taken)
+        self._batched = batched
+
+    def __call__(self, row: Row) -> bool:
+        values = (as_array(row[at], batched=self._batched) for at in self._taken)
+        return bool(self._predicate(*values))

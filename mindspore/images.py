@@ -1,0 +1,402 @@
+"""Datasets of images: class folders; MNIST and CIFAR in binary files; COCO and VOC."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, Unpack
+from xml.etree import ElementTree as ET
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import check
+from ..pipeline import image
+from ..pipeline.sources.folder import Folder, Names
+from .columns import Row
+from .dataset import Dataset
+from .generator import Reading, made_of
+
+Where = str | os.PathLike[str]
+Bytes = NDArray[np.uint8]
+
+
+class Labels:
+    """Makes rows of a folder's files: an image, or its bytes, and `int32` label."""
+
+    def __init__(self, labels: Sequence[int], *, decode: bool) -> None:
+        self._labels, self._decode = list(labels), decode
+
+    def __call__(self, sample: tuple[bytes, int]) -> Row:
+        content, label = image.decode(sample) if self._decode else sample
+        shown = content if self._decode else np.frombuffer(content, np.uint8)
+        return np.asarray(shown), np.array(self._labels[label], np.int32)
+
+
+class LabelledFolder(Folder):
+    """A folder that knows all labels."""
+
+    @property
+    def labels(self) -> list[int]:
+        """The label of each file."""
+        return [self._label(index) for index in range(len(self))]
+
+
+def ImageFolderDataset(
+    dataset_dir: Where,
+    num_samples: int | None = None,
+    num_parallel_workers: int | None = None,
+    shuffle: bool | None = None,
+    sampler: Any = None,
+    extensions: Sequence[str] | None = None,
+    class_indexing: dict[str, int] | None = None,
+    decode: bool = False,
+    num_shards: int | None = None,
+    shard_id: int | None = None,
+    cache: Any = None,
+) -> Dataset:
+    """Load images from class sub-folders: columns `image` and `label`.
+
+    Args:
+        dataset_dir: the folder.
+        num_samples: samples in an epoch; None: all.
+        num_parallel_workers: workers to start with.
+        shuffle: None: shuffle, as in MindSpore.
+        sampler: chooses the rows; then leave out what else does.
+        extensions: suffixes of files to read (default: those of images).
+        class_indexing: the label of each class to read (default: all, in sorted order).
+        decode: whether `image` is `uint8 [height, width, 3]`; otherwise it is the bytes
+            of the file, `uint8 [n]`.
+        num_shards: number of ranks.
+        shard_id: number of this rank.
+        cache: ignored, with a note.
+
+    Raises:
+        SpecError: the folder has no such images, or only one of `num_shards` and
+            `shard_id` is given.
+    """
+    folder: Folder = LabelledFolder.scan(dataset_dir)
+    if extensions or class_indexing:
+        folder = narrowed(folder, extensions, class_indexing)
+    classes = class_indexing or {name: at for at, name in enumerate(folder.classes)}
+    first = Labels([classes[name] for name in folder.classes], decode=decode)
+    reading = {
+        "num_samples": num_samples,
+        "num_parallel_workers": num_parallel_workers,
+        "shuffle": shuffle,
+        "sampler": sampler,
+        "num_shards": num_shards,
+        "shard_id": shard_id,
+        "cache": cache,
+    }
+    return made_of(folder, ["image", "label"], reading, first=first, classes=classes)
+
+
+def narrowed(
+    folder: Folder, suffixes: Sequence[str] | None, classes: dict[str, int] | None
+) -> Folder:
+    """Return the part of a folder with these suffixes, and these classes.
+
+    Raises:
+        SpecError: no file is left.
+    """
+    parts = {
+        name: [folder.names[at] for at in range(*ends)]
+        for name, ends in zip(folder.classes, pairwise((0, *folder.ends)), strict=True)
+        if classes is None or name in classes
+    }
+    ending = tuple(suffixes or ("",))
+    kept = {
+        k: [each for each in part if each.endswith(ending)] for k, part in parts.items()
+    }
+    names = [each for part in kept.values() for each in part]
+    check(names, f"no file is left of {folder!r} with {suffixes!r} and {classes!r}")
+    ends = tuple(accumulate(map(len, kept.values())))
+    return replace(folder, classes=tuple(kept), ends=ends, names=Names.of(names))
+
+
+class Labelled:
+    """Images in memory, with one label or two.
+
+    Args:
+        images: `uint8 [n, ...]`.
+        labels: `uint32 [n, k]`.
+        name: the name in the log.
+    """
+
+    def __init__(self, images: Bytes, labels: NDArray[np.uint32], name: str) -> None:
+        self._images, self._labels, self.name = images, labels, name
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> Row:
+        picture = np.ascontiguousarray(self._images[index])
+        return picture, *(np.array(label) for label in self._labels[index])
+
+    @property
+    def labels(self) -> NDArray[np.uint32]:
+        """The last label of each image."""
+        return self._labels[:, -1]
+
+
+def MnistDataset(
+    dataset_dir: Where, usage: str | None = None, **reading: Unpack[Reading]
+) -> Dataset:
+    """Load MNIST's files: `image`, `uint8 [28, 28, 1]`, and `label`, `uint32`.
+
+    Args:
+        dataset_dir: the folder with files such as train-images-idx3-ubyte.
+        usage: "train", "test", or "all" (default).
+        **reading: as in `Reading`.
+
+    Raises:
+        SpecError: there is no such file, or it is something else.
+    """
+    parts = {"train": ["train"], "test": ["t10k"]}.get(usage or "", ["t10k", "train"])
+    paths = found(dataset_dir, [f"{part}-images-idx3-ubyte" for part in parts])
+    images = [read_idx(path, 3) for path in paths]
+    names = [path.name.replace("images-idx3", "labels-idx1") for path in paths]
+    labels = [read_idx(found(dataset_dir, [name])[0], 1) for name in names]
+    pictures = np.concatenate(images)[..., None]
+    rows = Labelled(
+        pictures, np.concatenate(labels)[:, None].astype(np.uint32), "Mnist"
+    )
+    return made_of(rows, ["image", "label"], reading)
+
+
+def read_idx(path: Path, dimensions: int) -> Bytes:
+    """Return the array of bytes in an IDX file.
+
+    Raises:
+        SpecError: it is not one of so many dimensions.
+    """
+    content = np.fromfile(path, np.uint8)
+    sizes = content[4 : 4 + 4 * dimensions].view(">i4")
+    right = content[:4].tolist() == [0, 0, 8, dimensions]
+    body = content[4 + 4 * dimensions :]
+    check(
+        right and body.size == np.prod(sizes),
+        f"{str(path)!r} is not an IDX file of {dimensions} dimensions of bytes, or is"
+        " cut off; download it again, and unpack it",
+    )
+    return body.reshape(sizes)
+
+
+def Cifar10Dataset(
+    dataset_dir: Where, usage: str | None = None, **reading: Unpack[Reading]
+) -> Dataset:
+    """Load CIFAR-10's binary version: `image`, `uint8 [32, 32, 3]`; `label`, `uint32`.
+
+    Args:
+        dataset_dir: the folder with files such as data_batch_1.bin.
+        usage: "train", "test", or "all" (default).
+        **reading: as in `Reading`.
+
+    Raises:
+        SpecError: there is no such file, or it is something else.
+    """
+    patterns = {"train": ["data_batch_*.bin"], "test": ["test_batch.bin"]}
+    both = ["data_batch_*.bin", "test_batch.bin"]
+    rows = read_cifar(dataset_dir, patterns.get(usage or "", both), 1, "Cifar10")
+    return made_of(rows, ["image", "label"], reading)
+
+
+def Cifar100Dataset(
+    dataset_dir: Where, usage: str | None = None, **reading: Unpack[Reading]
+) -> Dataset:
+    """Load CIFAR-100's binary version: as CIFAR-10's, with a coarse and a fine label.
+
+    Args:
+        dataset_dir: the folder with train.bin and test.bin.
+        usage: "train", "test", or "all" (default).
+        **reading: as in `Reading`.
+
+    Raises:
+        SpecError: there is no such file, or it is something else.
+    """
+    names = (
+        [f"{usage}.bin"] if usage in ("train", "test") else ["train.bin", "test.bin"]
+    )
+    rows = read_cifar(dataset_dir, names, 2, "Cifar100")
+    return made_of(rows, ["image", "coarse_label", "fine_label"], reading)
+
+
+def read_cifar(
+    folder: Where, patterns: Sequence[str], labels: int, name: str
+) -> Labelled:
+    """Return the images of binary files with so many labels each.
+
+    Raises:
+        SpecError: there is no such file, or it is something else.
+    """
+    parts = [np.fromfile(path, np.uint8) for path in found(folder, patterns)]
+    check(
+        all(part.size and part.size % (labels + 3072) == 0 for part in parts),
+        f"a file {patterns} in {os.fspath(folder)!r} does not consist of images of 32"
+        " by 32 pixels; download CIFAR's binary version",
+    )
+    records = np.concatenate(parts).reshape(-1, labels + 3072)
+    planes = records[:, labels:].reshape(-1, 3, 32, 32)
+    return Labelled(
+        planes.transpose(0, 2, 3, 1), records[:, :labels].astype(np.uint32), name
+    )
+
+
+class Annotated:
+    """Rows of image files, and of what is known of each.
+
+    Args:
+        files: the files of each row: a photograph, and perhaps a mask.
+        notes: the other columns of each row.
+        name: the name in the log.
+        decode: whether images are `uint8 [height, width, 3]`, and not their bytes.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Sequence[Path]],
+        notes: Sequence[Row],
+        name: str,
+        *,
+        decode: bool,
+    ) -> None:
+        check(files, f"{name} found no image; name another folder, or another list")
+        self._files, self._notes, self._decode = files, notes, decode
+        self.name = name
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> Row:
+        contents = (path.read_bytes() for path in self._files[index])
+        made = image.decode if self._decode else partial(np.frombuffer, dtype=np.uint8)
+        return *map(made, contents), *self._notes[index]
+
+
+def CocoDataset(
+    dataset_dir: Where,
+    annotation_file: Where,
+    task: str = "Detection",
+    decode: bool = False,
+    **reading: Unpack[Reading],
+) -> Dataset:
+    """Load the images that have boxes: `image`, `bbox`, `category_id` and `iscrowd`.
+
+    Args:
+        dataset_dir: the folder of images.
+        annotation_file: COCO's JSON file.
+        task: "Detection", the only one that is here.
+        decode: whether `image` is `uint8 [height, width, 3]`; otherwise it is the bytes
+            of the file.
+        **reading: as in `Reading`.
+
+    Raises:
+        SpecError: there is no such image, or another task is named.
+    """
+    check(
+        task == "Detection",
+        f"CocoDataset reads the task 'Detection' here, got {task!r}; for others use"
+        " GeneratorDataset of torchvision.datasets.CocoDetection",
+    )
+    known = json.loads(Path(annotation_file).read_text())
+    boxes: dict[int, list[Any]] = {}
+    for each in known["annotations"]:
+        values = (each["bbox"], each["category_id"], each.get("iscrowd", 0))
+        boxes.setdefault(each["image_id"], []).append(values)
+    names = {each["id"]: each["file_name"] for each in known["images"]}
+    files = [[Path(dataset_dir) / names[number]] for number in boxes]
+    rows = Annotated(files, [*map(boxed, boxes.values())], "Coco", decode=decode)
+    classes = {each["name"]: [each["id"]] for each in known["categories"]}
+    columns = ["image", "bbox", "category_id", "iscrowd"]
+    return made_of(rows, columns, reading, classes=classes)
+
+
+def boxed(found: Sequence[Sequence[Any]]) -> Row:
+    """Return boxes, `float32 [n, 4]`, and numbers of each, `uint32 [n, 1]`."""
+    boxes, *numbers = zip(*found, strict=True)
+    columns = (np.array(each, np.uint32)[:, None] for each in numbers)
+    return np.array(boxes, np.float32), *columns
+
+
+def VOCDataset(
+    dataset_dir: Where,
+    task: str = "Segmentation",
+    usage: str = "train",
+    class_indexing: dict[str, int] | None = None,
+    decode: bool = False,
+    **reading: Unpack[Reading],
+) -> Dataset:
+    """Load Pascal VOC's images, in the order of a list in ImageSets.
+
+    Args:
+        dataset_dir: the folder with JPEGImages.
+        task: "Segmentation": columns `image` and `target`; or "Detection": `image`,
+            `bbox` (left, top, width, height), `label`, `difficult` and `truncate`.
+        usage: the name of the list.
+        class_indexing: the label of each class to read (default: all, sorted).
+        decode: whether images are `uint8 [height, width, 3]`; otherwise they are the
+            bytes of the files.
+        **reading: as in `Reading`.
+
+    Raises:
+        SpecError: there is no such list, or another task is named.
+    """
+    lists = {"Segmentation": "Segmentation", "Detection": "Main"}
+    check(
+        task in lists,
+        f"`task` must be one of {', '.join(lists)}, got {task!r}; these are here",
+    )
+    top = Path(dataset_dir)
+    (listed,) = found(top / "ImageSets" / lists[task], [f"{usage}.txt"])
+    names = [line.split()[0] for line in listed.read_text().splitlines() if line]
+    photos = [top / "JPEGImages" / f"{name}.jpg" for name in names]
+    if task == "Segmentation":
+        masks = [top / "SegmentationClass" / f"{name}.png" for name in names]
+        pairs = [*zip(photos, masks, strict=True)]
+        rows = Annotated(pairs, [()] * len(pairs), "VOC", decode=decode)
+        return made_of(rows, ["image", "target"], reading)
+    objects = [voc_objects(top / "Annotations" / f"{name}.xml") for name in names]
+    seen = sorted({name for each in objects for name, *_ in each})
+    classes = class_indexing or {name: at for at, name in enumerate(seen)}
+    kept = [
+        [(box, classes[name], *marks) for name, box, *marks in each if name in classes]
+        for each in objects
+    ]
+    files = [[photo] for photo, boxes in zip(photos, kept, strict=True) if boxes]
+    notes = [boxed(boxes) for boxes in kept if boxes]
+    rows = Annotated(files, notes, "VOC", decode=decode)
+    columns = ["image", "bbox", "label", "difficult", "truncate"]
+    return made_of(rows, columns, reading, classes=classes)
+
+
+def voc_objects(path: Path) -> list[tuple[Any, ...]]:
+    """Return the objects of a file: name, box, whether difficult, whether truncated."""
+    found = []
+    # Expat loads nothing from elsewhere, and stops where entities multiply.
+    for each in ET.parse(path).getroot().iter("object"):  # noqa: S314
+        ends = ("xmin", "ymin", "xmax", "ymax")
+        left, top, right, bottom = (
+            float(each.findtext(f"bndbox/{e}", "")) for e in ends
+        )
+        marks = (int(each.findtext(mark, "0")) for mark in ("difficult", "truncated"))
+        box = (left, top, right - left, bottom - top)
+        found.append((each.findtext("name", ""), box, *marks))
+    return found
+
+
+def found(folder: Where, patterns: Sequence[str]) -> list[Path]:
+    """Return the files of a folder that match.
+
+    Raises:
+        SpecError: there are none.
+    """
+    files = [path for each in patterns for path in sorted(Path(folder).glob(each))]
+    wanted = " or ".join(patterns)
+    check(files, f"there is no {wanted} in {os.fspath(folder)!r}; name another folder")
+    return files

@@ -1,0 +1,403 @@
+"""Rows in files of records: TFRecord, lines of text, and where all of them begin."""
+
+from __future__ import annotations
+
+import glob
+import os
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from itertools import accumulate
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import SampleError, check
+from .columns import Row, as_leaf
+from .dataset import Dataset, Names, names_of
+from .generator import Reading, made_of
+from .samplers import SubsetRandomSampler, SubsetSampler
+from .settings import Schema, Shuffle
+
+Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Extents = NDArray[np.int64]
+"""First byte and size of each part of each record of a file, `[n, parts, 2]`."""
+
+
+class Records:
+    """Rows by their index, each made of some parts of a file.
+
+    Args:
+        files: paths.
+        extents: the records of each file.
+        make: returns a row, given the bytes of each part.
+        name: the name in the log.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str],
+        extents: Sequence[Extents],
+        make: Callable[..., Row],
+        name: str,
+    ) -> None:
+        self._files, self._extents, self._make = files, extents, make
+        self.group_sizes = [len(each) for each in extents]
+        self._ends = list(accumulate(self.group_sizes))
+        self.name = name
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Row:
+        at = bisect_right(self._ends, range(len(self))[index])
+        extents = self._extents[at][index - self._ends[at]]
+        parts = []
+        with open(self._files[at], "rb", buffering=0) as file:
+            for first, size in extents.tolist():
+                file.seek(first)
+                parts.append(file.read(size))
+        return self._make(*parts)
+
+
+def files_of(files: Files) -> list[str]:
+    """Return the paths that names and patterns stand for.
+
+    Raises:
+        SpecError: there is no such file.
+    """
+    given = [files] if isinstance(files, (str, os.PathLike)) else list(files)
+    found = [path for each in given for path in sorted(glob.glob(os.fspath(each)))]
+    check(found, f"there is no file {files!r}; give the path of one, or a pattern")
+    return found
+
+
+def of_records(
+    rows: Records, columns: Sequence[str], reading: dict[str, Any]
+) -> Dataset:
+    """Return a dataset of records. `Shuffle.FILES` and `INFILE` mix file by file."""
+    windowed = reading.get("shuffle") in (Shuffle.FILES, Shuffle.INFILE)
+    if not windowed or len(rows.group_sizes) == 1:
+        return made_of(rows, columns, reading)
+    return made_of(rows, columns, {**reading, "shuffle": False}).shuffled_by_file()
+
+
+# TFRecord: a record is its length, a sum of that, the data, and a sum of these.
+
+
+def TFRecordDataset(
+    dataset_files: Files,
+    schema: Schema | str | os.PathLike[str] | None = None,
+    columns_list: Names = None,
+    shard_equal_rows: bool = False,
+    **reading: Unpack[Reading],
+) -> Dataset:
+    """Load the examples of TFRecord files; all sums are checked.
+
+    Args:
+        dataset_files: paths, or patterns.
+        schema: type and shape of the columns to read. Without one, integers are
+            `int64`, floats `float32`, and text the bytes `uint8`.
+        columns_list: the columns to read, in this order (default: all).
+        shard_equal_rows: whether a shard is a part of the rows, equally long for all;
+            otherwise shards are every `num_shards`-th file.
+        **reading: as in `Reading`.
+
+    Raises:
+        SpecError: there is no file, or no such column; a file is damaged; or there are
+            fewer files than shards.
+    """
+    files, known = files_of(dataset_files), dict[str, Any](reading)
+    shards: Any = known.get("num_shards")
+    if (
+        shards is not None
+        and known.get("shard_id") is not None
+        and not shard_equal_rows
+    ):
+        check(
+            len(files) >= shards,
+            f"{shards} shards need as many files, got {len(files)}; pass"
+            " shard_equal_rows=True",
+        )
+        files = files[known.pop("shard_id") :: known.pop("num_shards")]
+    wanted = schema if isinstance(schema, Schema) or schema is None else Schema(schema)
+    extents = list(map(tf_extents, files))
+    specs = wanted.columns if wanted else {k: {} for k in tf_names(files, extents)}
+    columns = names_of(columns_list) or list(specs)
+    there = ", ".join(specs)
+    for name in columns:
+        check(name in specs, f"there is no column {name!r}; there are {there}")
+    make = partial(tf_row, specs={name: specs[name] for name in columns})
+    rows = Records(files, extents, make, "TFRecord")
+    if known.get("num_samples") is None and wanted and wanted.rows:
+        known["num_samples"] = wanted.rows
+    return of_records(rows, columns, in_blocks(known, len(rows)))
+
+
+def in_blocks(reading: dict[str, Any], rows: int) -> dict[str, Any]:
+    """Return arguments that read a block of so many rows as a shard."""
+    known = dict(reading)
+    shards, shard = known.pop("num_shards", None), known.pop("shard_id", None)
+    if shards is None or shard is None:
+        return reading
+    share = -(-rows // shards)
+    part = (shard * share + np.arange(share)) % rows
+    random = known.pop("shuffle", None) is not False
+    kind = SubsetRandomSampler if random else SubsetSampler
+    return {
+        **known,
+        "num_samples": None,
+        "sampler": kind(part, known.get("num_samples")),
+    }
+
+
+def tf_extents(path: str) -> Extents:
+    """Return where the records of a file are, without reading them.
+
+    Raises:
+        SpecError: the file is damaged.
+    """
+    found, at, end = [], 0, os.path.getsize(path)
+    with open(path, "rb") as file:
+        while at < end:
+            file.seek(at)
+            head = file.read(12)
+            right = len(head) == 12 and masked_crc(head[:8]) == head[8:]
+            size = int.from_bytes(head[:8], "little") + 16
+            check(
+                right and at + size <= end,
+                f"{path!r} is not a TFRecord file, or is damaged at byte {at}; write it"
+                " again, without compression",
+            )
+            found.append(((at, size),))
+            at += size
+    return np.array(found, np.int64).reshape(-1, 1, 2)
+
+
+def tf_names(files: Sequence[str], extents: Sequence[Extents]) -> list[str]:
+    """Return the columns of the first record, sorted."""
+    rows = Records(files, extents, lambda record: (tf_data(record),), "")
+    check(len(rows), f"there is no record in {files!r}; give files that have some")
+    return sorted(read_example(rows[0][0]))
+
+
+def tf_data(record: bytes) -> bytes:
+    """Return the data of a record.
+
+    Raises:
+        SampleError: it is damaged.
+    """
+    data = record[12:-4]
+    if masked_crc(data) != record[-4:]:
+        raise SampleError(
+            "a TFRecord is damaged: its sum is wrong; write the file again"
+        )
+    return data
+
+
+def tf_row(record: bytes, specs: dict[str, dict[str, Any]]) -> Row:
+    """Return the columns of a record.
+
+    Raises:
+        SampleError: it lacks one, or has other values.
+    """
+    found = read_example(tf_data(record))
+    row = []
+    for name, spec in specs.items():
+        if name not in found:
+            raise SampleError(f"a record has no {name!r}; it has {', '.join(found)}")
+        row.append(as_leaf(tf_column(name, found[name], spec)))
+    return tuple(row)
+
+
+def tf_column(name: str, values: list[Any], spec: dict[str, Any]) -> NDArray[Any]:
+    """Return the values of a column, as a schema says."""
+    kind, shape = spec.get("type"), spec.get("shape")
+    if values and isinstance(values[0], bytes):
+        if kind == "string":
+            made = np.array([value.decode() for value in values])
+        else:
+            long = max(map(len, values))
+            joined = b"".join(value.ljust(long) for value in values)
+            made = np.frombuffer(joined, np.uint8)
+    else:
+        made = np.array(
+            values, np.float32 if values[:1] and _is_float(values) else np.int64
+        )
+    if kind not in (None, "string"):
+        made = made.astype(kind)
+    try:
+        return made if shape is None else made.reshape(shape)
+    except ValueError as error:
+        raise SampleError(
+            f"the column {name!r} of a record has {made.size} values, and in the schema"
+            f" the shape {shape}; change the schema"
+        ) from error
+
+
+def _is_float(values: list[Any]) -> bool:
+    return isinstance(values[0], float)
+
+
+# tf.train.Example in the wire format of protocol buffers.
+
+
+def read_example(data: bytes) -> dict[str, list[Any]]:
+    """Return the values of a `tf.train.Example` by name."""
+    found = {}
+    for _, features in fields(data):
+        for _, entry in fields(features):
+            parts = dict(fields(entry))
+            found[parts[1].decode()] = [*feature(parts.get(2, b""))]
+    return found
+
+
+def feature(data: bytes) -> Iterator[Any]:
+    """Yield the values of a feature: bytes, floats or integers."""
+    for kind, values in fields(data):
+        for _, value in fields(values):
+            if kind == 1:
+                yield value
+            elif kind == 2:
+                yield from np.frombuffer(value, "<f4").tolist()
+            else:
+                yield from [signed(value)] if isinstance(value, int) else packed(value)
+
+
+def packed(data: bytes) -> Iterator[int]:
+    """Yield signed numbers that stand one after another."""
+    at = 0
+    while at < len(data):
+        number, at = varint(data, at)
+        yield signed(number)
+
+
+def fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield number and value of each field of a message.
+
+    Raises:
+        SampleError: it has a field of an old or unknown kind.
+    """
+    at = 0
+    while at < len(data):
+        key, at = varint(data, at)
+        kind = key & 7
+        if kind == 0:
+            value, at = varint(data, at)
+            yield key >> 3, value
+            continue
+        if kind not in FIXED:
+            raise SampleError(f"a record has a field of kind {kind}; it is no Example")
+        size, at = (FIXED[kind], at) if kind != 2 else varint(data, at)
+        yield key >> 3, data[at : at + size]
+        at += size
+
+
+FIXED = {1: 8, 2: 0, 5: 4}
+"""Bytes of a field by its kind; 2: its size comes first."""
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number at a place, seven bits in a byte, and the place behind it."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value, at
+
+
+def signed(value: int) -> int:
+    """Return the signed number that 64 bits stand for."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+# CRC32C (Castagnoli), as TFRecord masks it.
+
+LANE = 64
+"""Bytes whose sum is taken step by step, side by side with those of other lanes."""
+LONG = 64 * LANE
+"""Bytes from which on lanes pay."""
+
+
+@cache
+def crc_tables() -> tuple[list[int], NDArray[np.uint32], list[list[int]]]:
+    """Return what a byte does to a sum, and what a lane of zeros does to each byte."""
+    table: NDArray[Any] = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = (table >> 1) ^ np.where(table & 1, np.uint32(0x82F63B78), np.uint32(0))
+    lanes = []
+    for byte in range(4):
+        sums: NDArray[Any] = np.arange(256, dtype=np.uint32) << np.uint32(8 * byte)
+        for _ in range(LANE):
+            sums = table[sums & 255] ^ (sums >> 8)
+        lanes.append(sums.tolist())
+    return table.tolist(), table, lanes
+
+
+def crc32c(data: bytes) -> int:
+    """Return the CRC32C of data."""
+    steps, table, (first, second, third, fourth) = crc_tables()
+    total, at = 0xFFFFFFFF, 0
+    if len(data) >= LONG:
+        count = len(data) // LANE
+        at = count * LANE
+        lanes = np.frombuffer(data, np.uint8, at).reshape(count, LANE).T
+        sums = np.zeros(count, np.uint32)
+        for byte in lanes:
+            sums = table[(sums ^ byte) & 255] ^ (sums >> np.uint32(8))
+        for each in sums.tolist():
+            total = (
+                first[total & 255]
+                ^ second[total >> 8 & 255]
+                ^ third[total >> 16 & 255]
+                ^ fourth[total >> 24]
+                ^ each
+            )
+    for value in data[at:]:
+        total = steps[(total ^ value) & 255] ^ (total >> 8)
+    return total ^ 0xFFFFFFFF
+
+
+def masked_crc(data: bytes) -> bytes:
+    """Return the sum as TFRecord stores it, 4 bytes."""
+    total = crc32c(data)
+    return struct.pack("<I", ((total >> 15 | total << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+# Lines of text.
+
+
+def TextFileDataset(dataset_files: Files, **reading: Unpack[Reading]) -> Dataset:
+    """Load the lines of files that are not empty: the column `text`.
+
+    Args:
+        dataset_files: paths, or patterns.
+        **reading: as in `Reading`.
+
+    Raises:
+        SpecError: there is no such file.
+    """
+    files = files_of(dataset_files)
+    rows = Records(files, list(map(line_extents, files)), text_row, "TextFile")
+    return of_records(rows, ["text"], dict(reading))
+
+
+def line_extents(path: str) -> Extents:
+    """Return where the lines of a file are that are not empty."""
+    found, at = [], 0
+    with open(path, "rb") as file:
+        for line in file:
+            size = len(line.rstrip(b"\r\n"))
+            if size:
+                found.append(((at, size),))
+            at += len(line)
+    return np.array(found, np.int64).reshape(-1, 1, 2)
+
+
+def text_row(line: bytes) -> Row:
+    """Return the row of a line."""
+    return (line.decode(),)
