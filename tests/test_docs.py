@@ -15,6 +15,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -257,21 +258,30 @@ def test_a_command_runs_as_it_is_written(
     assert (done.stdout + done.stderr).strip()
 
 
-def test_a_process_is_watched_until_it_ends(kept: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+def test_a_process_is_watched_until_it_ends(
+    ending: signal.Signals, kept: Path, tmp_path: Path
+) -> None:
     training = argv(f"penstock run --log {tmp_path}/run train.py --epochs 999999")
     log = tmp_path / "run_0.jsonl"
-    with warm.Popen(training, cwd=kept, stdout=-1, stderr=-1) as run:
+    with ExitStack() as stack:
+        run = stack.enter_context(warm.Popen(training, cwd=kept, stdout=-3, stderr=-3))
+        stack.callback(run.kill)
         while not (log.exists() and '"event": "verdict"' in log.read_text()):
             assert run.poll() is None
             time.sleep(0.05)
         watch = argv(f"penstock watch {run.pid}")
-        with warm.Popen(watch, cwd=kept, stdout=-1, text=True, brief=True) as watching:
-            assert watching.stdout is not None
-            assert watching.stdout.readline().startswith("train: ")
-            run.send_signal(signal.SIGINT)
-            run.communicate(timeout=60)
-            assert "(over)" in watching.communicate(timeout=60)[0]
-    assert watching.returncode == 0
+        watching = stack.enter_context(
+            warm.Popen(watch, cwd=kept, stdout=-1, text=True, brief=True)
+        )
+        stack.callback(watching.kill)
+        assert watching.stdout is not None
+        assert watching.stdout.readline().startswith("train: ")
+        run.send_signal(ending)
+        run.wait(timeout=60)
+        said = watching.communicate(timeout=60)[0]
+        assert ("(over)" in said) == (ending == signal.SIGINT)
+        assert watching.returncode == 0
 
 
 def commands(

@@ -188,3 +188,14 @@ def test_a_decision_before_the_first_verdict_is_reported(tmp_path: Path) -> None
     told = report_on(read_recording(log))
     assert "nothing was measured" not in told
     assert "not judged yet" in told
+
+
+def test_names_that_are_no_text_do_not_stop_a_report(tmp_path: Path) -> None:
+    log, strange = record(tmp_path / "run", seconds=20.0), tmp_path / "strange_0.jsonl"
+    (name,) = read_recording(log).names
+    strange.write_text(
+        log.read_text().replace(json.dumps(name), json.dumps("caf\udce9"))
+    )
+    found = read_recording(strange)
+    assert "caf\\udce9" in page(found, "run").encode().decode()
+    assert "waited" in report_on(found)

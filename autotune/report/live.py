@@ -26,7 +26,7 @@ DECISIONS = 5
 
 
 def watch(target: str, console: Console, *, once: bool = False) -> None:
-    """Show a run until its log ends, or until Ctrl-C.
+    """Show a run until its log ends, its process if that was given, or until Ctrl-C.
 
     Args:
         target: path of its log, or the number of its process.
@@ -36,12 +36,15 @@ def watch(target: str, console: Console, *, once: bool = False) -> None:
     Raises:
         SpecError: there is no such log or process, or it writes none.
     """
-    recording, due_s = Recording([log_of(target)]), 0.0
+    log, due_s = log_of(target), 0.0
+    recording, process = Recording([log]), f"/proc/{target}"
     with Live(console=console, auto_refresh=False) as live:
         while True:
+            killed = log != target and not os.path.exists(process)
             recording.read()
             seen = recording.pipelines
-            over = once or (seen and all(each.end is not None for each in seen))
+            ended = seen and all(each.end is not None for each in seen)
+            over = once or killed or ended
             if console.is_terminal:
                 live.update(shown(recording), refresh=True)
             elif over or time.monotonic() >= due_s:

@@ -49,7 +49,7 @@ def page(recording: Recording, title: str) -> str:
     }
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     environment.filters |= {"percent": "{:.0%}".format, "rate": rate}
-    return environment.from_string(text["page.html"]).render(
+    made = environment.from_string(text["page.html"]).render(
         title=title,
         sections=sections,
         damaged=recording.damaged,
@@ -64,6 +64,8 @@ def page(recording: Recording, title: str) -> str:
         library=text["uplot.min.js"],
         style=text["uplot.min.css"],
     )
+    # Names may be paths, and these need not be text.
+    return made.encode("utf-8", "backslashreplace").decode()
 
 
 def write_page(recording: Recording, path: str | os.PathLike[str]) -> None:
@@ -113,7 +115,7 @@ def _lines(pipelines: Sequence[Recorded]) -> Iterator[tuple[str, str, str]]:
 
 def _packed(content: object) -> str:
     """Return JSON as a browser unpacks it."""
-    text = json.dumps(content, ensure_ascii=False).encode()
+    text = json.dumps(content).encode()
     return base64.b64encode(gzip.compress(text, mtime=0)).decode()
 
 

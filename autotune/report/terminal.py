@@ -95,8 +95,8 @@ def why_none(seen: Recorded) -> str:
         )
     if seen.told[-1]["verdict"] == "not input-bound":
         return "nothing here: loading keeps up with the trainer."
-    tuned_s = sum(point.whole_s for point in seen.points[-1:])
-    if seen.verdicts and tuned_s < SHORT_S:
+    if seen.verdicts and seen.points and seen.points[-1].whole_s < SHORT_S:
+        tuned_s = seen.points[-1].whole_s
         return f"train for longer: autotune had only {tuned_s:.0f} s to try things."
     return "nothing is known that would help; the cause above says what binds."
 
