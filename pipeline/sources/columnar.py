@@ -103,7 +103,7 @@ class Columnar(Source):
         return len(self._rows)
 
     def __getitem__(self, index: Any) -> dict[str, Any]:
-        return self.__getitems__((index,))[0]
+        return self._rows.one(index)
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[dict[str, Any]]:
         """Return some rows; rows of the same group are taken from it at once."""
@@ -154,16 +154,25 @@ class Parquet(Columnar):
 
         return group_sizes(pq.read_metadata(path), columns)
 
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        found = super().__getitem__(index)
+        self._count(1)
+        return found
+
     def __getitems__(self, indices: Sequence[int]) -> Sequence[dict[str, Any]]:
-        """Return some rows, and warn if far more than these are read for them."""
+        """Return some rows; rows of the same group are taken from it at once."""
         found = super().__getitems__(indices)
-        self._returned += len(found)
+        self._count(len(found))
+        return found
+
+    def _count(self, rows: int) -> None:
+        """Count rows that are returned; warn if far more are read for them."""
+        self._returned += rows
         wasteful = self._read > WASTE * self._returned
         if wasteful and self._reads > max(MANY_READS, 3 * self.groups_in_memory):
             self._reads = -(1 << 62)  # never again
             ratio, limit = self._read // self._returned, groups_bytes()
             LOGGER.warning(WASTED, self.shown[0], ratio, self.groups_in_memory, limit)
-        return found
 
     def _open(self, path: Any) -> Any:
         import pyarrow.parquet as pq

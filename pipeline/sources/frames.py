@@ -46,8 +46,7 @@ class Frame:
         return sum(map(len, self._groups))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        found: dict[str, Any] = self._rows((index,))[0]
-        return found
+        return self._rows.one(index)
 
     def __getitems__(self, indices: Indices) -> Sequence[dict[str, Any]]:
         """Return some rows."""

@@ -87,6 +87,16 @@ class RowGroup:
         numbers = ((name, column.dtype) for name, column in self.numbers.items())
         return self.names, *numbers, *(c.type for c in self.others.values())
 
+    def row(self, at: int) -> dict[str, Any]:
+        """Return one row."""
+        numbers, others = self.numbers, self.others
+        return {
+            name: numbers[name][at].item()
+            if name in numbers
+            else _one(others[name], at)
+            for name in self.names
+        }
+
     def rows(self, wanted: NDArray[np.int64]) -> TableRows:
         """Return some rows, in this order."""
         blocks = tuple(
@@ -167,6 +177,10 @@ def numbers_of(column: Any, *, packed: bool) -> NDArray[Any] | None:
         return None
     found: NDArray[Any] = np.asarray(column)
     return found
+
+
+def _one(column: Any, row: int) -> Any:
+    return column[row] if isinstance(column, list) else column[row].as_py()
 
 
 def values_of(column: Any, rows: NDArray[np.int64]) -> list[Any]:
@@ -261,6 +275,17 @@ class RowGroups:
 
     def __len__(self) -> int:
         return int(self._ends[-1])
+
+    def one(self, index: int) -> dict[str, Any]:
+        """Return a row.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        at = int(np.searchsorted(self._ends, index, "right"))
+        return self._groups(at).row(index - int(self._begins[at]))
 
     def __call__(self, indices: Indices) -> Sequence[dict[str, Any]]:
         """Return some rows; rows of the same group are taken from it at once.

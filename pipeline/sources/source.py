@@ -234,7 +234,10 @@ def cure_of(data: Any) -> str:
             " from_files(pattern)"
         )
     if kind == "pandas.DataFrame":
-        return 'an index picks a column of it; give its rows: df.to_dict("records")'
+        return (
+            'an index picks a column of it; give its rows, df.to_dict("records"), or'
+            " use Pipeline.from_dataset(df)"
+        )
     if kind in ("pyarrow.Table", "pyarrow.RecordBatch"):
         return (
             "an index picks a column of it; give its rows, table.to_pylist(), or"
