@@ -142,6 +142,7 @@ class Run:
 
     def begin(self, cursor: Cursor) -> None:
         """Continue at `cursor`; free if prefetching is already there."""
+        begun_ns = time.perf_counter_ns()
         self.contention.reset()
         if self._lane is not None:
             self._lane.drop()
@@ -153,6 +154,7 @@ class Run:
         if reading.time_s - last.time_s > PAUSE_S:
             self._history.clear()
         self._note(reading)
+        self._trainer.begin_ns = time.perf_counter_ns() - begun_ns
 
     def next(self) -> Delivery | None:
         """Return the next batch of the epoch; None at its end. Measured.

@@ -34,6 +34,8 @@ class TrainerMeter:
         readers need no lock."""
         self.collate_ns = 0
         """Time spent in the user's `collate_fn`, in nanoseconds."""
+        self.begin_ns = 0
+        """How long the start of the loop took, in nanoseconds: the trainer waited."""
         self._left_ns: int | None = None
         self._asked_ns = self._gap_ns = 0
         self._first = False
@@ -56,7 +58,8 @@ class TrainerMeter:
         if self._first:
             self._thread = threading.get_native_id()
         self._gap_ns = 0 if self._left_ns is None else now_ns - self._left_ns
-        self._asked_ns = self._left_ns = now_ns
+        self._asked_ns, self._left_ns = now_ns - self.begin_ns, now_ns
+        self.begin_ns = 0
 
     def get(self, now_ns: int, plan: BatchPlan, copy_ns: int = 0) -> None:
         """Note a batch; `copy_ns` of its wait went into copying it to the device."""
