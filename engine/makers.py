@@ -401,7 +401,8 @@ class PlanMaker:
         """Make the next batch or block."""
         plan = next(self._plans, None)
         if plan is None:  # also once a schedule has failed
-            self._plans = self.recipe.planned.batches(self.head, sys.maxsize)
+            end = self.head + sys.maxsize  # iterables' steps soon pass 2**63
+            self._plans = self.recipe.planned.batches(self.head, end)
             plan = next(self._plans)
         rows = self.recipe.planned.rows(plan)
         self.head += 1

@@ -141,12 +141,15 @@ class Sized:
 
     def __init__(self, size: Callable[[BatchInfo], int], *, drop: bool) -> None:
         self._size, self._drop = size, drop
-        self._epochs = itertools.count()
 
-    def __call__(self, rows: Iterator[Row]) -> Iterator[Row]:
-        epoch = next(self._epochs)
+    def __call__(self, rows: Iterator[Row], epoch: int) -> Iterator[Row]:
         for number in itertools.count():
             wanted = self._size(BatchInfo(epoch, number))
+            check(
+                isinstance(wanted, (int, np.integer)) and wanted > 0,
+                f"the function of `batch_size` returned {wanted!r} for batch {number};"
+                " return a whole number > 0",
+            )
             group = list(itertools.islice(rows, wanted))
             if len(group) == wanted or (group and not self._drop):
                 yield tuple(map(as_column, zip(*group, strict=True)))

@@ -7,19 +7,43 @@ too, with the axis of the batch behind all others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import SampleError
+from ..errors import PenstockError, SampleError
 from ..pipeline.stages import wanted_by
 
 Row = tuple[Any, ...]
 """A sample or a batch: a value for each column."""
 Array = NDArray[Any]
+DAMAGE = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+"""What reading a damaged file raises."""
+
+
+@contextmanager
+def reads(path: Any, kind: type[PenstockError]) -> Iterator[None]:
+    """Raise an error of this kind that names the file if the body finds it damaged."""
+    try:
+        yield
+    except DAMAGE as error:
+        own = isinstance(error, PenstockError)
+        why = error if own else f"{error!r}; it is damaged, or of another kind"
+        raise kind(f"{str(path)!r} cannot be read: {why}") from error
 
 
 def as_row(sample: Any, columns: Sequence[str]) -> Row:
@@ -37,11 +61,11 @@ def as_row(sample: Any, columns: Sequence[str]) -> Row:
     return tuple(map(as_leaf, values))
 
 
-def as_leaf(value: Any) -> Any:
-    """Return a value as a row holds it."""
+def as_leaf(value: Any, *, copies: bool = True) -> Any:
+    """Return a value as a row holds it: functions may change a copy in place."""
     if isinstance(value, dict):
         return value
-    made = np.asarray(value)
+    made = np.array(value) if copies else np.asarray(value)
     return made.tolist() if made.dtype.kind in "SU" else made
 
 
@@ -128,7 +152,7 @@ class Columns:
                 " have names; name each of them in `output_columns`"
             )
         if not self._batched:
-            values = tuple(map(as_leaf, values))
+            values = tuple(as_leaf(value, copies=False) for value in values)
         return placed(row, self._taken, values)
 
 

@@ -6,6 +6,7 @@ it, and change its rows in the trainer: a `Stream`, the source of another pipeli
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +53,7 @@ class Dataset(Known):
     @classmethod
     def streamed(
         cls,
-        begin: Callable[[], Iterator[Row]],
+        begin: Callable[[int], Iterator[Row]],
         columns: Sequence[str],
         facts: Facts,
         checked: Sequence[str] | None = None,
@@ -60,14 +61,14 @@ class Dataset(Known):
         """Return a dataset of rows that come in an order of their own.
 
         Args:
-            begin: begins an epoch.
+            begin: begins an epoch, given its number.
             columns: names of the columns.
             facts: what else is known.
             checked: names to check samples by that are not rows yet.
         """
         stream = Stream(begin, checked)
         pipeline = Pipeline.from_dataset(stream, shard=Shard.single())
-        begun = partial(iter, stream)
+        begun = stream.__penstock_epoch__
         known = replace(facts, closed=False, dealt=True, begin=begun)
         return cls(pipeline, columns, known)
 
@@ -162,7 +163,7 @@ class Dataset(Known):
             f"rename() got {len(places)} columns and {len(given)} names; give as many",
         )
         columns = placed(tuple(self.columns), places, tuple(given))
-        return type(self)(self.pipeline, columns, self.facts)
+        return type(self)(copy.copy(self.pipeline), columns, self.facts)
 
     def filter(
         self,
@@ -214,7 +215,8 @@ class Dataset(Known):
             return whole.batch(batch_size, drop_remainder, **given)
         if callable(batch_size):
             make = Sized(batch_size, drop=drop_remainder)
-            return self._after(make, batched=True)
+            begin = lambda epoch: make(self.rows(epoch), epoch)  # noqa: E731
+            return self._begun(begin, None, batched=True)
         function, order = given["per_batch_map"], given["column_order"]
         if function is not None or given["pad_info"] is not None:
             taken = names_of(given["input_columns"]) or self.columns
@@ -306,12 +308,13 @@ class Dataset(Known):
         )
         if self._indexed:
             return self._changed(self.pipeline.shuffle(), self.columns)
-        epochs, seed = itertools.count(), config.get_seed()
+        seed = config.get_seed()
 
-        def shuffled(rows: Iterator[Row]) -> Iterator[Row]:
-            return mixed(rows, buffer_size, np.random.default_rng([seed, next(epochs)]))
+        def shuffled(epoch: int) -> Iterator[Row]:
+            rng = np.random.default_rng([seed, epoch])
+            return mixed(self.rows(epoch), buffer_size, rng)
 
-        return self._after(shuffled, size=self.get_dataset_size)
+        return self._begun(shuffled, self.get_dataset_size)
 
     def shuffled_by_file(self) -> Self:
         """Shuffle the files of records, and the rows of each."""
@@ -339,9 +342,10 @@ class Dataset(Known):
                 again: Self = rows.take(whole).repeat(times).batch(size, drop)
                 return again
 
-        def begin() -> Iterator[Row]:
-            passes = itertools.count() if times == -1 else range(times)
-            return chain.from_iterable(self.rows() for _ in passes)
+        def begin(epoch: int) -> Iterator[Row]:
+            first = epoch * times
+            passes = itertools.count() if times == -1 else range(first, first + times)
+            return chain.from_iterable(map(self.rows, passes))
 
         return self._begun(
             begin, lambda: self.get_dataset_size() * max(times, 1), **repeats
@@ -443,7 +447,10 @@ class Dataset(Known):
             unbatched=None,
             parents=tuple(parts),
         )
-        begin = lambda: chain.from_iterable(each.rows() for each in parts)  # noqa: E731
+
+        def begin(epoch: int) -> Iterator[Row]:
+            return chain.from_iterable(each.rows(epoch) for each in parts)
+
         return self.streamed(begin, self.columns, facts)
 
     def __add__(self, other: Dataset) -> Self:
@@ -481,7 +488,7 @@ class Dataset(Known):
 
     def _begun(
         self,
-        begin: Callable[[], Iterator[Row]],
+        begin: Callable[[int], Iterator[Row]],
         size: Callable[[], int] | None,
         **facts: Any,
     ) -> Self:
@@ -493,7 +500,7 @@ class Dataset(Known):
     ) -> Self:
         """Return a dataset of rows that the trainer changes as they come."""
         size = facts.pop("size", None)
-        return self._begun(lambda: change(self.rows()), size, **facts)
+        return self._begun(lambda epoch: change(self.rows(epoch)), size, **facts)
 
     def _batches(self, made: Pipeline, size: int, drop: bool, **facts: Any) -> Self:
         counted = self.facts.size
@@ -548,8 +555,8 @@ def zipped(datasets: Sequence[Dataset]) -> Dataset:
         f"zip() needs different columns, got {', '.join(names)}; rename() some",
     )
 
-    def begin() -> Iterator[Row]:
-        for rows in zip(*(each.rows() for each in datasets), strict=False):
+    def begin(epoch: int) -> Iterator[Row]:
+        for rows in zip(*(each.rows(epoch) for each in datasets), strict=False):
             yield tuple(chain.from_iterable(rows))
 
     first = datasets[0].facts

@@ -15,6 +15,9 @@ from .loops import Facts, Stream
 from .samplers import sampler_of
 from .settings import Schema, Shuffle, ignored, note
 
+HOW = ("cache", "python_multiprocessing", "max_rowsize")
+"""Options of how a dataset runs, which are ignored."""
+
 
 class Reading(TypedDict, total=False):
     """What is read of a dataset, in which order. The last three are ignored."""
@@ -60,7 +63,7 @@ def made_of(
         for name in ("num_samples", "num_shards", "shard_id")
     }
     shuffle = known.pop("shuffle", None)
-    ignored("a dataset", known, "cache", "python_multiprocessing", "max_rowsize")
+    ignored("a dataset", known, *HOW)
     decided = {**order, "shuffle": shuffle}
     check(
         sampler is None or all(value is None for value in decided.values()),
@@ -118,17 +121,25 @@ def GeneratorDataset(
         callable(source) or is_iterable(source),
         f"`source` must yield samples, got {source!r}; give an object or a function",
     )
+    options = dict[str, Any](reading)
     for name in ("sampler", "num_shards", "shard_id"):
         check(
-            reading.get(name) is None,
+            options.pop(name, None) is None,
             f"`{name}` needs a source with an index, which {source!r} is not; give it"
             " __getitem__ and __len__, or let it yield the rows of its shard only",
         )
-    stream = Stream(source if callable(source) else lambda: source, columns)
-    size = lambda: sum(1 for _ in stream)  # noqa: E731
-    begin = stream.__iter__
+    samples = options.pop("num_samples", None)
+    ignored("GeneratorDataset", options, "shuffle", "num_parallel_workers", *HOW)
+    check(
+        samples is None or samples > 0,
+        f"`num_samples` must be > 0, got {samples!r}; leave it out for all rows",
+    )
+    stream = Stream(lambda _: source() if callable(source) else source, columns)
+    known = None if callable(source) else getattr(source, "__len__", None)
+    size = known or (lambda: sum(1 for _ in stream))
+    begin = stream.__penstock_epoch__
     found = Dataset.streamed(begin, columns, Facts(size=size))
-    return found.take(reading.get("num_samples") or -1)
+    return found.take(samples or -1)
 
 
 class Slices:

@@ -15,10 +15,10 @@ from xml.etree import ElementTree as ET
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import check
+from ..errors import SpecError, check
 from ..pipeline import image
 from ..pipeline.sources.folder import Folder, Names
-from .columns import Row
+from .columns import Row, as_leaf, reads
 from .dataset import Dataset
 from .generator import Reading, made_of
 
@@ -35,7 +35,7 @@ class Labels:
     def __call__(self, sample: tuple[bytes, int]) -> Row:
         content, label = image.decode(sample) if self._decode else sample
         shown = content if self._decode else np.frombuffer(content, np.uint8)
-        return np.asarray(shown), np.array(self._labels[label], np.int32)
+        return np.array(shown), np.array(self._labels[label], np.int32)
 
 
 class LabelledFolder(Folder):
@@ -136,8 +136,9 @@ class Labelled:
         return len(self._images)
 
     def __getitem__(self, index: int) -> Row:
-        picture = np.ascontiguousarray(self._images[index])
-        return picture, *(np.array(label) for label in self._labels[index])
+        return np.array(self._images[index]), *(
+            np.array(label) for label in self._labels[index]
+        )
 
     @property
     def labels(self) -> NDArray[np.uint32]:
@@ -158,16 +159,37 @@ def MnistDataset(
     Raises:
         SpecError: there is no such file, or it is something else.
     """
-    parts = {"train": ["train"], "test": ["t10k"]}.get(usage or "", ["t10k", "train"])
+    parts = parts_of(usage, {"train": ["train"], "test": ["t10k"]}, ["t10k", "train"])
     paths = found(dataset_dir, [f"{part}-images-idx3-ubyte" for part in parts])
     images = [read_idx(path, 3) for path in paths]
     names = [path.name.replace("images-idx3", "labels-idx1") for path in paths]
     labels = [read_idx(found(dataset_dir, [name])[0], 1) for name in names]
+    for path, some, others in zip(paths, images, labels, strict=True):
+        check(
+            len(some) == len(others),
+            f"{str(path)!r} has {len(some)} images, and there are {len(others)} labels;"
+            " download both files again",
+        )
     pictures = np.concatenate(images)[..., None]
     rows = Labelled(
         pictures, np.concatenate(labels)[:, None].astype(np.uint32), "Mnist"
     )
     return made_of(rows, ["image", "label"], reading)
+
+
+def parts_of(
+    usage: str | None, parts: dict[str, list[str]], whole: list[str]
+) -> list[str]:
+    """Return the names of a part of the data, or of the whole.
+
+    Raises:
+        SpecError: there is no such part.
+    """
+    check(
+        usage in (None, "all", *parts),
+        f"`usage` must be one of {', '.join(parts)} and all, got {usage!r}; name one",
+    )
+    return parts.get(usage or "", whole)
 
 
 def read_idx(path: Path, dimensions: int) -> Bytes:
@@ -177,15 +199,16 @@ def read_idx(path: Path, dimensions: int) -> Bytes:
         SpecError: it is not one of so many dimensions.
     """
     content = np.fromfile(path, np.uint8)
-    sizes = content[4 : 4 + 4 * dimensions].view(">i4")
     right = content[:4].tolist() == [0, 0, 8, dimensions]
     body = content[4 + 4 * dimensions :]
-    check(
-        right and body.size == np.prod(sizes),
-        f"{str(path)!r} is not an IDX file of {dimensions} dimensions of bytes, or is"
-        " cut off; download it again, and unpack it",
-    )
-    return body.reshape(sizes)
+    with reads(path, SpecError):
+        sizes = content[4 : 4 + 4 * dimensions].view(">i4")
+        check(
+            right and body.size == np.prod(sizes),
+            f"this is not an IDX file of {dimensions} dimensions of bytes, or is cut"
+            " off; download it again, and unpack it",
+        )
+        return body.reshape(sizes)
 
 
 def Cifar10Dataset(
@@ -203,7 +226,7 @@ def Cifar10Dataset(
     """
     patterns = {"train": ["data_batch_*.bin"], "test": ["test_batch.bin"]}
     both = ["data_batch_*.bin", "test_batch.bin"]
-    rows = read_cifar(dataset_dir, patterns.get(usage or "", both), 1, "Cifar10")
+    rows = read_cifar(dataset_dir, parts_of(usage, patterns, both), 1, "Cifar10")
     return made_of(rows, ["image", "label"], reading)
 
 
@@ -220,9 +243,8 @@ def Cifar100Dataset(
     Raises:
         SpecError: there is no such file, or it is something else.
     """
-    names = (
-        [f"{usage}.bin"] if usage in ("train", "test") else ["train.bin", "test.bin"]
-    )
+    patterns = {"train": ["train.bin"], "test": ["test.bin"]}
+    names = parts_of(usage, patterns, ["train.bin", "test.bin"])
     rows = read_cifar(dataset_dir, names, 2, "Cifar100")
     return made_of(rows, ["image", "coarse_label", "fine_label"], reading)
 
@@ -276,7 +298,7 @@ class Annotated:
     def __getitem__(self, index: int) -> Row:
         contents = (path.read_bytes() for path in self._files[index])
         made = image.decode if self._decode else partial(np.frombuffer, dtype=np.uint8)
-        return *map(made, contents), *self._notes[index]
+        return *map(as_leaf, map(made, contents)), *map(as_leaf, self._notes[index])
 
 
 def CocoDataset(
@@ -304,17 +326,33 @@ def CocoDataset(
         f"CocoDataset reads the task 'Detection' here, got {task!r}; for others use"
         " GeneratorDataset of torchvision.datasets.CocoDetection",
     )
-    known = json.loads(Path(annotation_file).read_text())
+    content = Path(annotation_file).read_bytes()
     boxes: dict[int, list[Any]] = {}
-    for each in known["annotations"]:
-        values = (each["bbox"], each["category_id"], each.get("iscrowd", 0))
-        boxes.setdefault(each["image_id"], []).append(values)
-    names = {each["id"]: each["file_name"] for each in known["images"]}
-    files = [[Path(dataset_dir) / names[number]] for number in boxes]
-    rows = Annotated(files, [*map(boxed, boxes.values())], "Coco", decode=decode)
-    classes = {each["name"]: [each["id"]] for each in known["categories"]}
+    with reads(annotation_file, SpecError):
+        known = json.loads(content)
+        for each in known["annotations"]:
+            values = (each["bbox"], each["category_id"], each.get("iscrowd", 0))
+            boxes.setdefault(each["image_id"], []).append(values)
+        names = {each["id"]: each["file_name"] for each in known["images"]}
+        files = [[inside(Path(dataset_dir), names[number])] for number in boxes]
+        notes = [*map(boxed, boxes.values())]
+        classes = {each["name"]: [each["id"]] for each in known["categories"]}
+    rows = Annotated(files, notes, "Coco", decode=decode)
     columns = ["image", "bbox", "category_id", "iscrowd"]
     return made_of(rows, columns, reading, classes=classes)
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Return the path of a file that another file names.
+
+    Raises:
+        SpecError: it is outside the folder.
+    """
+    check(
+        not Path(name).is_absolute() and ".." not in Path(name).parts,
+        f"the file {name!r} is outside {str(folder)!r}; name files in that folder",
+    )
+    return folder / name
 
 
 def boxed(found: Sequence[Sequence[Any]]) -> Row:
@@ -354,8 +392,10 @@ def VOCDataset(
     )
     top = Path(dataset_dir)
     (listed,) = found(top / "ImageSets" / lists[task], [f"{usage}.txt"])
-    names = [line.split()[0] for line in listed.read_text().splitlines() if line]
-    photos = [top / "JPEGImages" / f"{name}.jpg" for name in names]
+    with reads(listed, SpecError):
+        lines = listed.read_text().splitlines()
+        names = [line.split()[0] for line in lines if line.strip()]
+        photos = [inside(top / "JPEGImages", f"{name}.jpg") for name in names]
     if task == "Segmentation":
         masks = [top / "SegmentationClass" / f"{name}.png" for name in names]
         pairs = [*zip(photos, masks, strict=True)]
@@ -376,17 +416,20 @@ def VOCDataset(
 
 
 def voc_objects(path: Path) -> list[tuple[Any, ...]]:
-    """Return the objects of a file: name, box, whether difficult, whether truncated."""
-    found = []
-    # Expat loads nothing from elsewhere, and stops where entities multiply.
-    for each in ET.parse(path).getroot().iter("object"):  # noqa: S314
-        ends = ("xmin", "ymin", "xmax", "ymax")
-        left, top, right, bottom = (
-            float(each.findtext(f"bndbox/{e}", "")) for e in ends
-        )
-        marks = (int(each.findtext(mark, "0")) for mark in ("difficult", "truncated"))
-        box = (left, top, right - left, bottom - top)
-        found.append((each.findtext("name", ""), box, *marks))
+    """Return the objects of a file: name, box, whether difficult, whether truncated.
+
+    Raises:
+        SpecError: it is damaged.
+    """
+    found, ends = [], ("xmin", "ymin", "xmax", "ymax")
+    with reads(path, SpecError):
+        # Expat loads nothing from elsewhere, and stops where entities multiply.
+        for each in ET.parse(path).getroot().iter("object"):  # noqa: S314
+            sides = (float(each.findtext(f"bndbox/{end}", "")) for end in ends)
+            left, top, right, bottom = sides
+            marks = (int(each.findtext(of, "0")) for of in ("difficult", "truncated"))
+            box = (left, top, right - left, bottom - top)
+            found.append((each.findtext("name", ""), box, *marks))
     return found
 
 

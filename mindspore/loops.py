@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -54,11 +55,16 @@ def shown(value: Any, *, batched: bool, as_arrays: bool) -> Any:
     if isinstance(value, torch.Tensor) and not as_arrays:
         return value.as_subclass(Tensor)
     array = as_array(value, batched=batched)
-    if as_arrays or isinstance(array, dict):
+    if isinstance(array, dict):
         return array
-    if array.dtype.kind in "SU":
-        return array.view(Text)
-    return torch.from_numpy(np.array(array)).as_subclass(Tensor)
+    own = array if isinstance(value, torch.Tensor) else np.array(array)
+    if as_arrays:
+        return own
+    return (
+        own.view(Text)
+        if own.dtype.kind in "SU"
+        else torch.from_numpy(own).as_subclass(Tensor)
+    )
 
 
 class Epochs(Iterator[T]):
@@ -89,23 +95,31 @@ class Epochs(Iterator[T]):
         except StopIteration:
             self._rows, self._left = None, self._left - 1
             raise
+        except BaseException:
+            self._rows = None  # the next loop is a whole epoch
+            raise
 
 
 class Stream(torch.utils.data.IterableDataset[Row]):
     """Rows that come in an order of their own.
 
     Args:
-        begin: begins an epoch of samples.
+        begin: begins an epoch of samples, given its number.
         columns: names of their values; None: samples are rows already.
     """
 
     def __init__(
-        self, begin: Callable[[], Iterable[Any]], columns: Sequence[str] | None = None
+        self,
+        begin: Callable[[int], Iterable[Any]],
+        columns: Sequence[str] | None = None,
     ) -> None:
         self._begin, self._columns = begin, columns
 
     def __iter__(self) -> Iterator[Row]:
-        for sample in self._begin():
+        return self.__penstock_epoch__(0)
+
+    def __penstock_epoch__(self, epoch: int) -> Iterator[Row]:
+        for sample in self._begin(epoch):
             columns = self._columns
             yield sample if columns is None else as_row(sample, columns)
 
@@ -136,8 +150,8 @@ class Facts:
     """Whether the pipeline itself makes them, so that only `map` may follow."""
     dealt: bool = False
     """Whether rows come in an order of their own, which no index reaches."""
-    begin: Callable[[], Iterator[Row]] | None = None
-    """Begins an epoch, if the pipeline does nothing but read it."""
+    begin: Callable[[int], Iterator[Row]] | None = None
+    """Begins an epoch by its number, if the pipeline does nothing but read it."""
     size: Callable[[], int] | None = None
     """Returns the rows of an epoch, if the pipeline cannot."""
     source: Any = None
@@ -174,6 +188,7 @@ class Loops:
         """What else is known."""
         self._looping, self._epochs = False, 0
         self._made: Pipeline | None = None
+        self._spare: list[tuple[int, Pipeline]] = []
 
     def create_dict_iterator(
         self, num_epochs: int = -1, output_numpy: bool = False, do_copy: bool = False
@@ -218,30 +233,31 @@ class Loops:
     def __iter__(self) -> Iterator[list[Any]]:
         return self.create_tuple_iterator(num_epochs=1)
 
-    def rows(self) -> Iterator[Row]:
-        """Run an epoch. While another loop runs, a copy of the pipeline does."""
+    def rows(self, epoch: int | None = None) -> Generator[Row, None, None]:
+        """Run an epoch: the next one; or a certain one, which changes no other loop.
+
+        While another loop runs, a copy of the pipeline does.
+        """
+        mine = epoch is None and not self._looping
+        if epoch is None:
+            epoch, self._epochs = self._epochs, self._epochs + 1
         if self.facts.begin is not None:
-            yield from self.facts.begin()
-            return
-        run, mine = self._run, not self._looping
-        self._epochs, self._looping = self._epochs + 1, True
-        if not mine:
-            run = copy.copy(run)
-            run.set_epoch(self._epochs)
-        try:
-            for found in run:
-                if self.facts.closed:
-                    yield tuple(found)
-                else:
-                    yield from found
-        finally:
-            self._looping = self._looping and not mine
+            yield from self.facts.begin(epoch)
+        elif mine:
+            self._looping = True
+            try:
+                yield from self._read(self._run)
+            finally:
+                self._looping = False
+        else:
+            yield from self._apart(epoch)
 
     def close(self) -> None:
         """Stop all workers."""
-        self._run.close()
-        for each in self.facts.parents:
-            each.close()
+        for run in (self._run, *(each for _, each in self._spare)):
+            run.close()
+        for parent in self.facts.parents:
+            parent.close()
 
     def places(self, names: Sequence[str]) -> list[int]:
         """Return the numbers of columns.
@@ -265,6 +281,25 @@ class Loops:
                 self._made = self.pipeline.batch(IN_CHUNK, collate_fn=list)
         return self._made
 
+    def _read(self, run: Pipeline) -> Iterator[Row]:
+        for found in run:
+            if self.facts.closed:
+                yield tuple(found)
+            else:
+                yield from found
+
+    def _apart(self, epoch: int) -> Iterator[Row]:
+        """Run an epoch with a copy of the pipeline, which is kept for others."""
+        at, run = self._spare.pop() if self._spare else (-1, copy.copy(self._run))
+        if at != epoch:
+            run.set_epoch(epoch)
+        try:
+            yield from self._read(run)
+        except BaseException:
+            run.close()
+            raise
+        self._spare.append((epoch + 1, run))
+
     def _values(self, names: Sequence[str], *, as_arrays: bool) -> Iterator[list[Any]]:
         batched, places = self.facts.batched, self.places(names)
         for row in self.rows():
@@ -284,7 +319,7 @@ class Known(Loops):
         try:
             return len(one)
         except TypeError:
-            return sum(1 for _ in self.rows())
+            return sum(1 for _ in self.rows(0))
 
     def __len__(self) -> int:
         return self.get_dataset_size()
@@ -320,10 +355,11 @@ class Known(Loops):
     def reset(self) -> Self:
         """Begin at the first epoch's order again."""
         self._run.set_epoch(0)
+        self._epochs = 0
         return self
 
     def _first(self) -> list[Any]:
-        once = type(self)(self.pipeline, self.columns, self.facts)
-        found = next(once.create_tuple_iterator(output_numpy=True))
-        once.close()
-        return found
+        batched = self.facts.batched
+        with closing(self.rows(0)) as rows:
+            row = next(rows)
+        return [shown(value, batched=batched, as_arrays=True) for value in row]

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset
 
-from ..errors import SpecError, check
-from .columns import Row, as_leaf
+from ..errors import SampleError, SpecError, check
+from .columns import DAMAGE, Row, as_leaf
 from .dataset import Dataset, Names, names_of
 from .generator import Slices, made_of
 from .records import Extents, Records, of_records
@@ -34,6 +34,13 @@ PLACES = (
     "SELECT PAGE_ID_RAW, PAGE_OFFSET_RAW, PAGE_OFFSET_RAW_END,"
     " PAGE_ID_BLOB, PAGE_OFFSET_BLOB, PAGE_OFFSET_BLOB_END FROM INDEXES ORDER BY ROW_ID"
 )
+
+TABLE = (
+    "SELECT type, sql FROM sqlite_master WHERE name = 'INDEXES' COLLATE NOCASE"
+    " AND type IN ('table', 'view')"
+)
+CELL = 1 << 20
+"""Bytes that a value of the database may have."""
 
 
 def MindDataset(
@@ -107,7 +114,13 @@ def header_of(path: str) -> dict[str, Any]:
             size = int.from_bytes(file.read(8), "little")
             found: dict[str, Any] = json.loads(file.read(min(size, 1 << 26)))
         known = found["version"] in ("2.0", "3.0")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        schema = found["schema"][0]
+        sizes = (found["header_size"], found["page_size"])
+        right = isinstance(schema["schema"], dict) and {*map(type, sizes)} == {int}
+        names = [*schema["blob_fields"], *found["shard_addresses"]]
+        if not right or {*map(type, names)} > {str}:
+            raise ValueError("its header has other fields")
+    except (OSError, *DAMAGE) as error:
         raise SpecError(
             f"{path!r} is not a MindRecord file: {error}; give the files that a"
             " FileWriter wrote"
@@ -122,26 +135,52 @@ def extents_of(path: str, header: dict[str, Any]) -> Extents:
     Raises:
         SpecError: its database is missing, or is something else.
     """
-    uri = f"{Path(path + '.db').absolute().as_uri()}?mode=ro"
+    uri, end = (
+        f"{Path(path + '.db').absolute().as_uri()}?mode=ro",
+        os.path.getsize(path),
+    )
     try:
         with closing(sqlite3.connect(uri, uri=True)) as database:
-            found = np.array(database.execute(PLACES).fetchall(), np.int64)
-    except sqlite3.Error as error:
+            database.execute("PRAGMA trusted_schema = OFF")
+            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, CELL)
+            table = database.execute(TABLE).fetchall()
+            check(
+                [kind for kind, sql in table if sql.startswith("CREATE TABLE")]
+                == ["table"],
+                "it has no table INDEXES",
+            )
+            listed = database.execute(PLACES).fetchmany(end // 8 + 1)
+        found = np.array(listed, np.int64)
+        places = found.reshape(-1, 2, 3)
+        pages = header["header_size"] + header["page_size"] * places[..., 0]
+        firsts = pages + places[..., 1]
+        sizes = places[..., 2] - places[..., 1]
+        right = (firsts >= 0) & (firsts <= end) & (sizes >= 8) & (sizes <= end - firsts)
+        check(
+            right.all() and len(right) <= end // 8,
+            f"it names places that {path!r} does not have",
+        )
+    except (sqlite3.Error, *DAMAGE) as error:
         raise SpecError(
             f"the index {path + '.db'!r} cannot be read: {error}; keep both files"
             " beside each other under the names they were written with"
         ) from error
-    places = found.reshape(-1, 2, 3)
-    firsts = (
-        header["header_size"] + header["page_size"] * places[..., 0] + places[..., 1]
-    )
-    return np.stack([firsts, places[..., 2] - places[..., 1]], axis=-1)
+    return np.stack([firsts, sizes], axis=-1)
 
 
 def row_of(
     raw: bytes, blob: bytes, schema: dict[str, Any], columns: Sequence[str]
 ) -> Row:
-    """Return the columns of a record."""
+    """Return the columns of a record.
+
+    Raises:
+        SampleError: its parts are of other sizes than they say.
+    """
+    for part in (raw, blob):
+        if int.from_bytes(part[:8], "little") != len(part) - 8:
+            raise SampleError(
+                "a part of a record is of another size than it says; write it again"
+            )
     values, _ = unpacked(raw, 8)
     blobs = blobs_of(blob[8:], schema["blob_fields"])
     row = []
@@ -221,6 +260,10 @@ def unpacked(data: bytes, at: int) -> tuple[Any, int]:
     else:
         number = kind & (0x1F if kind >= 0xA0 else 0x0F)
     if 0xA0 <= kind < 0xC0 or 0xD9 <= kind <= 0xDB:
+        check(
+            at + number <= len(data),
+            "a text of a MindRecord file is cut off; write it again",
+        )
         return data[at : at + number].decode(), at + number
     check(
         0x80 <= kind < 0x90 or kind >= 0xDE,

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SampleError, check
-from .columns import Row, as_leaf
+from .columns import Row, as_leaf, reads
 from .dataset import Dataset, Names, names_of
 from .generator import Reading, made_of
-from .samplers import SubsetRandomSampler, SubsetSampler
+from .samplers import DistributedSampler, SubsetRandomSampler, SubsetSampler
 from .settings import Schema, Shuffle
 
 Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -59,7 +59,10 @@ class Records:
             for first, size in extents.tolist():
                 file.seek(first)
                 parts.append(file.read(size))
-        return self._make(*parts)
+        with reads(self._files[at], SampleError):
+            if list(map(len, parts)) != extents[:, 1].tolist():
+                raise SampleError(f"it ends within record {index}; write it again")
+            return self._make(*parts)
 
 
 def files_of(files: Files) -> list[str]:
@@ -111,17 +114,20 @@ def TFRecordDataset(
     """
     files, known = files_of(dataset_files), dict[str, Any](reading)
     shards: Any = known.get("num_shards")
-    if (
-        shards is not None
-        and known.get("shard_id") is not None
-        and not shard_equal_rows
-    ):
+    if shards is not None and known.get("shard_id") is not None:
+        DistributedSampler(shards, known["shard_id"])  # refuses what is no shard
         check(
-            len(files) >= shards,
+            known.get("sampler") is None,
+            f"`sampler` decides the order alone, got {shards} shards, too; leave one"
+            " of them out",
+        )
+        check(
+            shard_equal_rows or len(files) >= shards,
             f"{shards} shards need as many files, got {len(files)}; pass"
             " shard_equal_rows=True",
         )
-        files = files[known.pop("shard_id") :: known.pop("num_shards")]
+        if not shard_equal_rows:
+            files = files[known.pop("shard_id") :: known.pop("num_shards")]
     wanted = schema if isinstance(schema, Schema) or schema is None else Schema(schema)
     extents = list(map(tf_extents, files))
     specs = wanted.columns if wanted else {k: {} for k in tf_names(files, extents)}
@@ -178,13 +184,13 @@ def tf_extents(path: str) -> Extents:
 
 def tf_names(files: Sequence[str], extents: Sequence[Extents]) -> list[str]:
     """Return the columns of the first record, sorted."""
-    rows = Records(files, extents, lambda record: (tf_data(record),), "")
+    rows = Records(files, extents, lambda record: (example(record),), "")
     check(len(rows), f"there is no record in {files!r}; give files that have some")
-    return sorted(read_example(rows[0][0]))
+    return sorted(rows[0][0])
 
 
-def tf_data(record: bytes) -> bytes:
-    """Return the data of a record.
+def example(record: bytes) -> dict[str, tuple[int, list[Any]]]:
+    """Return what each feature of a record has, by name.
 
     Raises:
         SampleError: it is damaged.
@@ -194,7 +200,7 @@ def tf_data(record: bytes) -> bytes:
         raise SampleError(
             "a TFRecord is damaged: its sum is wrong; write the file again"
         )
-    return data
+    return read_example(data)
 
 
 def tf_row(record: bytes, specs: dict[str, dict[str, Any]]) -> Row:
@@ -203,29 +209,45 @@ def tf_row(record: bytes, specs: dict[str, dict[str, Any]]) -> Row:
     Raises:
         SampleError: it lacks one, or has other values.
     """
-    found = read_example(tf_data(record))
+    found = example(record)
     row = []
     for name, spec in specs.items():
         if name not in found:
             raise SampleError(f"a record has no {name!r}; it has {', '.join(found)}")
-        row.append(as_leaf(tf_column(name, found[name], spec)))
+        row.append(as_leaf(tf_column(name, *found[name], spec, len(record))))
     return tuple(row)
 
 
-def tf_column(name: str, values: list[Any], spec: dict[str, Any]) -> NDArray[Any]:
-    """Return the values of a column, as a schema says."""
+def tf_column(
+    name: str, stored: int, values: list[Any], spec: dict[str, Any], size: int
+) -> NDArray[Any]:
+    """Return the values of a column, as a schema says.
+
+    Args:
+        name: the name of the column.
+        stored: the kind of its list: see `feature`.
+        values: what is in that.
+        spec: its type and shape.
+        size: bytes of the whole record.
+
+    Raises:
+        SampleError: the values fit no such shape, or would fill the memory.
+    """
     kind, shape = spec.get("type"), spec.get("shape")
-    if values and isinstance(values[0], bytes):
-        if kind == "string":
-            made = np.array([value.decode() for value in values])
-        else:
-            long = max(map(len, values))
-            joined = b"".join(value.ljust(long) for value in values)
-            made = np.frombuffer(joined, np.uint8)
+    if stored == 1 and kind == "string":
+        made = np.array([value.decode() for value in values], np.str_)
+    elif stored == 1:
+        long = max(map(len, values), default=0)
+        if long * len(values) > max(ROOMY, TIMES * size):
+            raise SampleError(
+                f"the {len(values)} texts of the column {name!r}, all filled up to"
+                f" {long} bytes, are {TIMES} times as large as their record; give the"
+                " column the type 'string' in a schema"
+            )
+        joined = b"".join(value.ljust(long) for value in values)
+        made = np.frombuffer(joined, np.uint8)
     else:
-        made = np.array(
-            values, np.float32 if values[:1] and _is_float(values) else np.int64
-        )
+        made = np.array(values, np.float32 if stored == 2 else np.int64)
     if kind not in (None, "string"):
         made = made.astype(kind)
     try:
@@ -237,33 +259,35 @@ def tf_column(name: str, values: list[Any], spec: dict[str, Any]) -> NDArray[Any
         ) from error
 
 
-def _is_float(values: list[Any]) -> bool:
-    return isinstance(values[0], float)
+TIMES, ROOMY = 100, 1 << 24
+"""How large texts of one size may be: a multiple of their record, or bytes."""
 
 
 # tf.train.Example in the wire format of protocol buffers.
 
 
-def read_example(data: bytes) -> dict[str, list[Any]]:
-    """Return the values of a `tf.train.Example` by name."""
+def read_example(data: bytes) -> dict[str, tuple[int, list[Any]]]:
+    """Return what each feature of a `tf.train.Example` has, by name."""
     found = {}
     for _, features in fields(data):
         for _, entry in fields(features):
             parts = dict(fields(entry))
-            found[parts[1].decode()] = [*feature(parts.get(2, b""))]
+            found[parts[1].decode()] = feature(parts.get(2, b""))
     return found
 
 
-def feature(data: bytes) -> Iterator[Any]:
-    """Yield the values of a feature: bytes, floats or integers."""
+def feature(data: bytes) -> tuple[int, list[Any]]:
+    """Return the kind of a feature (1: bytes; 2: floats; 3: integers), and values."""
+    kind, found = 3, list[Any]()
     for kind, values in fields(data):
         for _, value in fields(values):
             if kind == 1:
-                yield value
+                found.append(value)
             elif kind == 2:
-                yield from np.frombuffer(value, "<f4").tolist()
+                found += np.frombuffer(value, "<f4").tolist()
             else:
-                yield from [signed(value)] if isinstance(value, int) else packed(value)
+                found += [signed(value)] if isinstance(value, int) else packed(value)
+    return kind, found
 
 
 def packed(data: bytes) -> Iterator[int]:
@@ -291,6 +315,8 @@ def fields(data: bytes) -> Iterator[tuple[int, Any]]:
         if kind not in FIXED:
             raise SampleError(f"a record has a field of kind {kind}; it is no Example")
         size, at = (FIXED[kind], at) if kind != 2 else varint(data, at)
+        if at + size > len(data):
+            raise SampleError("a record ends within a field; write the file again")
         yield key >> 3, data[at : at + size]
         at += size
 
@@ -300,14 +326,19 @@ FIXED = {1: 8, 2: 0, 5: 4}
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number at a place, seven bits in a byte, and the place behind it."""
+    """Return the number at a place, seven bits in a byte, and the place behind it.
+
+    Raises:
+        SampleError: it has more than 64 bits.
+    """
     value = shift = 0
-    while True:
+    while shift < 70:
         byte = data[at]
         value |= (byte & 127) << shift
         at, shift = at + 1, shift + 7
         if byte < 128:
             return value, at
+    raise SampleError("a record has a number of more than 64 bits; write it again")
 
 
 def signed(value: int) -> int:

@@ -6,7 +6,7 @@ yield indices, and rows are read as these come.
 
 from __future__ import annotations
 
-import itertools
+import copy
 from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -31,6 +31,8 @@ class Sampler(ABC):  # noqa: B024 scripts use it as it is, too
         self.num_samples = num_samples
         self.dataset_size = 0
         """The rows of the dataset, once it is known."""
+        self.epoch = 0
+        """The epoch that the next loop over it draws."""
 
     def __iter__(self) -> Iterator[int]:
         raise NotImplementedError
@@ -68,7 +70,6 @@ class RandomSampler(Sampler):
     ) -> None:
         super().__init__(num_samples)
         self.replacement = replacement
-        self._epochs = itertools.count()
 
     def ordered(self, pipeline: Pipeline, rows: int) -> Pipeline | None:
         return None if self.replacement else pipeline.shuffle()
@@ -76,7 +77,7 @@ class RandomSampler(Sampler):
     def __iter__(self) -> Iterator[int]:
         most = self.dataset_size
         count = min(self.num_samples or most, most)
-        yield from drawn(next(self._epochs)).integers(most, size=count).tolist()
+        yield from drawn(self).integers(most, size=count).tolist()
 
 
 class DistributedSampler(Sampler):
@@ -151,12 +152,11 @@ class WeightedRandomSampler(Sampler):
         super().__init__(num_samples)
         self.weights = np.asarray(weights, np.float64)
         self.replacement = replacement
-        self._epochs = itertools.count()
 
     def __iter__(self) -> Iterator[int]:
         share = self.weights / self.weights.sum()
         count = self.num_samples or len(share)
-        rng = drawn(next(self._epochs))
+        rng = drawn(self)
         yield from rng.choice(len(share), count, self.replacement, share).tolist()
 
 
@@ -183,10 +183,9 @@ class PKSampler(Sampler):
         self.num_val, self.num_class, self.shuffle = num_val, num_class, shuffle
         self.labels: Sequence[int] = ()
         """The label of each row, once the dataset is known."""
-        self._epochs = itertools.count()
 
     def __iter__(self) -> Iterator[int]:
-        rng, labels = drawn(next(self._epochs)), np.asarray(self.labels)
+        rng, labels = drawn(self), np.asarray(self.labels)
         found: list[int] = []
         for label in np.unique(labels)[: self.num_class]:
             rows = np.flatnonzero(labels == label)
@@ -196,9 +195,10 @@ class PKSampler(Sampler):
         yield from found[: self.num_samples]
 
 
-def drawn(epoch: int) -> np.random.Generator:
-    """Return the generator of an epoch."""
-    return np.random.default_rng([config.get_seed(), epoch])
+def drawn(sampler: Sampler) -> np.random.Generator:
+    """Return the generator of a sampler's next epoch."""
+    sampler.epoch += 1
+    return np.random.default_rng([config.get_seed(), sampler.epoch - 1])
 
 
 class Reads:
@@ -236,6 +236,9 @@ def chosen(sampler: Any, rows: Any, workers: int | None = None) -> Chosen:
         " list of indices, or an object with __iter__",
     )
     name = name_of(rows)
+    ours = type(sampler).__module__ == __name__
+    if ours:
+        sampler = copy.copy(sampler)  # it may choose from other datasets, too
     if isinstance(sampler, Sampler):
         source = Pipeline.from_dataset(
             rows, num_parallel_workers=workers, name=name, shard=Shard.single()
@@ -250,8 +253,13 @@ def chosen(sampler: Any, rows: Any, workers: int | None = None) -> Chosen:
             hasattr(rows, "labels"), "PKSampler needs data with labels, such as folders"
         )
         sampler.labels = rows.labels
-    indices = Stream(lambda: ((int(index),) for index in sampler))
-    stream = Pipeline.from_dataset(indices, shard=Shard.single())
+
+    def indices(epoch: int) -> Iterator[tuple[int]]:
+        if ours:
+            sampler.epoch = epoch
+        return ((int(index),) for index in sampler)
+
+    stream = Pipeline.from_dataset(Stream(indices), shard=Shard.single())
     made = stream.map(Reads(rows), num_parallel_workers=workers, name=name)
     return Chosen(made, lambda: _size(sampler))
 
@@ -290,4 +298,6 @@ def name_of(rows: Any) -> str:
 
 def _size(sampler: Any) -> int:
     """Return how many indices an epoch has."""
-    return len(sampler) if hasattr(sampler, "__len__") else sum(1 for _ in sampler)
+    if hasattr(sampler, "__len__"):
+        return len(sampler)
+    return sum(1 for _ in copy.copy(sampler))

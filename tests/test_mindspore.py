@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import sqlite3
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as settings_of_examples
 from hypothesis import strategies as st
 from mindspore_peer import (
     as_example,
@@ -26,7 +31,7 @@ from mindspore_peer import (
 from PIL import Image
 
 import penstock.mindspore as ds
-from penstock.errors import SpecError
+from penstock.errors import SampleError, SpecError
 from penstock.mindspore import settings
 from penstock.mindspore.records import crc32c, masked_crc, read_example
 from support import warm
@@ -315,7 +320,8 @@ def test_an_example_is_read_as_it_was_written(
     columns: dict[str, Any] = {"name": [name.encode()], "floats": floats}
     if numbers:
         columns["numbers"] = numbers
-    assert read_example(as_example(**columns)) == columns
+    found = read_example(as_example(**columns))
+    assert {name: values for name, (_, values) in found.items()} == columns
 
 
 def test_files_of_records_are_mixed_file_by_file(tmp_path: Path) -> None:
@@ -390,8 +396,422 @@ def test_an_unsupported_call_names_its_replacement(call: Any, told: str) -> None
         (lambda: ds.GeneratorDataset(Points(), "x", num_shards=2), "go together"),
         (lambda: ds.GeneratorDataset(1, "x"), "needs a dataset"),
         (lambda: ds.GeneratorDataset(Points(), "x", batch_sampler=1), "not an option"),
+        (lambda: ds.GeneratorDataset(Counted(), "x", mixed=True), "not an option"),
+        (lambda: ds.GeneratorDataset(Counted(), "x", num_samples=0), "must be > 0"),
+        (lambda: list(eight().batch(lambda info: 0)), "returned 0 for batch 0"),
     ],
 )
 def test_a_call_that_would_load_something_else_is_refused(call: Any, told: str) -> None:
     with pytest.raises(SpecError, match=told):
         call()
+
+
+# A dataset stays as it is, whatever is done with its rows, and asked of it.
+
+
+def doubled(x: Any) -> Any:
+    x *= 2
+    return x
+
+
+def folders(folder: Path) -> None:
+    (folder / "images" / "ape").mkdir(parents=True)
+    for name in ("1.jpg", "images/ape/1.jpg"):
+        (folder / name).write_bytes(b"\x01\x02")
+    coco = {
+        "images": [{"id": 1, "file_name": "1.jpg"}],
+        "annotations": [{"image_id": 1, "bbox": [1, 2, 3, 4], "category_id": 1}],
+        "categories": [{"id": 1, "name": "ape"}],
+    }
+    (folder / "coco.json").write_text(json.dumps(coco))
+    write_mnist(folder / "mnist")
+    write_tfrecord(folder / "0.tfrecord", 0)
+    unpack_mindrecords(Path(__file__).parent / "golden", folder)
+
+
+KINDS: dict[str, Any] = {
+    "coco": (lambda at, **how: ds.CocoDataset(at, at / "coco.json", **how), "bbox"),
+    "coco's bytes": (
+        lambda at, **how: ds.CocoDataset(at, at / "coco.json", **how),
+        "image",
+    ),
+    "mnist": (lambda at, **how: ds.MnistDataset(at / "mnist", **how), "image"),
+    "folder": (
+        lambda at, **how: ds.ImageFolderDataset(at / "images", **how),
+        "image",
+    ),
+    "objects": (
+        lambda _, **how: ds.GeneratorDataset([(np.ones(2),)] * 2, "x", **how),
+        "x",
+    ),
+    "arrays": (
+        lambda _, **how: ds.NumpySlicesDataset(np.ones((2, 2)), "x", **how),
+        "x",
+    ),
+    "tfrecord": (
+        lambda at, **how: ds.TFRecordDataset(str(at / "0.tfrecord"), **how),
+        "img",
+    ),
+    "mindrecord": (
+        lambda at, **how: ds.MindDataset(str(at / "one.mindrecord"), **how),
+        "image",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_functions_may_change_arrays_in_place(tmp_path: Path, kind: str) -> None:
+    folders(tmp_path)
+    make, name = KINDS[kind]
+
+    def epoch(data: ds.Dataset) -> list[Any]:
+        rows = data.create_dict_iterator(num_epochs=1, output_numpy=True)
+        return [row[name].tolist() for row in rows]
+
+    before = epoch(make(tmp_path, shuffle=False))
+    data = make(tmp_path, shuffle=False)
+    changed = data.map(doubled, name)
+    assert epoch(changed) == epoch(changed) != before
+    for row in data.create_dict_iterator(num_epochs=1, output_numpy=True):
+        row[name] += 1
+    assert epoch(data) == before
+
+
+def eight(**options: Any) -> ds.Dataset:
+    return ds.NumpySlicesDataset(list(range(8)), ["a"], **options)
+
+
+def stream() -> Iterator[int]:
+    yield from range(8)
+
+
+def taught(x: Any) -> bool:
+    return bool(x < 7)
+
+
+MADE: dict[str, Any] = {
+    "batches": lambda: eight().batch(2),
+    "a shard": lambda: eight(num_shards=2, shard_id=0).filter(taught).batch(2),
+    "filtered": lambda: eight().filter(taught).batch(2),
+    "drawn": lambda: eight(sampler=ds.RandomSampler(replacement=True)),
+    "weighted": lambda: eight(sampler=ds.WeightedRandomSampler([1.0] * 8)),
+    "of classes": lambda: eight().batch(3).skip(1),
+    "mixed": lambda: ds.GeneratorDataset(stream, "a").shuffle(4).batch(2),
+    "mixed batches": lambda: eight().batch(2).shuffle(3),
+    "repeated": lambda: eight().batch(3).repeat(2),
+    "sized": lambda: eight().batch(lambda info: 1 + info.get_epoch_num()),
+    "zipped": lambda: ds.zip((eight().batch(2), eight().batch(2).rename("a", "b"))),
+    "appended": lambda: eight().batch(3) + eight().filter(taught).batch(3),
+}
+
+
+def asked(data: ds.Dataset) -> None:
+    data.output_shapes()
+    data.output_types()
+    data.get_dataset_size()
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_questions_change_no_epoch(kind: str) -> None:
+    def epochs(act: Any) -> list[Any]:
+        data, found = MADE[kind](), []
+        act(data)
+        for _ in range(2):
+            found.append([])
+            for row in data.create_tuple_iterator(num_epochs=1):
+                found[-1].append([each.tolist() for each in row])
+                act(data)
+        data.close()
+        return found
+
+    untouched = epochs(lambda _: None)
+    assert epochs(asked) == untouched
+    assert untouched[0] != untouched[1]
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_a_reset_begins_at_the_first_epoch_again(kind: str) -> None:
+    data = MADE[kind]()
+    first = columns(data), columns(data)
+    data.reset()
+    assert (columns(data), columns(data)) == first
+    data.close()
+
+
+def test_a_loaded_state_continues_in_the_order_of_its_epoch() -> None:
+    data, later = MADE["mixed"](), MADE["mixed"]()
+    columns(data)
+    rows = iter(data)
+    next(rows)
+    later.pipeline.load_state_dict(data.pipeline.state_dict())
+    rest = [[each.tolist() for each in row] for row in rows]
+    assert columns(later) == rest
+    data.close()
+
+
+def test_the_epoch_after_an_error_is_whole() -> None:
+    broken = [True]
+
+    def fails(x: Any) -> Any:
+        if x == 5 and broken:
+            raise KeyError(broken.pop())
+        return x
+
+    for made in (eight(shuffle=False), ds.GeneratorDataset(stream, "a")):
+        broken[:] = [True]
+        rows = made.map(fails, "a").batch(2).create_tuple_iterator(num_epochs=2)
+        with pytest.raises(KeyError):
+            list(rows)
+        assert [len(list(rows)) for _ in range(2)] == [4, 4]
+        with pytest.raises(RuntimeError, match="yielded all its epochs"):
+            list(rows)
+
+
+def test_a_dataset_and_its_renamed_copy_go_side_by_side() -> None:
+    data = eight().batch(2)
+    pairs = columns(ds.zip((data, data.rename("a", "b"))))
+    assert len(pairs) == 4
+    assert all(a == b for a, b in pairs)
+    loops = zip(data, data.rename("a", "b"), strict=True)
+    assert [len(a) for (a,), _ in loops] == [2] * 4
+
+
+def test_a_sampler_chooses_from_two_datasets() -> None:
+    sampler = ds.RandomSampler(replacement=True)
+    few = ds.NumpySlicesDataset([0, 1], "a", sampler=sampler)
+    many = ds.NumpySlicesDataset(np.arange(100), "a", sampler=sampler)
+    assert [len(columns(each)) for each in (few, many, few)] == [2, 100, 2]
+
+
+def test_parts_of_shuffled_batches_have_no_row_in_common() -> None:
+    parts = eight().batch(2).shuffle(4).split([2, 2], randomize=False)
+    for _ in range(2):
+        seen = [x for part in parts for (xs,) in columns(part) for x in xs]
+        assert sorted(seen) == [*range(8)]
+
+
+class Counted:
+    """Counts how often it is read."""
+
+    def __init__(self) -> None:
+        self.loops = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.loops += 1
+        return iter(range(5))
+
+    def __len__(self) -> int:
+        return 5
+
+
+def test_an_iterable_has_as_many_epochs_as_it_is_asked_for() -> None:
+    data = ds.GeneratorDataset(stream, "x").batch(2)
+    assert [len(columns(data)) for _ in range(20)] == [4] * 20
+
+
+def test_an_iterable_with_a_length_is_not_read_for_it() -> None:
+    source = Counted()
+    assert ds.GeneratorDataset(source, "x").get_dataset_size() == 5
+    assert source.loops == 0
+
+
+# Files that are damaged, or made to harm.
+
+
+def voc(folder: Path, objects: str, listed: str = "1\n") -> ds.Dataset:
+    for name in ("ImageSets/Main", "JPEGImages", "Annotations"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "ImageSets/Main/train.txt").write_text(listed)
+    (folder / "Annotations/1.xml").write_text(objects)
+    return ds.VOCDataset(folder, "Detection")
+
+
+FILES: dict[str, Any] = {
+    "0.tfrecord": lambda at: ds.TFRecordDataset(str(at), shuffle=False),
+    "one.mindrecord": lambda at: ds.MindDataset([str(at)], shuffle=False),
+    "ints.mindrecord": lambda at: ds.MindDataset([str(at)], shuffle=False),
+    "one.mindrecord.db": lambda at: ds.MindDataset([str(at)[:-3]], shuffle=False),
+    "coco.json": lambda at: ds.CocoDataset(at.parent, at, shuffle=False),
+    "mnist/train-images-idx3-ubyte": lambda at: ds.MnistDataset(
+        at.parent, "train", shuffle=False
+    ),
+    "mnist/train-labels-idx1-ubyte": lambda at: ds.MnistDataset(
+        at.parent, "train", shuffle=False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_gives_right_rows_or_an_error_that_names_it(
+    tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    folder = tmp_path_factory.mktemp("files")
+    folders(folder)
+    path = folder / name
+    content = path.read_bytes()
+    right = columns(FILES[name](path))
+    most = len(content.rstrip(b"\0"))
+
+    @given(
+        at=st.integers(0, most - 1) | st.integers(0, min(most, 1024) - 1),
+        flip=st.none() | st.integers(1, 255),
+    )
+    @settings_of_examples(max_examples=60, deadline=None)
+    def proposition(at: int, flip: int | None) -> None:
+        flipped = b"" if flip is None else bytes([content[at] ^ flip])
+        rest = b"" if flip is None else content[at + 1 :]
+        path.write_bytes(content[:at] + flipped + rest)
+        try:
+            found = columns(FILES[name](path))
+        except (SpecError, SampleError, OSError) as error:
+            assert str(folder) in str(error)  # noqa: PT017
+        else:
+            assert name == "0.tfrecord" or flip is not None or found == right
+            assert name != "0.tfrecord" or found == right[: len(found)]
+
+    proposition()
+
+
+@pytest.mark.parametrize(
+    ("sql", "told"),
+    [
+        ("DELETE FROM INDEXES", "is empty"),
+        (
+            (
+                "CREATE TABLE NEW AS SELECT * FROM INDEXES; DROP TABLE INDEXES;"
+                " ALTER TABLE NEW RENAME TO INDEXES;"
+                " UPDATE INDEXES SET PAGE_OFFSET_RAW = NULL"
+            ),
+            "int()",
+        ),
+        ("UPDATE INDEXES SET PAGE_OFFSET_RAW = 'x'", "invalid literal"),
+        ("UPDATE INDEXES SET PAGE_OFFSET_RAW_END = 0", "does not have"),
+        ("UPDATE INDEXES SET PAGE_OFFSET_RAW_END = 1 << 62", "does not have"),
+        ("UPDATE INDEXES SET PAGE_ID_RAW = -9", "does not have"),
+        ("UPDATE INDEXES SET PAGE_OFFSET_RAW = PAGE_OFFSET_RAW + 1", "another size"),
+        ("CREATE VIEW VIEWED AS SELECT 1; DROP TABLE INDEXES", "no table INDEXES"),
+        (
+            (
+                "ALTER TABLE INDEXES RENAME TO OLD;"
+                " CREATE VIEW INDEXES AS SELECT * FROM OLD a, OLD b, OLD c"
+            ),
+            "no table INDEXES",
+        ),
+    ],
+)
+def test_an_index_that_names_other_places_is_refused(
+    tmp_path: Path, sql: str, told: str
+) -> None:
+    unpack_mindrecords(Path(__file__).parent / "golden", tmp_path)
+    path = tmp_path / "one.mindrecord"
+    with closing(sqlite3.connect(f"{path}.db")) as index:
+        index.executescript(sql)
+    with pytest.raises((SpecError, SampleError), match=re.escape(told)):
+        columns(ds.MindDataset([str(path)]))
+
+
+BOX = "<bndbox><xmin>1</xmin><ymin>2</ymin><xmax>3</xmax><ymax>4</ymax></bndbox>"
+
+
+@pytest.mark.parametrize(
+    ("objects", "listed", "told"),
+    [
+        (f"<a><object>{BOX}</object>", "1\n", "Annotations/1.xml"),
+        ("<a><object><name>ape</name></object></a>", "1\n", "Annotations/1.xml"),
+        (f"<a><object>{BOX}</object></a>", "../../../1\n", "is outside"),
+        ("<a></a>", "1\n \n", "found no image"),
+    ],
+)
+def test_annotations_that_cannot_be_read_are_named(
+    tmp_path: Path, objects: str, listed: str, told: str
+) -> None:
+    with pytest.raises(SpecError, match=told):
+        voc(tmp_path, objects, listed)
+
+
+@pytest.mark.parametrize("name", ["/etc/hostname", "../1.jpg"])
+def test_images_are_read_in_their_folder_only(tmp_path: Path, name: str) -> None:
+    folders(tmp_path)
+    path = tmp_path / "coco.json"
+    path.write_text(path.read_text().replace("1.jpg", name))
+    with pytest.raises(SpecError, match="is outside"):
+        ds.CocoDataset(tmp_path, path)
+
+
+@pytest.mark.parametrize("usage", ["Test", "Train", ""])
+@pytest.mark.parametrize(
+    "make", [ds.MnistDataset, ds.Cifar10Dataset, ds.Cifar100Dataset]
+)
+def test_another_part_of_the_data_is_refused(make: Any, usage: str) -> None:
+    with pytest.raises(SpecError, match="`usage` must be one of train, test and all"):
+        make(".", usage)
+
+
+def write_examples(path: Path, *examples: bytes) -> str:
+    with path.open("wb") as file:
+        for each in examples:
+            head = struct.pack("<Q", len(each))
+            file.write(head + masked_crc(head) + each + masked_crc(each))
+    return str(path)
+
+
+@pytest.mark.parametrize("equal", [False, True])
+@pytest.mark.parametrize(
+    ("order", "told"),
+    [
+        ({"num_shards": 2, "shard_id": 2}, "the first shard is 0"),
+        ({"num_shards": 2, "shard_id": -1}, "the first shard is 0"),
+        ({"num_shards": 2, "shard_id": 0, "sampler": [0]}, "decides the order alone"),
+    ],
+)
+def test_a_shard_of_records_is_one_of_them(
+    tmp_path: Path, order: Any, told: str, *, equal: bool
+) -> None:
+    for at in range(2):
+        write_tfrecord(tmp_path / f"{at}.tfrecord", at)
+    with pytest.raises(SpecError, match=told):
+        ds.TFRecordDataset(str(tmp_path / "*"), shard_equal_rows=equal, **order)
+
+
+def entry(kind: int, body: bytes) -> bytes:
+    """Return an example whose feature x is a list of this kind."""
+    found = body
+    for key in (kind, 2):
+        found = bytes([key << 3 | 2, len(found)]) + found
+    for key, start in ((1, b"\x0a\x01x"), (1, b"")):
+        found = bytes([key << 3 | 2, len(start + found)]) + start + found
+    return found
+
+
+def test_empty_lists_keep_their_types(tmp_path: Path) -> None:
+    kinds = [np.uint8, np.float32, np.int64]
+    for kind, wanted in enumerate(kinds, 1):
+        path = write_examples(tmp_path / f"{kind}", entry(kind, b""))
+        (row,) = ds.TFRecordDataset(path).create_tuple_iterator(output_numpy=True)
+        assert (row[0].dtype, row[0].shape) == (wanted, (0,))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x08\x05",
+        b"\x0a\x02\x0a\x00",
+        b"\x0a\x09\x0a",
+        b"\xff" * 99,
+        entry(3, b"\x0a"),
+    ],
+)
+def test_a_record_that_is_no_example_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = write_examples(tmp_path / "no example", data)
+    with pytest.raises(SampleError, match="no example"):
+        list(ds.TFRecordDataset(path))
+
+
+def test_texts_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:
+    texts = [b"a" * 5000] + [b""] * 9000
+    path = write_examples(tmp_path / "bomb", as_example(x=texts))
+    with pytest.raises(SampleError, match=r"bomb.*9001 texts"):
+        list(ds.TFRecordDataset(path))
+    schema = ds.Schema()
+    schema.add_column("x", "string")
+    assert len(list(ds.TFRecordDataset(path, schema))) == 1

@@ -322,7 +322,8 @@ class ReadOn(Operation):
     def _open(self) -> Iterator[Any]:
         if self._iterator is None:
             self._iterator = iter(())  # stays empty if it cannot be opened
-            self._iterator = iter(self.dataset)
+            begin = getattr(self.dataset, NUMBERED, None)
+            self._iterator = iter(self.dataset) if begin is None else begin(self._epoch)
             left_out, self._skip = self._skip, 0
             for _ in range(left_out):
                 with contextlib.suppress(Exception):  # it counted as a row, too
@@ -346,6 +347,8 @@ NO_BATCH = (
 )
 
 
+NUMBERED = "__penstock_epoch__"
+"""The method of an iterable that begins an epoch, given its number."""
 TOGETHER = "__penstock_rows__"
 """The method of a function that takes several samples at once."""
 AT_ONCE = 16
