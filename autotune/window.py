@@ -21,6 +21,8 @@ ENOUGH_ROWS = 8
 """With this many rows, the count is accurate to one in eight; most have more."""
 MAX_REPORT_S = 3.0
 """Longest time in which each process is to report something, in seconds."""
+SHORT_LOOP_S = 3.0
+"""Seconds of a loop, with the break before it, below which a window has a whole one."""
 PATIENCE_S = 2.0
 """Seconds after which one finished row is enough: decisions must not take forever."""
 
@@ -67,12 +69,23 @@ def batch_rows(segment: SegmentObservation) -> float:
 def enough(observation: Observation) -> bool:
     """Whether the window is evidence; if not, it is extended."""
     steps, rows = observation.trainer.steps, sustained_rows(observation)
-    if lacking_s(observation) > 0:
+    if lacking_s(observation) > 0 or cuts_a_loop(observation):
         return False
     if not starving(observation):
         return steps >= ENOUGH_STEPS
     patient = steps >= ENOUGH_STEPS or observation.window_s >= PATIENCE_S
     return rows >= ENOUGH_ROWS or (patient and rows > 0)
+
+
+def cuts_a_loop(observation: Observation) -> bool:
+    """Whether loops are short, and the window lies within one.
+
+    Workers start with a loop, and its first batches are not made before. More workers
+    make the rest faster and the start slower, so only a whole loop tells.
+    """
+    trainer = observation.trainer
+    short = 0.0 < trainer.loop_s < SHORT_LOOP_S
+    return short and trainer.loops < 2 and observation.window_s < 3.0 * trainer.loop_s
 
 
 def lacking_s(observation: Observation) -> float:

@@ -244,6 +244,11 @@ class TrainerObservation(Totals):
     """The part of the wait for the first batch of a loop, such as an epoch's."""
     queued_s: float = field(default=0.0, metadata=TOTAL)
     """Time that its thread had work to do, but no core (Linux; elsewhere 0)."""
+    loops: int = field(default=0, metadata=TOTAL, kw_only=True)
+    """Loops whose first batch was handed over."""
+    loop_s: float = field(default=0.0, kw_only=True)
+    """Seconds from the start of the loop before the last one to that of the last; 0
+    before there are two."""
 
     @property
     def wait_share(self) -> float:

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ...system.run_queue import RunQueue
 from ..plan import BatchPlan
@@ -36,6 +37,8 @@ class TrainerMeter:
         """Time spent in the user's `collate_fn`, in nanoseconds."""
         self.begin_ns = 0
         """How long the start of the loop took, in nanoseconds: the trainer waited."""
+        self._loops, self._loop_ns = 0, (0, 0)
+        """Loops begun; when the last one began, and how long the one before took."""
         self._left_ns: int | None = None
         self._asked_ns = self._gap_ns = 0
         self._first = False
@@ -72,6 +75,9 @@ class TrainerMeter:
         gap, wait = self._gap_ns, now_ns - self._asked_ns
         if self._first:
             first_ns += wait
+            begun_ns, _ = self._loop_ns
+            self._loop_ns = self._asked_ns, self._asked_ns - begun_ns
+            self._loops += 1
         if gap > AWAY_NS and gap * steps > AWAY * (gap_ns + away_ns) > 0:
             gap, away_ns = 0, away_ns + gap
         self._totals = (
@@ -104,7 +110,9 @@ class TrainerMeter:
         steps, rows, *spent_ns = self._totals
         spent_ns.insert(3, self.collate_ns)
         spent_ns.append(self._run_queue.look().waited_ns)
-        return TrainerObservation(steps, rows, *(ns / 1e9 for ns in spent_ns))
+        found = TrainerObservation(steps, rows, *(ns / 1e9 for ns in spent_ns))
+        loops, (_, last_ns) = self._loops, self._loop_ns
+        return replace(found, loops=loops, loop_s=last_ns / 1e9 if loops > 1 else 0.0)
 
     @property
     def process_cpu_s(self) -> float:

@@ -134,6 +134,25 @@ def test_one_row_is_evidence_after_two_seconds() -> None:
     assert not enough(replace(rate(0), window_s=2.0))
 
 
+@pytest.mark.parametrize(
+    ("loop_s", "loops", "window_s", "is_enough"),
+    [
+        (0.8, 0, 0.5, False),  # the midst of a short loop
+        (0.8, 1, 0.5, False),
+        (0.8, 2, 1.0, True),  # a whole one
+        (0.8, 0, 2.5, True),  # a long one after them
+        (0.0, 1, 0.5, True),  # no loop has ended yet
+        (5.0, 0, 0.5, True),
+    ],
+)
+def test_a_window_has_a_whole_loop_if_loops_are_short(
+    loop_s: float, loops: int, window_s: float, *, is_enough: bool
+) -> None:
+    trainer = replace(eased(0.0).trainer, loops=loops, loop_s=loop_s)
+    seen = replace(eased(0.0), trainer=trainer, window_s=window_s)
+    assert enough(seen) == is_enough
+
+
 def test_the_cost_is_the_trainers_own_where_it_does_not_starve() -> None:
     assert cost_s(eased(0.0)) == pytest.approx(1 / 320)
     assert cost_s(rate(50)) == pytest.approx(1 / 50)

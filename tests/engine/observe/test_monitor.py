@@ -54,11 +54,12 @@ def test_a_step_is_counted_when_its_batch_is_handed_over() -> None:
     assert meter.training
     assert meter.read() == TrainerObservation(0, 0, 0.0, 0.0)
     meter.get(13 * S, batch(64, 0, 1))
-    assert meter.read() == TrainerObservation(1, 64, 3.0, 0.0, first_s=3.0)
+    begun = TrainerObservation(1, 64, 3.0, 0.0, first_s=3.0, loops=1)
+    assert meter.read() == begun
     meter.ask(20 * S)
-    assert meter.read() == TrainerObservation(1, 64, 3.0, 0.0, first_s=3.0)
+    assert meter.read() == begun
     meter.get(21 * S, batch(32, 1, 2))
-    assert meter.read() == TrainerObservation(2, 96, 4.0, 7.0, first_s=3.0)
+    assert meter.read() == replace(begun, steps=2, rows=96, wait_s=4.0, gap_s=7.0)
     assert (meter.read().steps, meter.epoch, meter.step) == (2, 1, 2)
 
 
@@ -70,7 +71,18 @@ def test_the_trainers_work_between_two_loops_is_not_part_of_a_step() -> None:
     assert not meter.training
     meter.ask(100 * S)
     meter.get(102 * S, batch(8, 1, 1))
-    assert meter.read() == TrainerObservation(2, 16, 3.0, 0.0, first_s=3.0)
+    whole = TrainerObservation(2, 16, 3.0, 0.0, first_s=3.0, loops=2, loop_s=100.0)
+    assert meter.read() == whole
+
+
+def test_the_start_of_a_loop_is_a_wait() -> None:
+    meter = TrainerMeter()
+    meter.begin_ns = 4 * S
+    meter.ask(10 * S)
+    meter.get(11 * S, batch(8, 0, 0))
+    meter.ask(12 * S)
+    meter.get(13 * S, batch(8, 0, 1))
+    assert meter.read() == TrainerObservation(2, 16, 6.0, 1.0, first_s=5.0, loops=1)
 
 
 def test_the_trainers_absence_does_not_count_as_a_longer_step() -> None:
