@@ -175,7 +175,7 @@ def test_an_object_that_only_looks_like_a_dataset_is_refused_with_the_cure(
         ps.Pipeline.from_dataset(data)
 
 
-def test_a_table_is_refused_because_its_index_picks_columns() -> None:
+def test_a_loader_of_a_table_warns_that_its_index_picks_columns() -> None:
     class DataFrame(list[int]):
         """A frame like that of pandas, which the tests need not install."""
 
@@ -187,8 +187,8 @@ def test_a_table_is_refused_because_its_index_picks_columns() -> None:
         __module__ = "pyarrow.lib"
 
     for table in (DataFrame([1]), Table([1])):
-        with pytest.raises(ps.SpecError, match="an index picks a column"):
-            ps.Pipeline.from_dataset(table)
+        with pytest.warns(UserWarning, match="an index picks a column"):
+            ps.DataLoader(table)
 
 
 def test_an_error_about_a_missing_argument_names_pipelines_method() -> None:
