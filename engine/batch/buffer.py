@@ -286,8 +286,7 @@ class BatchBuffer:
 
     def _at_once(self, layout: Layout, samples: Sequence[Any]) -> bool:
         """Make the batch of its columns, if these are all of its rows."""
-        maker = self.maker
-        free = maker.lend is None and maker.allocate is on_heap
+        free = self.maker.lend is None and self.maker.allocate is on_heap
         columns = isinstance(samples, TableRows) and len(samples) == self.rows
         if not (free and columns):
             return False

@@ -247,8 +247,8 @@ class TrainerObservation(Totals):
     loops: int = field(default=0, metadata=TOTAL, kw_only=True)
     """Loops whose first batch was handed over."""
     loop_s: float = field(default=0.0, kw_only=True)
-    """Seconds from the start of the loop before the last one to that of the last; 0
-    before there are two."""
+    """Seconds from the start of the loop before the last one to that of the last, or
+    since then, if these are more; 0 before there are two."""
 
     @property
     def wait_share(self) -> float:

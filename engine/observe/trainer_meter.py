@@ -111,8 +111,12 @@ class TrainerMeter:
         spent_ns.insert(3, self.collate_ns)
         spent_ns.append(self._run_queue.look().waited_ns)
         found = TrainerObservation(steps, rows, *(ns / 1e9 for ns in spent_ns))
-        loops, (_, last_ns) = self._loops, self._loop_ns
-        return replace(found, loops=loops, loop_s=last_ns / 1e9 if loops > 1 else 0.0)
+        loops, (begun_ns, last_ns) = self._loops, self._loop_ns
+        age_ns = (
+            self._left_ns or begun_ns
+        ) - begun_ns  # a long loop may follow a short
+        loop_ns = max(last_ns, age_ns) if loops > 1 else 0
+        return replace(found, loops=loops, loop_s=loop_ns / 1e9)
 
     @property
     def process_cpu_s(self) -> float:

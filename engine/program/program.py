@@ -66,8 +66,7 @@ class Work:
         columns, self.samples = len(self.samples.names), list(self.samples)
         if stage not in TOLD_OF_ROWS:
             TOLD_OF_ROWS.add(stage)
-            took_ns = time.perf_counter_ns() - begun_ns
-            us = took_ns / 1000 / max(1, len(self.samples))
+            us = (time.perf_counter_ns() - begun_ns) / 1000 / max(1, len(self.samples))
             LOGGER.info(WANTS_ROWS, stage, columns, us)
 
     def rows(self) -> Sequence[int]:

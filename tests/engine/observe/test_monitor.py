@@ -73,6 +73,8 @@ def test_the_trainers_work_between_two_loops_is_not_part_of_a_step() -> None:
     meter.get(102 * S, batch(8, 1, 1))
     whole = TrainerObservation(2, 16, 3.0, 0.0, first_s=3.0, loops=2, loop_s=100.0)
     assert meter.read() == whole
+    meter.ask(250 * S)
+    assert meter.read().loop_s == 150.0  # the loop that goes on is the longer one
 
 
 def test_the_start_of_a_loop_is_a_wait() -> None:
