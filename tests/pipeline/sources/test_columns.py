@@ -17,6 +17,7 @@ from torch.utils.data import default_collate
 import penstock as ps
 from penstock.pipeline.sources.columnar import Arrow, Columnar, Parquet
 from penstock.pipeline.sources.row_groups import RowGroup, RowGroups
+from support.equal import equal
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -166,18 +167,6 @@ def test_of_columns_with_one_name_a_row_has_the_last() -> None:
             warnings.simplefilter("ignore")  # pyarrow says so
             wanted = [dict(zip(["a", "a"], row)) for row in zip(*columns)]  # noqa: B905
         assert [*RowGroup.of(table, mapped=False).rows(np.arange(2))] == wanted
-
-
-def equal(ours: Any, theirs: Any) -> bool:
-    if isinstance(theirs, torch.Tensor):
-        return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
-    if isinstance(theirs, dict):
-        return list(ours) == list(theirs) and all(
-            equal(ours[name], theirs[name]) for name in theirs
-        )
-    if isinstance(theirs, list | tuple):
-        return len(ours) == len(theirs) and all(map(equal, ours, theirs))
-    return bool(ours == theirs)
 
 
 @kinds

@@ -17,21 +17,10 @@ from torch.utils.data import StackDataset, Subset, TensorDataset, default_collat
 import penstock as ps
 from penstock.engine.batch.array_rows import columns_of
 from penstock.errors import SpecError
+from support.equal import equal
 
 ROWS = 100
 RNG = np.random.default_rng(0)
-
-
-def equal(ours: Any, theirs: Any) -> bool:
-    if isinstance(theirs, torch.Tensor):
-        return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
-    if isinstance(theirs, dict):
-        return list(ours) == list(theirs) and all(
-            equal(ours[name], theirs[name]) for name in theirs
-        )
-    if isinstance(theirs, list | tuple):
-        return len(ours) == len(theirs) and all(map(equal, ours, theirs))
-    return bool(ours == theirs)
 
 
 def batches_agree(data: Any, rows: list[Any], executor: Any = "thread") -> None:
