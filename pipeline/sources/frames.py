@@ -59,7 +59,7 @@ class Frame:
 def rows_of(data: Any) -> Any:
     """Return the rows of a table as a dataset; anything else as it is.
 
-    A dict of arrays or tensors, one by column, is a table, too.
+    A dict of arrays or tensors, one by column, is a table, too, and so is a TensorDict.
     """
     package = type(data).__module__.partition(".")[0]
     kind = f"{package}.{type(data).__name__}"
@@ -71,6 +71,8 @@ def rows_of(data: Any) -> Any:
         return Frame([RowGroup.of(data, mapped=False)])
     if kind == "polars.DataFrame":
         return Frame.of(data.to_arrow())
+    if kind == "tensordict.TensorDict":
+        data = data.to_dict()
     named = isinstance(data, Mapping) and data and {*map(type, data)} == {str}
     if named and "self" not in data and all(map(is_column, data.values())):
         lengths = {name: len(column) for name, column in data.items()}
