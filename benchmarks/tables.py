@@ -46,7 +46,7 @@ def as_tensors(*arrays: NDArray[Any]) -> list[torch.Tensor]:
 
 
 def by_column(x: NDArray[np.float32], y: NDArray[np.int64]) -> dict[str, torch.Tensor]:
-    """Return the tensors of a batch as the pipeline has them, each in its own memory."""
+    """Return the tensors of a batch as the pipeline does, each in its own memory."""
     values = torch.from_numpy(x).T.double()
     columns = dict(zip(COLUMNS, map(torch.clone, values.unbind()), strict=True))
     return {**columns, "label": torch.from_numpy(y)}
