@@ -76,7 +76,7 @@ BLIND = "tests/test_mutations.py"
 """Notices each breakage of a text that the list has, whatever it does."""
 
 CORE = "engine/core/core.py"
-BUDGET = "engine/core/byte_budget.py"
+BUDGET = "engine/core/in_flight.py"
 ORDER = "engine/plan/order.py"
 PLAN = "engine/plan/plan.py"
 TIMELINE = "engine/plan/timeline.py"

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import NOTE, ExitError, SampleNote, add_note
-from ..core.chunk import Failure, InFlightBatch
+from ..core.in_flight import Failure, InFlightBatch
 from ..plan import BatchPlan, PlannedBatch
 from .array_rows import TableRows
 from .layout import (

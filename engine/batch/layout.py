@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..core.chunk import runs
+from ..core.in_flight import runs
 from .array_rows import ArrayRows, TableRows
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]

@@ -34,9 +34,8 @@ from enum import Enum
 from typing import Any
 
 from ..plan import PlannedBatch, Planning
-from .byte_budget import Reservations
-from .chunk import InFlightBatch, Lease, Onward, Outcome, runs
-from .metrics import Gauge, Wait
+from .in_flight import InFlightBatch, Lease, Onward, Outcome, Reservations, Wait, runs
+from .metrics import ConnectorObservation
 
 FEED = -1
 """The trainer's end, among the segment numbers in `wakes`."""
@@ -58,6 +57,44 @@ class State(Enum):
     RUNNING = "running"
     PAUSED = "paused"
     CLOSED = "closed"
+
+
+class Gauge:
+    """How many rows wait in one connector, integrated over time."""
+
+    __slots__ = ("_area", "_empty", "_full", "_last", "capacity", "level")
+
+    def __init__(self, capacity: int, now_ns: int) -> None:
+        self.capacity = capacity
+        self.level = 0
+        self._area = self._empty = self._full = 0
+        self._last = now_ns
+
+    def move(self, level: int, now_ns: int) -> None:
+        """End the current interval, and continue at `level` rows."""
+        elapsed = now_ns - self._last
+        if self.level <= 0:
+            self._empty += elapsed
+        else:
+            self._area += self.level * elapsed
+            if self.level >= self.capacity:
+                self._full += elapsed
+        self._last = now_ns
+        self.level = level
+
+    def read(
+        self, now_ns: int, window_s: float, row_bytes: float = 0.0
+    ) -> ConnectorObservation:
+        """Return what was seen up to now, since the run began `window_s` ago."""
+        self.move(self.level, now_ns)
+        share = 1e-9 / window_s if window_s > 0 else 0.0  # of a nanosecond
+        return ConnectorObservation(
+            self._area * share,
+            self.capacity,
+            self._empty * share,
+            self._full * share,
+            row_bytes,
+        )
 
 
 @dataclass(slots=True, eq=False)

@@ -15,16 +15,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat, starmap
 from types import FunctionType
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from ...errors import SampleError, add_note, set_on
 from ..batch.array_rows import ArrayRows, TableRows
 from ..batch.buffer import BatchBuffer
 from ..batch.layout import size_of, size_of_all
-from ..core.chunk import Chunk, Failure, Outcome, Parts
-from ..core.metrics import SampledClock
+from ..core.connector import SampledClock
+from ..core.in_flight import Chunk, Failure, Outcome, Parts
 from ..plan import as_yielded
-from .randomness import SampleRandom
+
+if TYPE_CHECKING:  # the first engine loads it, in the trainer's thread
+    from .randomness import SampleRandom
 
 LOGGER = logging.getLogger("penstock")
 WANTS_ROWS = (
@@ -189,7 +191,7 @@ class Calling(Operation):
     """An operation that calls a function once for every sample.
 
     The calls are made between its two halves: one after another, or, for a coroutine
-    function, awaited (workers/coroutines.py).
+    function, awaited (`Coroutines` in workers.py).
     """
 
     __slots__ = ()

@@ -29,8 +29,8 @@ from ...engine.plan import (
     Shard,
 )
 from ...engine.plan.drawn import AHEAD
+from ...engine.program.operations import SeededRead, WorkerStart
 from ...engine.program.program import Read
-from ...engine.program.seeding import SeededRead, WorkerStart
 from ...engine.recipe import (
     AS_SHIPPED,
     BatchRecipe,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.core.byte_budget import ByteBudget, Reservations
+from penstock.engine.core.in_flight import ByteBudget, Reservations
 
 
 def nobody() -> None:

@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 
-from penstock.engine.core.byte_budget import ByteBudget, Reservations
-from penstock.engine.core.chunk import Lease, Outcome
-from penstock.engine.core.connector import Connector, EngineLock
-from penstock.engine.core.core import Core, SegmentState
-from penstock.engine.core.metrics import Gauge, Wait, WorkerMeter
+from penstock.engine.core.connector import Connector, EngineLock, WorkerMeter
+from penstock.engine.core.core import Core, Gauge, SegmentState
+from penstock.engine.core.in_flight import (
+    ByteBudget,
+    Lease,
+    Outcome,
+    Reservations,
+    Wait,
+)
 from penstock.engine.program.program import Map, Program
-from penstock.engine.workers.coroutines import Coroutines
+from penstock.engine.workers import Coroutines
 from support.core_script import Script
 
 SOON_S = 60.0
