@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BudgetError, WorkerError
-from .batch.device import DeviceStage, ToDevice
-from .batch.tensors import in_parts
+from .batch.device import DeviceStage, ToDevice, in_parts
 from .contention import ContentionMeter
 from .core.in_flight import ByteBudget
 from .feed import Delivery

@@ -27,7 +27,7 @@ from torch.autograd import profiler
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate
 
 from .. import config
-from ..engine.batch.tensors import is_default_unchanged
+from ..engine.batch.buffer import is_default_unchanged
 from ..engine.plan import BatchPlan, Drawing
 from ..engine.plan.drawn import AHEAD, LateOrder
 from ..engine.recipe import Executor, Options, Recipe, check_name

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils import collate as torchs
 
 from ...errors import NOTE, ExitError, SampleNote, add_note
 from ..core.in_flight import Failure, InFlightBatch
@@ -32,7 +34,6 @@ from .layout import (
     spread,
     write_rows,
 )
-from .tensors import collate_by_default
 
 Collate = Callable[[list[Any]], Any]
 
@@ -377,3 +378,28 @@ def donors(failed: tuple[int, ...], rows: int) -> list[tuple[int, int]]:
             donor = (donor + 1) % rows
         pairs.append((row, donor))
     return pairs
+
+
+def collate_by_default(samples: list[Any]) -> Any:
+    """Return what torch's `default_collate` does in the trainer.
+
+    In a worker process, torch stacks tensors into shared memory. That refuses those of
+    a graph, and rounds a batch of several types to the first one's.
+    """
+    known = torchs.default_collate_fn_map
+    if get_worker_info() is None or known[torch.Tensor] is not torchs.collate_tensor_fn:
+        return torchs.default_collate(samples)  # type: ignore[no-untyped-call]
+    return torchs.collate(samples, collate_fn_map={**known, torch.Tensor: _stacked})
+
+
+def is_default_unchanged() -> bool:
+    """Whether nobody has registered other functions for `default_collate` to call."""
+    functions = torchs.default_collate_fn_map.values()
+    return all(each.__module__ == torchs.__name__ for each in functions)
+
+
+def _stacked(tensors: Sequence[torch.Tensor], **how: Any) -> torch.Tensor:
+    if tensors[0].is_nested or tensors[0].layout is not torch.strided:
+        refused: torch.Tensor = torchs.collate_tensor_fn(tensors, **how)
+        return refused
+    return torch.stack(list(tensors))

@@ -28,8 +28,6 @@ from .core import ALL, FEED, Core, State, pop_unmade
 from .in_flight import InFlightBatch, Lease, Outcome, Wait
 from .metrics import ConnectorObservation, PartReading, WorkerReading, total_of
 
-Clock = Callable[[], int]
-
 
 class ReaderLost(Exception):
     """The process that read an iterable has died, and its place with it."""
@@ -50,7 +48,9 @@ class EngineLock:
     to release the lock. The core's numbers may be read without it.
     """
 
-    def __init__(self, core: Core, clock: Clock = time.perf_counter_ns) -> None:
+    def __init__(
+        self, core: Core, clock: Callable[[], int] = time.perf_counter_ns
+    ) -> None:
         self.lock = threading.Lock()
         self.core, self.clock = core, clock
         self.broken: BaseException | None = None
@@ -170,7 +170,8 @@ class PartsMeter:
 
     def __init__(self, count: int) -> None:
         self._rows = 0
-        self._spent = [[0, 0, 0] for _ in range(count)]
+        self.spent = [(0, 0, 0)] * count
+        """For each operation, its wall time (ns), its CPU time (ns), and the bytes."""
 
     def add(self, parts: Iterable[tuple[int, int, int]], rows: int) -> None:
         """Add the cost of a chunk.
@@ -181,21 +182,18 @@ class PartsMeter:
             rows: number of rows worked on.
         """
         self._rows += rows
-        for spent, (run_ns, cpu_ns, nbytes) in zip(self._spent, parts, strict=True):
-            spent[0] += run_ns
-            spent[1] += cpu_ns
-            spent[2] += nbytes * rows
-
-    @property
-    def spent(self) -> list[tuple[int, int, int]]:
-        """For each operation, its wall time (ns), its CPU time (ns), and the bytes."""
-        return [(run_ns, cpu_ns, nbytes) for run_ns, cpu_ns, nbytes in self._spent]
+        self.spent = [
+            (run_ns + more_ns, cpu_ns + more_cpu_ns, nbytes + row_bytes * rows)
+            for (run_ns, cpu_ns, nbytes), (more_ns, more_cpu_ns, row_bytes) in zip(
+                self.spent, parts, strict=True
+            )
+        ]
 
     def read(self) -> tuple[PartReading, ...]:
         """Return the totals."""
         return tuple(
             PartReading(self._rows, run_ns / 1e9, cpu_ns / 1e9, nbytes)
-            for run_ns, cpu_ns, nbytes in self._spent
+            for run_ns, cpu_ns, nbytes in self.spent
         )
 
 
@@ -329,23 +327,20 @@ class WorkerMeter:
         """Note that they are more from now on, or fewer."""
         self._alive += (now_ns - self._since) * self._workers
         self._since = now_ns
-        if self.waiting_for is not None:
-            what = self.waiting_for
-            self._stop_waiting(now_ns)
-            self.waiting_for, self._waiting_since = what, now_ns
+        self._add_wait(now_ns)
         self._workers = workers
 
     def wait(self, what: Wait, now_ns: int) -> None:
         """Note that the worker found nothing to do, for the reason `what`."""
         if self.leases == 0 and self.waiting_for is not what:
-            self._stop_waiting(now_ns)
-            self.waiting_for = what
-            self._waiting_since = now_ns
+            self._add_wait(now_ns)
+            self.waiting_for, self._waiting_since = what, now_ns
 
     def start(self, now_ns: int) -> None:
         """Note that the worker received a lease."""
         if self.waiting_for is not None:
-            self._stop_waiting(now_ns)
+            self._add_wait(now_ns)
+            self.waiting_for = None
         if self.leases == 0:
             self._running_since = now_ns
         self.leases += 1
@@ -364,10 +359,8 @@ class WorkerMeter:
 
     def read(self, now_ns: int) -> WorkerReading:
         """Return the totals, including the open interval."""
-        waits = dict(self._wait)
-        if self.waiting_for is not None:
-            waits[self.waiting_for] += (now_ns - self._waiting_since) * self._workers
-        run = self._run
+        self._add_wait(now_ns)
+        run, waits = self._run, self._wait
         if self.leases:
             run += (now_ns - self._running_since) * self._workers
         return WorkerReading(
@@ -382,11 +375,12 @@ class WorkerMeter:
             wait_memory_s=waits[Wait.MEMORY] / 1e9,
         )
 
-    def _stop_waiting(self, now_ns: int) -> None:
+    def _add_wait(self, now_ns: int) -> None:
+        """Count what they have waited up to now."""
         if self.waiting_for is not None:
             waited_ns = (now_ns - self._waiting_since) * self._workers
             self._wait[self.waiting_for] += waited_ns
-            self.waiting_for = None
+            self._waiting_since = now_ns
 
 
 class Connector:
@@ -468,8 +462,7 @@ class Connector:
         engine_lock = self.engine_lock
         with engine_lock.lock:
             now_ns = engine_lock.clock()
-            spent_ns = outcome.run_ns, outcome.cpu_ns
-            meter.stop(outcome.done, *spent_ns, now_ns)
+            meter.stop(outcome.done, outcome.run_ns, outcome.cpu_ns, now_ns)
             if outcome.parts:
                 self.parts.add(outcome.parts, outcome.done)
             in_flight = self._core.settle(lease, outcome, now_ns)
@@ -508,8 +501,8 @@ class Connector:
         if self.engine_lock.closed:  # meanwhile: nobody is left to take it
             return None
         self.parts.add(outcome.parts, outcome.done)
-        spent = outcome.run_ns, outcome.cpu_ns
-        self._core.segments[self.segment].learn(*spent, outcome.done)
+        state = self._core.segments[self.segment]
+        state.learn(outcome.run_ns, outcome.cpu_ns, outcome.done)
         in_flight.failures += outcome.failures
         in_flight.dropped, in_flight.ended = outcome.dropped, outcome.ended
         outcome.failures.clear()  # for the reason in `settle`
@@ -554,21 +547,15 @@ class Connector:
             self.parts.read(),
         )
 
-    def _note_wait(self, what: Wait, now_ns: int) -> None:
-        """Record the cause of a wait, for all workers that are waiting already too."""
-        if what is self._waits_for:
-            return
-        self._waits_for = what
-        for each in self.meters:
-            if each.waiting_for is not None:
-                each.wait(what, now_ns)
-
     def _attempt(self, meter: WorkerMeter) -> Lease | None:
         now_ns = self.engine_lock.clock()
         lease = self._core.take(self.segment, now_ns)
         if isinstance(lease, Wait):
             meter.wait(lease, now_ns)
-            self._note_wait(lease, now_ns)
+            if lease is not self._waits_for:  # nor can those do more who wait already
+                self._waits_for = lease
+                for each in [m for m in self.meters if m.waiting_for is not None]:
+                    each.wait(lease, now_ns)
             return None
         meter.start(now_ns)
         self.engine_lock.wake()

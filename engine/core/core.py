@@ -197,10 +197,7 @@ class SegmentState:
         if rows > wanted:
             self.push(lease.part(wanted, rows))
             return lease.part(0, wanted)
-        return self._joined(lease, wanted)
-
-    def _joined(self, lease: Lease, wanted: int) -> Lease:
-        """Add the leases that follow without a gap, while they fit."""
+        # Leases that follow without a gap are added, while they fit.
         in_flight, ready = lease.in_flight, self.ready
         first = lease.chunk.first_row
         stop = first + len(lease.chunk)
@@ -466,19 +463,14 @@ class Core:
         self.batches_in_flight[step] = in_flight
         self.next_step = step + 1
         count = len(in_flight.rows.indices)
-        if count != self.batch_rows:
-            self._resize_batch(count, whole=plan.last)
-        return in_flight
-
-    def _resize_batch(self, rows: int, *, whole: bool) -> None:
-        """Adopt a new batch size; an epoch's short last batch does not count."""
-        if whole and rows < self.batch_rows:
-            return
-        self.batch_rows = rows
+        if count == self.batch_rows or (plan.last and count < self.batch_rows):
+            return in_flight  # an epoch's short last batch is no new batch size
+        self.batch_rows = count
         for at in range(len(self.segments)):
             self._set_capacity(at)
             if len(self.batches_in_flight) > 1:  # the limit may have grown
                 self._wake(at, 1)
+        return in_flight
 
     def _widened(self, at: int, count: int = 1) -> None:
         """A segment's workers may span more: let it and its producers look again."""

@@ -252,14 +252,14 @@ class ByteBudget:
         self._refused: set[Callable[[], None]] = set()
         self._resting: set[Callable[[], None]] = set()
 
-    def resize(self, limit_bytes: int) -> list[Callable[[], None]]:
+    def resize(self, limit_bytes: int) -> set[Callable[[], None]]:
         """Change the budget; return the callbacks of refused pipelines.
 
         Call them without holding a lock.
         """
         with self.lock:
             self.limit_bytes, self._chosen = limit_bytes, True
-            return self._take_refused()
+        return self.release(0)
 
     def charge(self, nbytes: int, notify: Callable[[], None] | None) -> bool:
         """Charge `nbytes` if they fit, or in any case if `notify` is None.
@@ -308,21 +308,17 @@ class ByteBudget:
         with self.lock:
             return list(self._resting)
 
-    def release(self, nbytes: int) -> list[Callable[[], None]]:
+    def release(self, nbytes: int) -> set[Callable[[], None]]:
         """Release bytes; return the callbacks to call once the caller holds no lock."""
         with self.lock:
             self.held_bytes -= nbytes
-            return self._take_refused() if self._refused else []
+            refused, self._refused = self._refused, set()
+        return refused
 
     def forget(self, notify: Callable[[], None]) -> None:
         """Stop notifying a pipeline that is gone."""
         with self.lock:
             self._refused.discard(notify)
-
-    def _take_refused(self) -> list[Callable[[], None]]:
-        refused = list(self._refused)
-        self._refused.clear()
-        return refused
 
 
 _byte_budget: ByteBudget | None = None
@@ -425,11 +421,16 @@ class Reservations:
     ) -> None:
         """Charge a finished batch only what it holds, and remember its peak.
 
-        An epoch's short last batch (not `whole`) says nothing about the next ones.
+        What the next ones are expected to hold grows at once, and shrinks by an eighth
+        of the difference: otherwise one light batch would let ten heavy ones start. An
+        epoch's short last batch (not `whole`) says nothing about them.
         """
-        charge = self._charges[step]
-        if whole or self._batch_bytes is None:
-            self._learn(charge.high, image_size)
+        charge, known = self._charges[step], self._batch_bytes
+        if whole or known is None:
+            high, self._batch_bytes = charge.high, charge.high
+            if known is not None and high <= known and image_size == self._image_size:
+                self._batch_bytes = known - (known - high) // 8
+            self._image_size = image_size
         spare, charge.charged = charge.charged - charge.held, charge.held
         self._let_go(spare)
 
@@ -449,18 +450,6 @@ class Reservations:
     def batch_bytes(self) -> int:
         """Bytes that a batch needs in flight, judged by recent ones; 0 if unknown."""
         return self._batch_bytes or 0
-
-    def _learn(self, high: int, image_size: int | None) -> None:
-        """Grow at once, and shrink by an eighth of the difference.
-
-        Otherwise one light batch would let ten heavy ones start.
-        """
-        known = self._batch_bytes
-        if known is None or high > known or image_size != self._image_size:
-            self._batch_bytes = high
-        else:
-            self._batch_bytes = known - (known - high) // 8
-        self._image_size = image_size
 
     def _grow(self, nbytes: int) -> None:
         self.held_bytes += nbytes

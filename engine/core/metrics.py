@@ -1,9 +1,8 @@
 """The records in which instruments are read: they add and subtract.
 
-Each field of such a record says what it
-is: a total, a mean, or (unmarked) the state at the end. So one rule joins two windows
-that follow each other, and takes a window out of two readings of what has happened
-since the start.
+Each field of such a record says what it is: a total, a mean, or (unmarked) the state at
+the end. So one rule joins two windows that follow each other, and takes a window out of
+two readings of what has happened since the start.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from operator import attrgetter
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
 TOTAL = {"combines": "total"}
 """Marks a field that grows: windows add up."""
@@ -37,12 +36,10 @@ class Totals:
     """The field by which means are weighted; by default, that of the record around."""
 
     def __add__(self, later: Self) -> Self:
-        joined: Self = _combined(self, later, 1, (0.0, 0.0))
-        return joined
+        return cast("Self", _combined(self, later, 1, (0.0, 0.0)))
 
     def __sub__(self, earlier: Self) -> Self:
-        between: Self = _combined(earlier, self, -1, (0.0, 0.0))
-        return between
+        return cast("Self", _combined(earlier, self, -1, (0.0, 0.0)))
 
 
 def _combined(
@@ -51,11 +48,16 @@ def _combined(
     """Return the second record with the first one added, or taken away.
 
     Args:
-        first: a record of the same class.
-        second: the later record.
+        first: a record of the same class, a tuple of records, or None.
+        second: the later one.
         sign: 1 adds the first one, -1 takes it away.
         weights: those of the record around; the first one is negative if taken away.
     """
+    if isinstance(second, tuple):
+        pairs = zip(first, second, strict=True)
+        return tuple(_combined(a, b, sign, weights) for a, b in pairs)
+    if first is None or second is None:
+        return second
     if by := second.weight:
         weights = sign * getattr(first, by), getattr(second, by)
     kind: type = type(second)
@@ -65,23 +67,13 @@ def _combined(
         if how == "total":
             changed[name] = b + sign * a
         elif how == "parts":
-            changed[name] = _combined_parts(a, b, sign, weights)
+            changed[name] = _combined(a, b, sign, weights)
         else:
             whole = sum(weights)
             total = a * weights[0] + b * weights[1]
             mean = max(0.0, total / whole) if whole > 0 else 0.0
             changed[name] = min(1.0, mean) if how == "share" else mean
     return replace(second, **changed)
-
-
-def _combined_parts(
-    first: Any, second: Any, sign: Literal[1, -1], weights: tuple[float, float]
-) -> Any:
-    if isinstance(second, tuple):
-        pairs = zip(first, second, strict=True)
-        return tuple(_combined(a, b, sign, weights) for a, b in pairs)
-    absent = first is None or second is None
-    return second if absent else _combined(first, second, sign, weights)
 
 
 @cache

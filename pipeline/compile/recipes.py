@@ -14,9 +14,8 @@ from ...cache.cache import REPEATED, REPEATED_DRAWS, Cache
 from ...cache.fingerprint import fingerprint
 from ...cache.tiers import Opening
 from ...config import Settings
-from ...engine.batch.buffer import Buffers
+from ...engine.batch.buffer import Buffers, collate_by_default
 from ...engine.batch.device import DeviceStage
-from ...engine.batch.tensors import collate_by_default
 from ...engine.plan import (
     Buckets,
     ConstantSchedule,
