@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self, overload
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -35,10 +35,6 @@ class ArrayRows(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.indices)
 
-    @overload
-    def __getitem__(self, at: int) -> Any: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Any]: ...
     def __getitem__(self, at: int | slice) -> Any:
         if isinstance(at, slice):
             return list(replace(self, indices=self.indices[at]))
@@ -98,11 +94,6 @@ class TableRows(Sequence[Any]):
         return cls(tuple(columns), tuple(blocks), others, length)
 
     @property
-    def kinds(self) -> tuple[tuple[str, ...], ...]:
-        """The names of the columns of each block."""
-        return tuple(block.names for block in self.blocks)
-
-    @property
     def types(self) -> tuple[tuple[tuple[str, ...], Any], ...]:
         """The names of the columns of each block, with their type."""
         return tuple((names, values.dtype) for names, values in self.blocks)
@@ -117,11 +108,7 @@ class TableRows(Sequence[Any]):
     def __len__(self) -> int:
         return self.length
 
-    @overload
-    def __getitem__(self, at: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, at: slice) -> Self: ...
-    def __getitem__(self, at: int | slice) -> dict[str, Any] | Self:
+    def __getitem__(self, at: int | slice) -> Any:
         if isinstance(at, slice):
             blocks = tuple(Block(names, v[at]) for names, v in self.blocks)
             others = {name: column[at] for name, column in self.others.items()}
@@ -169,7 +156,9 @@ class ArrayRowReader:
             length = min(map(len, columns))
             if wanted.min() >= 0 and wanted.max() < length:
                 single = not isinstance(whole, TensorDataset | StackDataset)
-                return ArrayRows(columns, wanted, single, keys_of(whole))
+                stacked = whole.datasets if type(whole) is StackDataset else None
+                keys = tuple(stacked) if isinstance(stacked, dict) else None
+                return ArrayRows(columns, wanted, single, keys)
         return [self.dataset[index] for index in indices]  # one by one, as for any
 
 
@@ -190,9 +179,3 @@ def columns_of(dataset: Any) -> tuple[Column, ...] | None:
 def is_column(data: Any) -> bool:
     """Whether the samples of a dataset are the rows of an array or a tensor."""
     return type(data) in (np.ndarray, np.memmap, torch.Tensor) and bool(data.ndim)
-
-
-def keys_of(dataset: Any) -> tuple[Any, ...] | None:
-    """Return the names of the columns if the samples of a dataset are dicts."""
-    stacked = dataset.datasets if type(dataset) is StackDataset else None
-    return tuple(stacked) if isinstance(stacked, dict) else None

@@ -29,7 +29,6 @@ from .layout import (
     Layout,
     Misfit,
     learn,
-    odd_ones,
     size_of_all,
     spread,
     write_rows,
@@ -147,7 +146,7 @@ class Buffers:
         return self.layouts[image_size]
 
     def together(
-        self, plan: BatchPlan, samples: Sequence[Any], indices: Indices | None = None
+        self, plan: BatchPlan, samples: Any, indices: Indices | None = None
     ) -> Any:
         """Return a batch of samples that are all there.
 
@@ -159,10 +158,9 @@ class Buffers:
         Raises:
             Exception: as `collate`, with a note that names the odd samples.
         """
-        given: Any = samples
         try:
             if self.collate is not None:
-                return self.collate(given if self.whole else list(samples))
+                return self.collate(samples if self.whole else list(samples))
             layout = self.layout(plan.image_size, samples)
             if layout is not None:
                 try:
@@ -172,7 +170,7 @@ class Buffers:
             return collate_by_default(list(samples))
         except Exception as error:
             if plan.n_rows:
-                rows = [given] if self.whole else given
+                rows = [samples] if self.whole else samples
                 self.blame(error, plan, dict(enumerate(rows)), indices)
             raise
 
@@ -238,11 +236,16 @@ class Buffers:
             indices: into the dataset, by row; None if unknown.
         """
         where = f"{self.stage} (epoch {plan.epoch}, step {plan.step})"
+        odd = spread(samples, indices)
         if self.collate is not None:
-            note = f"{NOTE}the collate_fn of {where}: {spread(samples, indices)}"
-        else:
-            note = SampleNote(f"{NOTE}{where}: {odd_ones(samples, indices)}")
-        add_note(error, note)
+            add_note(error, f"{NOTE}the collate_fn of {where}: {odd}")
+            return
+        text = (
+            f"{NOTE}{where}: the samples of a batch must be of one shape and type;"
+            f" {odd}. Bring them to one shape in a map(), or give"
+            " batch(collate_fn=...) a function that pads"
+        )
+        add_note(error, SampleNote(text))
 
 
 class BatchBuffer:
@@ -277,13 +280,11 @@ class BatchBuffer:
         with self._lock:
             if self._opened:
                 return
-            if layout is not None:
-                lend, allocate, rows = self.maker.lend, self.maker.allocate, self.rows
-                self.memory = (
-                    lend(layout, rows) if lend else layout.open(rows, allocate)
-                )
-            self._layout = layout
-            self._opened = True
+            if layout is not None and self.maker.lend:
+                self.memory = self.maker.lend(layout, self.rows)
+            elif layout is not None:
+                self.memory = layout.open(self.rows, self.maker.allocate)
+            self._layout, self._opened = layout, True
 
     def _at_once(self, layout: Layout, samples: Sequence[Any]) -> bool:
         """Make the batch of its columns, if these are all of its rows."""
@@ -370,14 +371,11 @@ def donors(failed: tuple[int, ...], rows: int) -> list[tuple[int, int]]:
     This depends only on which rows failed, so the batch is the same however it was
     loaded.
     """
-    bad = set(failed)
-    pairs = []
-    for row in failed:
-        donor = (row + 1) % rows
-        while donor in bad:
-            donor = (donor + 1) % rows
-        pairs.append((row, donor))
-    return pairs
+    healthy = [row for row in range(rows) if row not in failed]
+    return [
+        (row, next((other for other in healthy if other > row), healthy[0]))
+        for row in failed
+    ]
 
 
 def collate_by_default(samples: list[Any]) -> Any:

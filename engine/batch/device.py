@@ -153,10 +153,11 @@ def in_parts(data: Any, count: int) -> list[Any]:
     Raises:
         SpecError: something in it is not a tensor.
     """
-    return [
-        map_tensors(data, lambda tensor: tensor.chunk(count)[at], refuse)
-        for at in range(count)
-    ]
+
+    def part(at: int) -> Any:
+        return map_tensors(data, lambda tensor: tensor.chunk(count)[at], refuse)
+
+    return [part(at) for at in range(count)]
 
 
 def refuse(leaf: Any) -> Any:

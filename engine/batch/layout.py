@@ -486,9 +486,13 @@ DEEP = 16
 """Levels that are examined: an object may contain itself."""
 
 
-def size_of_all(samples: Sequence[Any]) -> int:
+def size_of_all(samples: Sequence[Any], depth: int = DEEP) -> int:
     """Return the bytes of these samples, estimated from some of them if many."""
-    return _bytes_of(samples, DEEP)
+    whole = len(samples)
+    some = samples[:: -(-whole // MANY)] if whole > MANY else samples
+    if set(map(type, some)) <= NUMBERS.keys():
+        return SMALL * whole
+    return sum([size_of(each, depth) for each in some]) * whole // max(len(some), 1)
 
 
 def size_of(sample: Any, depth: int = DEEP) -> int:
@@ -520,15 +524,7 @@ def _size_of(sample: Any, depth: int) -> int:
         members = [getattr(sample, each.name) for each in fields(sample)]
     else:
         return SMALL
-    return _bytes_of(members, depth - 1) if depth else 0
-
-
-def _bytes_of(members: Sequence[Any], depth: int) -> int:
-    whole = len(members)
-    some = members[:: -(-whole // MANY)] if whole > MANY else members
-    if set(map(type, some)) <= NUMBERS.keys():
-        return SMALL * whole
-    return sum([size_of(each, depth) for each in some]) * whole // max(len(some), 1)
+    return size_of_all(members, depth - 1) if depth else 0
 
 
 def _own_bytes(sample: Any) -> int | None:
@@ -566,15 +562,6 @@ def describe(sample: Any) -> str:
 
 Indices = Sequence[Any] | NDArray[Any]
 """Indices into the dataset, by row of a batch."""
-
-
-def odd_ones(samples: Mapping[int, Any], indices: Indices | None) -> str:
-    """Name the samples of a batch that differ from most, and the cure: see `spread`."""
-    return (
-        f"the samples of a batch must be of one shape and type;"
-        f" {spread(samples, indices)}. Bring them to one shape in a map(), or give"
-        " batch(collate_fn=...) a function that pads"
-    )
 
 
 def spread(samples: Mapping[int, Any], indices: Indices | None) -> str:
