@@ -72,15 +72,18 @@ class Segment:
         *,
         alone: bool = True,
     ) -> None:
-        self.recipe = recipe
-        self.connector = connector
+        self.recipe, self.connector = recipe, connector
         self.undecided = recipe.executor == "auto"
         """Whether it runs inline until it has shown what a batch costs."""
         self.stays = recipe.stays
         """Why it may not become another kind; empty if it may."""
         self._alone = alone
-        moves = self.undecided or not recipe.stays
-        looks = moves or recipe.program.watched or recipe.per_batch
+        looks = (
+            self.undecided
+            or not recipe.stays
+            or recipe.program.watched
+            or recipe.per_batch
+        )
         self.witness = Witness(recipe.subjects if looks else ())
         """What is known of what its samples come from."""
         self._changes_there = ""
@@ -90,8 +93,7 @@ class Segment:
         self._make_pool = make_pool
         # Guards `pool`, `_asked` and `_wanted`: a pool that leaves is not resized.
         self._lock = threading.Lock()
-        self._asked = recipe.num_parallel_workers
-        self._prefetch = recipe.prefetch_size
+        self._asked, self._prefetch = recipe.num_parallel_workers, recipe.prefetch_size
         start: Kind = "inline" if recipe.executor == "auto" else recipe.executor
         self.pool = make_pool(start)
         """Its present workers."""
@@ -264,8 +266,7 @@ class Segment:
         with engine_lock.lock:
             held = self.pool.leases(self.num_parallel_workers)
             # Inline, the trainer works on demand, on the batch it asks for.
-            inline = self.inline is not None
-            engine_lock.core.set_workers(at, *held, inline=inline)
+            engine_lock.core.set_workers(at, *held, inline=self.inline is not None)
             engine_lock.core.set_prefetch(at, self.prefetch_size)
             engine_lock.wake()
 
@@ -274,8 +275,8 @@ def note(
     segment: Segment, new: str, outcome: MoveOutcome, reason: str, old: str = ""
 ) -> None:
     """Record a change of kind, from `old` or the present one, or why there was none."""
-    before = old or segment.executor
-    segment.moves.append(Move(segment.recipe.name, before, new, outcome, reason))
+    name, old = segment.recipe.name, old or segment.executor
+    segment.moves.append(Move(name, old, new, outcome, reason))
 
 
 def as_now(segments: Iterable[Segment]) -> tuple[SegmentRecipe, ...]:
@@ -333,10 +334,8 @@ class BatchWork:
         judge: Callable[[int, Any], None],
     ) -> None:
         self._segments = segments = recipe.segments
-        self._buffers = recipe.buffers
-        self._collates = collates
-        self._looked = False
-        self._judge = judge
+        self._buffers, self._looked = recipe.buffers, False
+        self._collates, self._judge = collates, judge
         self._unknown = {
             at
             for at, each in enumerate(segments)
@@ -456,9 +455,7 @@ class PoolMaker:
     def __init__(
         self, recipe: Recipe, begun_at: int, watch: Watches = no_watch
     ) -> None:
-        self._recipe = recipe
-        self._begun_at = begun_at
-        self._watch = watch
+        self._recipe, self._begun_at, self._watch = recipe, begun_at, watch
 
     @staticmethod
     def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:  # noqa: ARG004 others look

@@ -85,9 +85,9 @@ class WorkerPool(ABC):
         """Return what leases so many workers hold: one each."""
         return Holding(workers, LEASE_NS)
 
-    @abstractmethod
     def retire(self) -> None:
         """Let all workers leave for good after their current lease; return at once."""
+        self.resize(0)
 
     @abstractmethod
     def close(self, until_s: float = inf) -> list[str]:
@@ -133,11 +133,9 @@ class ServedPool(WorkerPool):
     """
 
     def __init__(self, connector: Connector, name: str) -> None:
-        self._connector = connector
-        self._engine_lock = connector.engine_lock
+        self._connector, self._engine_lock = connector, connector.engine_lock
         self._listeners = connector.engine_lock.listeners[connector.segment]
-        self._asked = 0
-        self._leaving = False
+        self._asked, self._leaving = 0, False
         self._wakeup = Wakeup()
         self._thread = threading.Thread(
             target=self._work, name=f"penstock {name}", daemon=True
@@ -225,8 +223,7 @@ def run_lease(
         return program.run(chunk, lease.inputs, sink, random, clock=clock)
     in_flight = lease.in_flight
     watch.begin(in_flight.number, chunk.first_row - in_flight.first_row)
-    by_batch = isinstance(program.operations[0], BatchMap)
-    each = None if by_batch else watch
+    each = None if isinstance(program.operations[0], BatchMap) else watch
     outcome = program.run(chunk, lease.inputs, sink, random, each, clock)
     watch.end()
     return outcome
@@ -249,8 +246,7 @@ class Inline(WorkerPool):
         seed: int,
         watch: Watches = no_watch,
     ) -> None:
-        self._connector = connector
-        self._program = program
+        self._connector, self._program = connector, program
         self._random, self._watch = SampleRandom(seed), watch()
         self._meter = connector.enter()
         self._left = False
@@ -316,8 +312,9 @@ class Inline(WorkerPool):
 
     def outcome(self, lease: Lease) -> Outcome:
         """Work on a lease."""
-        clock = self._meter.clock
-        return run_lease(lease, self._program, self._random, clock, self._watch)
+        return run_lease(
+            lease, self._program, self._random, self._meter.clock, self._watch
+        )
 
 
 # Held around a fork: otherwise a child could inherit it locked, without its holder.
@@ -370,15 +367,12 @@ class Threads(WorkerPool):
         name: str,
         watch: Watches = no_watch,
     ) -> None:
-        self._connector = connector
-        self._engine_lock = connector.engine_lock
-        self._program = program
-        self._seed = seed
+        self._connector, self._engine_lock = connector, connector.engine_lock
+        self._program, self._seed = program, seed
         self._name, self._watch = name, watch
         self._sure = not program.doubtful
         self._most = inf if self._sure else 1
-        self._wanted = self._asked = 0
-        self._surplus = 0
+        self._wanted = self._asked = self._surplus = 0
         self._present: set[threading.Thread] = set()
 
     def resize(self, count: int) -> None:
@@ -404,9 +398,6 @@ class Threads(WorkerPool):
             thread.start()
         if change < 0:
             self._engine_lock.notify(self._connector.segment)
-
-    def retire(self) -> None:
-        self.resize(0)
 
     def close(self, until_s: float = inf) -> list[str]:
         with self._engine_lock.lock:
@@ -442,18 +433,14 @@ class Threads(WorkerPool):
         witness = None if self._sure else Witness(self._program.doubtful)
         outcome = run_lease(lease, self._program, random, meter.clock, watch)
         if witness is not None:
-            self._look(witness)
+            self._sure = True
+            finding = witness.finding()
+            if finding is None:  # others may share what this first thread used
+                self._adjust(most=inf)
+            else:
+                LOGGER.warning(ALONE, self._name, finding)
         self._connector.settle(lease, outcome, meter)
         return True
-
-    def _look(self, witness: Witness) -> None:
-        """Let others work beside the first thread, if they may share what it used."""
-        self._sure = True
-        finding = witness.finding()
-        if finding is None:
-            self._adjust(most=inf)
-        else:
-            LOGGER.warning(ALONE, self._name, finding)
 
     def _retires(self) -> bool:
         if self._surplus == 0:
@@ -499,9 +486,7 @@ class Coroutines(ServedPool):
         timeout_s: float | None = None,
     ) -> None:
         super().__init__(connector, f"{name} coroutines")
-        self._program = program
-        self._timeout_s = timeout_s
-        self._seed = seed
+        self._program, self._seed, self._timeout_s = program, seed, timeout_s
         self._present: set[Permit] = set()
         self._idle: deque[Permit] = deque()
         # The thread's CPU time when the last lease was settled.
@@ -583,7 +568,11 @@ class Coroutines(ServedPool):
                 outcome.cpu_ns, self._cpu_ns = now_ns - self._cpu_ns, now_ns
                 self._connector.settle(lease, outcome, permit.meter)
                 await self._yield()
-                lease = self._next(permit)
+                if len(self._present) > self._asked:
+                    self._remove(permit)
+                    return
+                lease = self._connector.try_take(permit.meter)
+            self._idle.append(permit)
         except asyncio.CancelledError:  # nobody needs its rows any more
             raise
         except BaseException as error:  # noqa: BLE001 ours: user code is caught before
@@ -599,15 +588,6 @@ class Coroutines(ServedPool):
             if self._engine_lock.closed:
                 raise
             # Its function cancelled its own task, and did not wait for that to happen.
-
-    def _next(self, permit: Permit) -> Lease | None:
-        if len(self._present) > self._asked:
-            self._remove(permit)
-            return None
-        lease = self._connector.try_take(permit.meter)
-        if lease is None:
-            self._idle.append(permit)
-        return lease
 
     async def _outcome(self, lease: Lease, random: SampleRandom) -> Outcome:
         """Work on a lease as `Program.run` does; the CPU time is not known."""
@@ -640,8 +620,9 @@ class Coroutines(ServedPool):
             try:
                 samples.append(await self._limited(calls, stage))
             except BaseException as error:
-                cancelled = isinstance(error, asyncio.CancelledError)
-                if cancelled and self._engine_lock.closed:
+                if self._engine_lock.closed and isinstance(
+                    error, asyncio.CancelledError
+                ):
                     raise
                 failed.add(at)
                 calls.results.fail(at, error, stage)

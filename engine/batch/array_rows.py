@@ -88,10 +88,13 @@ class TableRows(Sequence[Any]):
     @classmethod
     def of(cls, columns: Mapping[str, NDArray[Any] | list[Any]], length: int) -> Self:
         """Return `length` rows of columns: arrays of numbers, or lists."""
-        numbers = {n: c for n, c in columns.items() if isinstance(c, np.ndarray)}
-        blocks = (Block((name,), column[:, None]) for name, column in numbers.items())
+        blocks = tuple(
+            Block((name,), column[:, None])
+            for name, column in columns.items()
+            if isinstance(column, np.ndarray)
+        )
         others = {n: c for n, c in columns.items() if isinstance(c, list)}
-        return cls(tuple(columns), tuple(blocks), others, length)
+        return cls(tuple(columns), blocks, others, length)
 
     @property
     def types(self) -> tuple[tuple[tuple[str, ...], Any], ...]:
@@ -112,8 +115,7 @@ class TableRows(Sequence[Any]):
         if isinstance(at, slice):
             blocks = tuple(Block(names, v[at]) for names, v in self.blocks)
             others = {name: column[at] for name, column in self.others.items()}
-            length = len(range(self.length)[at])
-            return type(self)(self.names, blocks, others, length)
+            return type(self)(self.names, blocks, others, len(range(self.length)[at]))
         row = (
             column[at] if isinstance(column, list) else column[at].item()
             for column in self.columns()

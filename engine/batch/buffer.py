@@ -90,8 +90,8 @@ class Gathered:
 
     def collate(self) -> Finished | FailedBatch:
         """Make the batch; an exception of `collate_fn` becomes the batch's error."""
-        rows = tuple(failure.row for failure in self.failures)
         try:
+            rows = tuple(failure.row for failure in self.failures)
             return Finished(self.buffer.collect(rows), self.failures)
         except Exception as error:  # noqa: BLE001 the trainer raises it
             samples = self.buffer.samples(())
@@ -266,9 +266,7 @@ class BatchBuffer:
     )
 
     def __init__(self, maker: Buffers, plan: BatchPlan) -> None:
-        self.maker = maker
-        self.rows = plan.n_rows
-        self._size = plan.image_size
+        self.maker, self.rows, self._size = maker, plan.n_rows, plan.image_size
         self._lock = threading.Lock()
         self._opened = maker.keep or maker.collate is not None
         self._layout: Layout | None = None

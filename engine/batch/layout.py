@@ -531,16 +531,17 @@ def _own_bytes(sample: Any) -> int | None:
     """Return the size that an object itself declares; None if it does not."""
     if isinstance(sample, torch.Tensor) and sample.layout is not torch.strided:
         # The values, plus an index for each in every dimension: never too little.
-        per_value = sample.element_size() + 8 * sample.ndim
-        return sample._nnz() * per_value  # noqa: SLF001 there is no public name
+        values = sample._nnz()  # noqa: SLF001 there is no public name
+        return values * (sample.element_size() + 8 * sample.ndim)
     nbytes = getattr(sample, "nbytes", None)
     if isinstance(nbytes, int):
         return nbytes
     image = sys.modules.get("PIL.Image")
     if image is not None and isinstance(sample, image.Image):
         # libImaging/Storage.c: one byte a pixel with one band of 8 bits, else four.
-        bytes_per_pixel = 1 if sample.mode in ("1", "L", "P") else 4
-        return int(math.prod(sample.size) * bytes_per_pixel)
+        return int(math.prod(sample.size)) * (
+            1 if sample.mode in ("1", "L", "P") else 4
+        )
     return None
 
 

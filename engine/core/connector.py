@@ -258,8 +258,7 @@ class SampledClock:
         self._last_ns = run_ns
         if self._begun_ns is None:
             # A sudden long one was waiting; if not, the next ones are measured.
-            known_ns = min(self._long_ns, run_ns)
-            spent_ns = int(known_ns * self._share)
+            spent_ns = int(min(self._long_ns, run_ns) * self._share)
         else:
             spent_ns = self._read() - self._begun_ns
             self._spent_ns = self._spent_ns / 2 + spent_ns
@@ -305,16 +304,14 @@ class WorkerMeter:
     )
 
     def __init__(self, now_ns: int, workers: int = 1) -> None:
-        self._since = now_ns
-        self._workers = workers
+        self._since, self._workers = now_ns, workers
         self.clock = SampledClock()
         """The CPU clock of a worker thread."""
         self._rows = self._alive = self._run = self._cpu = 0
         self._squares = 0.0
         self._wait = dict.fromkeys(Wait, 0)
         self.waiting_for: Wait | None = None
-        self._waiting_since = 0
-        self._running_since = 0
+        self._waiting_since = self._running_since = 0
         self.leases = 0
         """Leases that the worker has, including the one it works on."""
 
@@ -492,8 +489,9 @@ class Connector:
             work: works on a lease of all rows.
         """
         with self.engine_lock.lock:
-            closed = self.engine_lock.closed
-            in_flight = None if closed else pop_unmade(self._core)
+            if self.engine_lock.closed:
+                return None
+            in_flight = pop_unmade(self._core)
         if in_flight is None:
             return None
         chunk = in_flight.chunk(0, len(in_flight.rows))

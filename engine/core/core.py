@@ -185,8 +185,8 @@ class SegmentState:
 
     def push(self, lease: Lease) -> None:
         """Add rows that wait here."""
-        address = lease.in_flight.number, lease.chunk.first_row
-        heapq.heappush(self.ready, (*address, lease))
+        number, first_row = lease.in_flight.number, lease.chunk.first_row
+        heapq.heappush(self.ready, (number, first_row, lease))
         self.waiting += len(lease.chunk)
 
     def pop(self) -> Lease:
@@ -559,9 +559,9 @@ class Core:
         state = self.segments[at]
         for start, stop, first in runs(offsets, len(outputs)):
             chunk = lease.chunk.part(first, first + stop - start)
-            samples = outputs if stop - start == len(outputs) else outputs[start:stop]
-            nbytes = each * (stop - start)
-            state.push(Lease(at, chunk, samples, lease.in_flight, nbytes))
+            rows = stop - start
+            samples = outputs if rows == len(outputs) else outputs[start:stop]
+            state.push(Lease(at, chunk, samples, lease.in_flight, each * rows))
             self._wake(at, 1)
         self._show_waiting(at, now_ns)
 

@@ -245,10 +245,8 @@ class ByteBudget:
 
     def __init__(self, limit_bytes: int, *, chosen: bool = True) -> None:
         self.lock = threading.Lock()
-        self.limit_bytes = limit_bytes
-        self._chosen = chosen
-        self._warned = False
-        self.held_bytes = 0
+        self.limit_bytes, self.held_bytes = limit_bytes, 0
+        self._chosen, self._warned = chosen, False
         self._refused: set[Callable[[], None]] = set()
         self._resting: set[Callable[[], None]] = set()
 
@@ -364,8 +362,7 @@ class Reservations:
     """One pipeline's share of the byte budget. Guarded by its engine's lock."""
 
     def __init__(self, byte_budget: ByteBudget, notify: Callable[[], None]) -> None:
-        self.byte_budget = byte_budget
-        self._notify = notify
+        self.byte_budget, self._notify = byte_budget, notify
         self._charges: dict[int, Reservation] = {}
         self._image_size: int | None = None
         self._batch_bytes: int | None = None

@@ -422,11 +422,11 @@ class Map(Calling):
         for start in range(0, len(work.samples), AT_ONCE):
             part = slice(start, start + AT_ONCE)
             samples = work.samples[part]
-            streams = zip(repeat(work), rounds[part], indices[part])
             if work.watch is not None:
                 work.watch.all()
             try:
-                rngs = starmap(self._stream, streams)
+                addresses = zip(repeat(work), rounds[part], indices[part])
+                rngs = starmap(self._stream, addresses)
                 found = together(samples, rngs, work.chunk.context)
             except Exception:  # noqa: BLE001 it is raised again, for the bad sample
                 found = ()
@@ -445,10 +445,9 @@ class Map(Calling):
         """Refuse None."""
         if all(sample is not None for sample in results.samples):
             return
-        error = self.none.format(self.stage)
         for at, sample in enumerate(work.samples):
             if sample is None:
-                work.fail(at, SampleError(error), self.stage)
+                work.fail(at, SampleError(self.none.format(self.stage)), self.stage)
         work.keep(work.samples, [sample is not None for sample in work.samples])
 
     def _extras(self, work: Work) -> tuple[Any, ...]:
