@@ -346,8 +346,9 @@ def use_one_torch_thread() -> None:
 class Threads(WorkerPool):
     """Threads: for functions that wait, or that release the GIL.
 
-    The engine lock guards `_wanted`, `_most`, `_asked`, `_surplus` and `_present`. If
-    there is a surplus of threads, the next ones that call `take` retire.
+    The engine lock guards `_wanted`, `_most`, `_asked`, `_staying` and `_present`. If
+    more are staying than are asked for, the next ones that call `take` retire: they
+    leave, but are present until they have ended.
 
     Args:
         connector: where they take their leases.
@@ -372,7 +373,7 @@ class Threads(WorkerPool):
         self._name, self._watch = name, watch
         self._sure = not program.doubtful
         self._most = inf if self._sure else 1
-        self._wanted = self._asked = self._surplus = 0
+        self._wanted = self._asked = self._staying = 0
         self._present: set[threading.Thread] = set()
 
     def resize(self, count: int) -> None:
@@ -383,20 +384,18 @@ class Threads(WorkerPool):
         with self._engine_lock.lock:
             self._wanted = int(changes.get("wanted", self._wanted))
             self._most = changes.get("most", self._most)
-            count = int(min(self._wanted, self._most))
-            change = count - self._asked
-            self._asked = count
-            kept = min(self._surplus, max(change, 0))
-            self._surplus += max(-change, 0) - kept
+            self._asked = int(min(self._wanted, self._most))
             name = f"penstock {self._name}"
             new = [
                 threading.Thread(target=self._work, name=name, daemon=True)
-                for _ in range(max(change, 0) - kept)
+                for _ in range(self._asked - self._staying)
             ]
             self._present.update(new)
+            self._staying += len(new)
+            surplus = self._staying > self._asked
         for thread in new:
             thread.start()
-        if change < 0:
+        if surplus:
             self._engine_lock.notify(self._connector.segment)
 
     def close(self, until_s: float = inf) -> list[str]:
@@ -443,9 +442,9 @@ class Threads(WorkerPool):
         return True
 
     def _retires(self) -> bool:
-        if self._surplus == 0:
+        if self._staying <= self._asked:
             return False
-        self._surplus -= 1
+        self._staying -= 1
         return True
 
 

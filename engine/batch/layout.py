@@ -226,7 +226,7 @@ class NumberLeaf(Leaf):
 
 
 @dataclass(frozen=True, slots=True)
-class ScalarLeaf(Leaf):
+class ScalarLeaf(ArrayLeaf):
     """A numpy scalar, as from indexing an array: keeps its dtype, as in torch."""
 
     kind: type[np.generic]
@@ -238,9 +238,6 @@ class ScalarLeaf(Leaf):
             return
         same(list(map(type, samples)), self.kind)
         rows[:] = np.fromiter(samples, rows.dtype, len(samples))
-
-    def read(self, memory: torch.Tensor, row: int) -> Any:
-        return memory.numpy()[row]
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,8 +65,7 @@ class Gauge:
     __slots__ = ("_area", "_empty", "_full", "_last", "capacity", "level")
 
     def __init__(self, capacity: int, now_ns: int) -> None:
-        self.capacity = capacity
-        self.level = 0
+        self.capacity, self.level = capacity, 0
         self._area = self._empty = self._full = 0
         self._last = now_ns
 
@@ -79,8 +78,7 @@ class Gauge:
             self._area += self.level * elapsed
             if self.level >= self.capacity:
                 self._full += elapsed
-        self._last = now_ns
-        self.level = level
+        self._last, self.level = now_ns, level
 
     def read(
         self, now_ns: int, window_s: float, row_bytes: float = 0.0

@@ -22,6 +22,7 @@ out.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -58,9 +59,8 @@ from .randomness import (
     SeededCalls,
     Undrawn,
     place,
-    restore,
     seed_global_generators,
-    states,
+    undisturbed,
 )
 
 
@@ -103,21 +103,15 @@ class SeededRead(Calling):
                 return
             self.number = None
         if self.seeds is None and self.get_many is None:
-            self._look(work)
+            self.leases += 1
+            looks = not self.leases & (self.leases - 1)
+            witness = Witness([self.start.dataset]) if looks else None
+            self._read_seeded(work)
+            if witness is not None and self.seeds is None and witness.repeats():
+                self.seeds = False  # so the next samples may be made twice
         elif self.seeds or self._draws(work):
             self.seeds = True
             self._read_seeded(work)
-
-    def _look(self, work: Work) -> None:
-        """Read, each sample seeded; see whether the next ones may be made twice."""
-        self.leases += 1
-        if self.leases & (self.leases - 1):
-            self._read_seeded(work)
-            return
-        witness = Witness([self.start.dataset])
-        self._read_seeded(work)
-        if self.seeds is None and witness.repeats():
-            self.seeds = False
 
     def _draws(self, work: Work) -> bool:
         """Read and return False; if anything was drawn, undo that and return True."""
@@ -132,16 +126,13 @@ class SeededRead(Calling):
         return False
 
     def _read_seeded(self, work: Work) -> None:
-        known = states() if os.getpid() == self.trainer else None
-        try:
+        in_trainer = os.getpid() == self.trainer
+        with undisturbed() if in_trainer else contextlib.nullcontext():
             if self.get_many is not None and self.whole:
                 seed_global_generators(int(work.chunk.rounds[0]))
                 fetch(work, self.stage, self.get_many)
             else:
                 Calling.run(self, work)
-        finally:
-            if known is not None:
-                restore(known)
 
     def begin(self, work: Work) -> Calls:
         """Request one sample after another, each under its seed."""
