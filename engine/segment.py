@@ -186,34 +186,34 @@ class Segment:
         high = 1 if why else max(low, min(high, most))
         held = "" if why in ("", UNSURE) else Restriction.ALONE.format(why)
         yield Knob(
-            recipe.name,
-            "num_parallel_workers",
-            low,
-            high,
-            recipe.tunable and low < high,
-            lambda: self.num_parallel_workers,
-            self._set_workers,
+            operator=recipe.name,
+            name="num_parallel_workers",
+            lower=low,
+            upper=high,
+            tunable=recipe.tunable and low < high,
+            read=lambda: self.num_parallel_workers,
+            write=self._set_workers,
             held=held if recipe.tunable else Restriction.PINNED,
         )
         yield Knob(
-            recipe.queue_name,
-            "prefetch_size",
-            1,
-            MAX_PREFETCH,
-            recipe.tunable,
-            lambda: self.prefetch_size,
-            self._set_prefetch,
+            operator=recipe.queue_name,
+            name="prefetch_size",
+            lower=1,
+            upper=MAX_PREFETCH,
+            tunable=recipe.tunable,
+            read=lambda: self.prefetch_size,
+            write=self._set_prefetch,
         )
         apart = recipe.thread_safe and recipe.timeout_s is None
         if self._alone and apart and not self.stays:
             yield Knob(
-                recipe.name,
-                "executor",
-                0,
-                0,
-                recipe.tunable,
-                lambda: self._wanted or self.executor,
-                self._want,
+                operator=recipe.name,
+                name="executor",
+                lower=0,
+                upper=0,
+                tunable=recipe.tunable,
+                read=lambda: self._wanted or self.executor,
+                write=self._want,
                 choices=("thread", "process"),
             )
 
@@ -315,7 +315,13 @@ def core_of(recipe: Recipe, reservations: Reservations, step: int) -> Core:
         )
         for at, segment in enumerate(recipe.segments)
     ]
-    return Core(recipe.plan, recipe.buffers.open, states, reservations, step)
+    return Core(
+        plan=recipe.plan,
+        buffer_of=recipe.buffers.open,
+        segments=states,
+        reservations=reservations,
+        head=step,
+    )
 
 
 class BatchWork:
@@ -490,7 +496,7 @@ class PoolMaker:
             case "inline":
                 return Inline(connector, program, seed, self._watch)
             case "thread":
-                return Threads(connector, program, seed, name, self._watch)
+                return Threads(connector, program, seed, name=name, watch=self._watch)
             case "async":
                 return Coroutines(connector, program, seed, name, recipe.timeout_s)
         raise AssertionError(kind)

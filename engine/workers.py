@@ -405,8 +405,8 @@ class Threads(WorkerPool):
 
     def threads(self) -> list[str]:
         with self._engine_lock.lock:
-            known = [thread.native_id for thread in self._present]
-        return [f"/proc/self/task/{number}" for number in known if number is not None]
+            numbers = [thread.native_id for thread in self._present]
+        return [f"/proc/self/task/{number}" for number in numbers if number is not None]
 
     def _work(self) -> None:
         use_one_torch_thread()

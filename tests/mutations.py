@@ -134,7 +134,7 @@ MUTATIONS = [
     Mutation(BUDGET, "self.held_bytes + nbytes > self.limit_bytes", "self.held_bytes + nbytes >= self.limit_bytes"),
     Mutation(BUDGET, "max(charge.high, charge.held)", "charge.held"),
     Mutation(BUDGET, "if not oldest and expected is None:", "if False:"),
-    Mutation(BUDGET, "known - (known - high) // 8", "high"),
+    Mutation(BUDGET, "before - (before - high) // 8", "high"),
     Mutation(BUDGET, "        self.byte_budget.forget(self._notify)\n", ""),
     Mutation(BUDGET, "        return refused\n", "        return set()\n"),
     # Which sample stands where

@@ -103,10 +103,10 @@ class TableRows(Sequence[Any]):
 
     def columns(self) -> list[NDArray[Any] | list[Any]]:
         """Return all columns, in order."""
-        found: dict[str, Any] = dict(self.others)
+        columns: dict[str, Any] = dict(self.others)
         for names, values in self.blocks:
-            found.update(zip(names, values.T, strict=True))
-        return [found[name] for name in self.names]
+            columns.update(zip(names, values.T, strict=True))
+        return [columns[name] for name in self.names]
 
     def __len__(self) -> int:
         return self.length

@@ -47,14 +47,14 @@ class DeviceStage:
             SpecError: there is no such device, or an argument is invalid.
         """
         try:
-            found = torch.device(device)
+            place = torch.device(device)
         except (RuntimeError, TypeError) as error:
             raise SpecError(
                 f'`device` must be one such as "cpu" or "cuda:0", got {device!r}'
                 "; pass the name of a device that torch has here"
             ) from error
         check(
-            found.type != "cuda" or torch.cuda.is_available(),
+            place.type != "cuda" or torch.cuda.is_available(),
             f"to_device({device!r}): this machine has no CUDA device that torch can "
             'use; use to_device("cpu") or leave it out',
         )
@@ -63,7 +63,7 @@ class DeviceStage:
             f"`dtype` must be a floating-point torch dtype, got {dtype!r}"
             "; torch.float32 is usual",
         )
-        return cls(found, checked(normalize), dtype, channels_last)
+        return cls(place, checked(normalize), dtype, channels_last)
 
     def __repr__(self) -> str:
         return call(".to_device", self, str(self.device))
@@ -114,11 +114,11 @@ class ToDevice:
         Raises:
             SpecError: images were to be normalised, but the batch has none.
         """
-        stage, found = self._stage, False
+        stage, any_images = self._stage, False
         channels = len(stage.normalize[0]) if stage.normalize else 0
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal found
+            nonlocal any_images
             moved = (
                 carry(tensor) if carry else tensor.to(stage.device, non_blocking=True)
             )
@@ -129,11 +129,11 @@ class ToDevice:
                 and tensor.dim() == 4
                 and tensor.shape[-1] == channels
             )
-            found = found or is_image
+            any_images = any_images or is_image
             return self._normalized(moved) if is_image else moved
 
         moved = map_tensors(data, move)
-        if channels and not found:
+        if channels and not any_images:
             raise SpecError(
                 "to_device(normalize=...) found no images in the batch, uint8"
                 f" [N, H, W, {channels}]; leave it out, or batch images as decoded"

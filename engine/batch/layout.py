@@ -329,17 +329,17 @@ class SequenceNode(Node):
     def _columns(self, samples: Sequence[Any]) -> list[Any]:
         if type(samples[0]) is not self.kind:
             raise Misfit
-        found: list[Any]
         try:
-            if isinstance(samples, ArrayRows):
-                found = samples.apart()
-            else:
-                found = list(zip(*samples, strict=True))
+            columns: list[Any] = (
+                samples.apart()
+                if isinstance(samples, ArrayRows)
+                else list(zip(*samples, strict=True))
+            )
         except (TypeError, ValueError) as error:
             raise Misfit from error
-        if len(found) != len(self.members):
+        if len(columns) != len(self.members):
             raise Misfit
-        return found
+        return columns
 
     def read(self, memory: Any, row: int) -> Any:
         read = Node.read(self, memory, row)

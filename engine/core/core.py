@@ -87,11 +87,11 @@ class Gauge:
         self.move(self.level, now_ns)
         share = 1e-9 / window_s if window_s > 0 else 0.0  # of a nanosecond
         return ConnectorObservation(
-            self._area * share,
-            self.capacity,
-            self._empty * share,
-            self._full * share,
-            row_bytes,
+            occupancy=self._area * share,
+            capacity=self.capacity,
+            empty=self._empty * share,
+            full=self._full * share,
+            row_bytes=row_bytes,
         )
 
 
@@ -169,11 +169,11 @@ class SegmentState:
 
     def learn(self, run_ns: int, cpu_ns: int, rows: int) -> None:
         """Adapt the size of the next leases to what some rows cost."""
-        seen, cpu_seen, known = run_ns / rows, cpu_ns / rows, self.ns_per_row
-        if known is None:
-            known, self.cpu_ns_per_row = seen, cpu_seen
-        self.ns_per_row = known + LEARNING * (seen - known)
-        self.cpu_ns_per_row += LEARNING * (cpu_seen - self.cpu_ns_per_row)
+        latest, latest_cpu, before = run_ns / rows, cpu_ns / rows, self.ns_per_row
+        if before is None:
+            before, self.cpu_ns_per_row = latest, latest_cpu
+        self.ns_per_row = before + LEARNING * (latest - before)
+        self.cpu_ns_per_row += LEARNING * (latest_cpu - self.cpu_ns_per_row)
 
     @property
     def row_bytes(self) -> float:
@@ -262,8 +262,8 @@ class Core:
         elif at > 0 and runs:
             return Wait.INPUT
         elif runs:
-            found = self._frontier()
-            lease = found if isinstance(found, Wait) else self._lease_rows(found, state)
+            batch = self._frontier()
+            lease = batch if isinstance(batch, Wait) else self._lease_rows(batch, state)
         if isinstance(lease, Lease):
             self.leases.add(lease)
         return lease
@@ -597,8 +597,8 @@ class Core:
                 self._advance(each, state)
 
     def _advance(self, at: int, state: SegmentState) -> None:
-        found = self.batches_in_flight.get
-        while (in_flight := found(state.head)) and not in_flight.remaining[at]:
+        batch_at = self.batches_in_flight.get
+        while (in_flight := batch_at(state.head)) and not in_flight.remaining[at]:
             state.head += 1
         self._wake_before(at)
 
@@ -628,11 +628,11 @@ class Core:
 def begun(core: Core, step: int, planned: PlannedBatch) -> InFlightBatch:
     """Return a planned batch with memory for it."""
     return InFlightBatch(
-        planned.plan,
-        planned.rows,
-        planned.first_row,
-        planned.whole,
-        planned.inputs,
+        plan=planned.plan,
+        rows=planned.rows,
+        first_row=planned.first_row,
+        whole=planned.whole,
+        inputs=planned.inputs,
         buffer=core.buffer_of(planned),
         remaining=[len(planned.rows)] * len(core.segments),
         number=step,

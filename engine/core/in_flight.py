@@ -174,12 +174,12 @@ def runs(offsets: list[int] | None, count: int) -> list[tuple[int, int, int]]:
     """
     if offsets is None:
         return [(0, count, 0)]
-    found = []
+    pieces = []
     for _, group in groupby(enumerate(offsets), lambda pair: pair[1] - pair[0]):
         members = list(group)
         start = members[0][0]
-        found.append((start, start + len(members), members[0][1]))
-    return found
+        pieces.append((start, start + len(members), members[0][1]))
+    return pieces
 
 
 @dataclass(slots=True)
@@ -393,9 +393,9 @@ class Reservations:
 
         For a larger image than the last batch's, the bytes grow with the area.
         """
-        known, nbytes = self._image_size, self._batch_bytes
-        if nbytes and known and image_size and image_size > known:
-            return int(nbytes * (image_size / known) ** 2)
+        size, nbytes = self._image_size, self._batch_bytes
+        if nbytes and size and image_size and image_size > size:
+            return int(nbytes * (image_size / size) ** 2)
         return nbytes
 
     def use(self, step: int, nbytes: int) -> None:
@@ -422,11 +422,11 @@ class Reservations:
         of the difference: otherwise one light batch would let ten heavy ones start. An
         epoch's short last batch (not `whole`) says nothing about them.
         """
-        charge, known = self._charges[step], self._batch_bytes
-        if whole or known is None:
+        charge, before = self._charges[step], self._batch_bytes
+        if whole or before is None:
             high, self._batch_bytes = charge.high, charge.high
-            if known is not None and high <= known and image_size == self._image_size:
-                self._batch_bytes = known - (known - high) // 8
+            if before is not None and high <= before and image_size == self._image_size:
+                self._batch_bytes = before - (before - high) // 8
             self._image_size = image_size
         spare, charge.charged = charge.charged - charge.held, charge.held
         self._let_go(spare)

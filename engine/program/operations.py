@@ -216,18 +216,18 @@ class Cached(Calling):
         indices = work.chunk.indices.tolist()
         context, last = work.chunk.context, len(self.steps) - 1
         request = partial(self._make, last) if self.waits else self._now
-        made = map(partial(request, context=context), work.watched(indices))
-        return Calls(made, len(indices), work)
+        samples = map(partial(request, context=context), work.watched(indices))
+        return Calls(samples, len(indices), work)
 
     def _now(self, index: int, context: Context) -> Any:
         """Return a sample without an event loop."""
         (*_, stored) = self.steps
         assert isinstance(stored, Stored)
-        found = stored.cache.find(index, stored.size_of(context))
-        if found is not None and not found.doubted:
-            return found.sample
+        hit = stored.cache.find(index, stored.size_of(context))
+        if hit is not None and not hit.doubted:
+            return hit.sample
         last = len(self.steps) - 1
-        return finished(self._stored(stored, last, index, context, found))
+        return finished(self._stored(stored, last, index, context, hit))
 
     def leave(self) -> None:
         """Write records to disk that are still waiting for it."""
@@ -250,19 +250,19 @@ class Cached(Calling):
                     )
                 return made
             case Stored() as step:
-                found = step.cache.find(index, step.size_of(context))
-                if found is not None and not found.doubted:
-                    return found.sample
-                return await self._stored(step, at, index, context, found)
+                hit = step.cache.find(index, step.size_of(context))
+                if hit is not None and not hit.doubted:
+                    return hit.sample
+                return await self._stored(step, at, index, context, hit)
 
     async def _stored(
-        self, stored: Stored, at: int, index: int, context: Context, found: Found | None
+        self, stored: Stored, at: int, index: int, context: Context, hit: Found | None
     ) -> Any:
         """Return the sample of the cache at step `at`, which found this."""
         compute = partial(self._make, at - 1, index, context)
         size, cache = stored.size_of(context), stored.cache
         try:
-            return await cache.sample(index, size, found, compute, in_loop=self.waits)
+            return await cache.sample(index, size, hit, compute, in_loop=self.waits)
         except (RandomUpstreamError, UnstorableError) as error:
             if not hasattr(error, "penstock_stage"):  # of an earlier cache
                 of_stage(error, cache.opening.name)
@@ -324,11 +324,11 @@ class Fused(Map):
         first, *others = maps
         added = (each.stage.partition(" ")[2] for each in others)
         return cls(
-            " + ".join((first.stage, *added)),
-            first.number,
-            first.function,
-            any(each.wants_rng for each in maps),
-            any(each.wants_ctx for each in maps),
+            stage=" + ".join((first.stage, *added)),
+            number=first.number,
+            function=first.function,
+            wants_rng=any(each.wants_rng for each in maps),
+            wants_ctx=any(each.wants_ctx for each in maps),
             rows=rows,
             maps=maps,
         )
@@ -360,12 +360,11 @@ def with_fused_maps(operations: Sequence[Operation]) -> tuple[Operation, ...]:
         fuses = offered(first.function, FUSES) if isinstance(first, Map) else None
         followed = takewhile(lambda each: isinstance(each, Map), rest)
         maps = [each for each in (first, *followed) if isinstance(each, Map)]
-        if fuses is None or any(each.one_by_one for each in maps):
-            done.append(first)
-            continue
-        found = fuses([each.function for each in maps[1:]])
-        if found is not None:
-            count, rows = found
+        way = None
+        if fuses is not None and not any(each.one_by_one for each in maps):
+            way = fuses([each.function for each in maps[1:]])
+        if way is not None:
+            count, rows = way
             first, rest = Fused.of(tuple(maps[: count + 1]), rows), rest[count:]
         done.append(first)
     return tuple(done)

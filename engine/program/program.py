@@ -427,10 +427,10 @@ class Map(Calling):
             try:
                 addresses = zip(repeat(work), rounds[part], indices[part])
                 rngs = starmap(self._stream, addresses)
-                found = together(samples, rngs, work.chunk.context)
+                several = together(samples, rngs, work.chunk.context)
             except Exception:  # noqa: BLE001 it is raised again, for the bad sample
-                found = ()
-            made += found if len(found) == len(samples) else [None] * len(samples)
+                several = ()
+            made += several if len(several) == len(samples) else [None] * len(samples)
         return made
 
     def _stream(self, work: Work, round_: int, index: int) -> Any:

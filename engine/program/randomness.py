@@ -66,11 +66,11 @@ def mixed(numbers: Sequence[int]) -> int:
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Restore the global generators at the end of the `with`."""
-    known = states()
+    before = states()
     try:
         yield
     finally:
-        restore(known)
+        restore(before)
 
 
 @contextlib.contextmanager
@@ -237,8 +237,8 @@ def _pythons() -> Words | None:
         generator.__sizeof__() < start + 4 * (WORDS + 1)
     ):
         return None
-    found = (ctypes.c_uint32 * (WORDS + 1)).from_address(id(generator) + start)
-    return found if (*found[1:], found[0]) == generator.getstate()[1] else None
+    words = (ctypes.c_uint32 * (WORDS + 1)).from_address(id(generator) + start)
+    return words if (*words[1:], words[0]) == generator.getstate()[1] else None
 
 
 def _address(generator: Any) -> int:
@@ -259,13 +259,13 @@ def _torchs() -> Words | None:
     if at is None:
         return None
     offset, kind = 4 * (at - BEFORE), ctypes.c_uint32 * (SPARE + 1)
-    seen = kind.from_address(_address(other) + offset)
+    state = kind.from_address(_address(other) + offset)
     spare = []
     for _ in range(3):
-        spare.append(seen[SPARE] & 0xFF)
+        spare.append(state[SPARE] & 0xFF)
         torch.randn(1, generator=other)
     left = int(other.get_state().numpy().view(np.int32)[2])
-    if (*spare, seen[0]) != (1, 0, 1, left):
+    if (*spare, state[0]) != (1, 0, 1, left):
         return None
     return kind.from_address(_address(torch.default_generator) + offset)
 
@@ -280,15 +280,15 @@ def _spare() -> Words | None:
     other, ours = np.random.RandomState(0), np.random.mtrand._rand  # noqa: SLF001
     size = type(other).__basicsize__ // 4
     words = (ctypes.c_uint32 * size).from_address(id(other))
-    seen, said = [], []
+    states, spares = [], []
     for _ in range(4):
-        said.append(other.get_state(legacy=False)["has_gauss"])
-        seen.append(tuple(words))
+        spares.append(other.get_state(legacy=False)["has_gauss"])
+        states.append(tuple(words))
         other.randn()
-    found = [at for at in range(size) if [each[at] for each in seen] == said]
-    if said != [0, 1, 0, 1] or len(found) != 1 or type(ours) is not type(other):
+    places = [at for at in range(size) if [each[at] for each in states] == spares]
+    if spares != [0, 1, 0, 1] or len(places) != 1 or type(ours) is not type(other):
         return None
-    return (ctypes.c_uint32 * 1).from_address(id(ours) + 4 * found[0])
+    return (ctypes.c_uint32 * 1).from_address(id(ours) + 4 * places[0])
 
 
 def _made_words() -> memoryview | None:
@@ -320,11 +320,11 @@ def _numpys() -> Words | None:
     global _known  # noqa: PLW0603 nearly always the same generator
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if generator is not _known[0]:
-        found = None
+        words = None
         if isinstance(generator, np.random.MT19937):
             address = generator.ctypes.state_address
-            found = (ctypes.c_uint32 * (WORDS + 1)).from_address(address)
-        _known = generator, found
+            words = (ctypes.c_uint32 * (WORDS + 1)).from_address(address)
+        _known = generator, words
     return _known[1]
 
 
