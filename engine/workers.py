@@ -626,7 +626,7 @@ class Coroutines(ServedPool):
                 failed.add(at)
                 calls.results.fail(at, error, stage)
                 samples.append(FAILED)
-        calls.results.take(samples, failed)
+        calls.results.continue_with(samples, failed)
 
     async def _limited(self, calls: Calls, stage: str) -> Any:
         if self._timeout_s is None:

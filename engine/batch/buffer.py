@@ -192,8 +192,7 @@ class Buffers:
         noted = [f for f in in_flight.failures if self.substitute or not f.cut_short]
         failures = sorted(noted, key=lambda failure: failure.row)
         in_flight.failures.clear()  # breaks a cycle: the tracebacks' frames hold it
-        failed = self.failed(failures, plan)
-        if failed is not None:
+        if (failed := self.failed(failures, plan)) is not None:
             return failed
         gathered = Gathered(buffer, plan, in_flight.rows.indices, tuple(failures))
         users = self.collate is not None and not self.keep

@@ -347,9 +347,11 @@ class SequenceNode(Node):
 
     def _sealed(self, parts: list[Any]) -> Any:
         # default_collate returns columns of text as zip makes them.
-        pairs = zip(self.members, parts, strict=True)
         return self._joined(
-            [tuple(p) if isinstance(m, ObjectLeaf) else p for m, p in pairs]
+            [
+                tuple(part) if isinstance(member, ObjectLeaf) else part
+                for member, part in zip(self.members, parts, strict=True)
+            ]
         )
 
     def _joined(self, parts: list[Any]) -> Any:

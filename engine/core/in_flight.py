@@ -176,9 +176,8 @@ def runs(offsets: list[int] | None, count: int) -> list[tuple[int, int, int]]:
         return [(0, count, 0)]
     pieces = []
     for _, group in groupby(enumerate(offsets), lambda pair: pair[1] - pair[0]):
-        members = list(group)
-        start = members[0][0]
-        pieces.append((start, start + len(members), members[0][1]))
+        (start, first), *others = group
+        pieces.append((start, start + 1 + len(others), first))
     return pieces
 
 

@@ -58,7 +58,7 @@ from .program import (
 from .randomness import (
     SeededCalls,
     Undrawn,
-    place,
+    positions,
     seed_global_generators,
     undisturbed,
 )
@@ -146,10 +146,10 @@ class SeededRead(Calling):
         """Yield each index with the global generators set to its seed."""
         for index, seed in pairs:
             seed_global_generators(seed)
-            before = None if self.seeds else place()
+            before = None if self.seeds else positions()
             yield index
             # A cache may keep what was drawn, and hide it from later looks.
-            if before is not None and place() != before:
+            if before is not None and positions() != before:
                 self.seeds = True
 
 

@@ -88,7 +88,7 @@ class Work:
         self.offsets = [at for at, flag in zip(before, flags, strict=True) if flag]
         self.samples = [s for s, flag in zip(samples, flags, strict=True) if flag]
 
-    def take(self, results: list[Any], failed: set[int]) -> None:
+    def continue_with(self, results: list[Any], failed: set[int]) -> None:
         """Continue with `results`, except those that failed."""
         if failed:
             self.keep(results, (at not in failed for at in range(len(results))))
@@ -102,8 +102,8 @@ class Work:
         offset = at if self.offsets is None else self.offsets[at]
         stage = getattr(error, "penstock_stage", stage)  # of several in one
         index, row = self.chunk.index(offset), self.chunk.first_row + offset
-        failure = Failure(error, stage, index, row, cut_short)
-        self.failures = [*(self.failures or ()), failure]
+        self.failures = self.failures or []
+        self.failures.append(Failure(error, stage, index, row, cut_short))
 
     def fail_all(self, error: BaseException, stage: str) -> None:
         """Record that none of the rows could be started."""
@@ -162,7 +162,7 @@ def apply(work: Work, stage: str, calls: Iterable[Any], count: int) -> None:
                 failed.add(len(results))
                 work.fail(len(results), SampleError(STOPPED.format(stage)), stage)
                 results.append(FAILED)
-    work.take(results, failed)
+    work.continue_with(results, failed)
 
 
 STOPPED = (
@@ -483,9 +483,14 @@ class BatchMap(Map):
             each: an operation of the pipeline.
             rank: the rank whose batches these are: each rank has its own draws.
         """
-        number = each.number + (rank << RANK_BITS)
-        wants = each.wants_rng, each.wants_ctx
-        return cls(each.stage, number, each.function, *wants, one_by_one=True)
+        return cls(
+            stage=each.stage,
+            number=each.number + (rank << RANK_BITS),
+            function=each.function,
+            wants_rng=each.wants_rng,
+            wants_ctx=each.wants_ctx,
+            one_by_one=True,
+        )
 
     def _extras(self, work: Work) -> tuple[Any, ...]:
         context = work.chunk.context
@@ -507,8 +512,8 @@ class Filter(Calling):
         """Ask about each sample, keeping the samples apart from the answers."""
         work.make_rows(self.stage)  # what is asked about is what is kept
         flags = Work(work.chunk, work.random, work.samples, work.offsets)
-        calls = map(self.predicate, work.watched(work.samples))
-        return Calls(calls, len(work.samples), flags)
+        answers = map(self.predicate, work.watched(work.samples))
+        return Calls(answers, len(work.samples), flags)
 
     def finish(self, work: Work, results: Work) -> None:
         """Keep the samples whose answer is true."""

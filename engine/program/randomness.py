@@ -110,10 +110,10 @@ def restore(before: States) -> None:
     torch.default_generator.set_state(torchs)
 
 
-Place = tuple[Any, Any, Any]
+Positions = tuple[Any, Any, Any]
 
 
-def place() -> Place:
+def positions() -> Positions:
     """Return values that change when anything is drawn; takes half a microsecond.
 
     A Mersenne Twister counts the used words of its state, and makes new words when they
@@ -138,19 +138,19 @@ class Undrawn:
     """Notices draws from the trainer's global generators, and can undo them."""
 
     def __init__(self) -> None:
-        self._place: Place | None = None
+        self._positions: Positions | None = None
         self._states: States | None = None
 
     def look(self) -> None:
         """Note the generators' states; cheap if nobody has drawn since."""
-        now = place()
-        if now != self._place:
-            self._place, self._states = now, states()
+        now = positions()
+        if now != self._positions:
+            self._positions, self._states = now, states()
 
     @property
     def drawn(self) -> bool:
         """Whether anything was drawn since."""
-        return place() != self._place
+        return positions() != self._positions
 
     def put_back(self) -> None:
         """Restore the generators to the noted states."""

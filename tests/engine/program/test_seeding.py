@@ -18,7 +18,12 @@ from penstock.engine.plan import Context
 from penstock.engine.program import randomness
 from penstock.engine.program.operations import SeededRead, WorkerStart
 from penstock.engine.program.program import Work
-from penstock.engine.program.randomness import SampleRandom, SeededCalls, Undrawn, place
+from penstock.engine.program.randomness import (
+    SampleRandom,
+    SeededCalls,
+    Undrawn,
+    positions,
+)
 
 DRAWS: dict[str, Callable[[], object]] = {
     "a float of random": random.random,
@@ -50,11 +55,11 @@ def _seeded() -> None:
 
 @pytest.mark.parametrize("draw", list(DRAWS))
 def test_every_draw_moves_the_generators_place(draw: str) -> None:
-    before = place()
-    assert place() == before
+    before = positions()
+    assert positions() == before
     for _ in range(700):  # once around the words of a Mersenne Twister, and more
         DRAWS[draw]()
-        now = place()
+        now = positions()
         assert now != before
         before = now
 
