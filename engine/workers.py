@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 
@@ -179,7 +179,6 @@ class ServedPool(WorkerPool):
     def _serve(self) -> None:
         """Serve the workers until the engine is closed or all have left."""
 
-    @abstractmethod
     def _end_all(self) -> None:
         """End the remaining workers."""
 
@@ -448,25 +447,15 @@ class Threads(WorkerPool):
         return True
 
 
-@dataclass(slots=True, eq=False)
-class Permit:
-    """One worker."""
-
-    meter: WorkerMeter
-    random: SampleRandom
-    """Its own, because others draw while its function waits."""
-    task: asyncio.Task[None] | None = None
-    """Works on leases; None while idle. (The loop itself refers to it only weakly.)"""
-
-
 class Coroutines(ServedPool):
     """Coroutines: for reads that wait, hundreds at once, in one thread.
 
-    The thread runs one event loop. A *permit* is a worker: the right to have one lease
-    in progress. One more worker therefore costs a few hundred bytes, but no thread and
-    no stack. The loop never waits for a lease: the engine lock notifies it of possible
-    work. The rows of a lease are awaited one after another. Rows that wait long are
-    leased one by one (core.py sizes leases by time), and many leases wait at once.
+    The thread runs one event loop. A *permit* is a worker: a task of the loop that has
+    one lease in progress, or is idle. One more worker therefore costs a few kilobytes,
+    but no thread and no stack. The loop never waits for a lease: the engine lock
+    notifies it of possible work. The rows of a lease are awaited one after another.
+    Rows that wait long are leased one by one (core.py sizes leases by time), and many
+    leases wait at once.
 
     All functions of the program are coroutine functions.
 
@@ -486,8 +475,9 @@ class Coroutines(ServedPool):
     ) -> None:
         super().__init__(connector, f"{name} coroutines")
         self._program, self._seed, self._timeout_s = program, seed, timeout_s
-        self._present: set[Permit] = set()
-        self._idle: deque[Permit] = deque()
+        self._present: set[asyncio.Task[None]] = set()
+        # What idle permits wait for, those first that have waited longest.
+        self._idle: deque[asyncio.Future[None]] = deque()
         # The thread's CPU time when the last lease was settled.
         self._cpu_ns = 0
         self._rung = asyncio.Event()
@@ -506,17 +496,16 @@ class Coroutines(ServedPool):
         with asyncio.Runner() as runner:
             runner.run(self._loop())
 
-    def _end_all(self) -> None:
-        for permit in list(self._present):
-            self._remove(permit)
-
     async def _loop(self) -> None:
         loop, lock = asyncio.get_running_loop(), self._engine_lock
         loop.add_reader(self._wakeup, self._hear)
         try:
             while not lock.closed and (self._present or not self._leaving):
-                self._staff()
-                self._hand_out()
+                surplus = len(self._present) - self._asked
+                for _ in range(-surplus):
+                    self._present.add(asyncio.create_task(self._permit()))
+                # If the first finds no work, nor would the others.
+                self._notify_idle(max(1, surplus))
                 await self._rung.wait()
                 self._rung.clear()
         finally:
@@ -526,58 +515,56 @@ class Coroutines(ServedPool):
         self._wakeup.clear()
         self._rung.set()
 
-    def _staff(self) -> None:
-        """Adjust the number of permits to the request, as far as they are idle."""
-        while len(self._present) < self._asked:
-            permit = Permit(self._connector.enter(), SampleRandom(self._seed))
-            self._present.add(permit)
-            if not self._employ(permit):
-                self._idle.append(permit)
-        while self._idle and len(self._present) > self._asked:
-            self._remove(self._idle.popleft())
+    def _notify_idle(self, count: int) -> None:
+        """Let so many idle permits look for work, or leave if they are too many."""
+        while count and self._idle:
+            notified = self._idle.popleft()
+            if not notified.done():  # else its own function has cancelled it
+                notified.set_result(None)
+                count -= 1
 
-    def _hand_out(self) -> None:
-        """Employ idle permits up to the first that finds no work.
+    async def _permit(self) -> None:
+        """Take and settle leases until there are too many permits.
 
-        The others would find none, either. That one goes to the end of the line, so
-        that in time all meters show what they wait for.
+        One that finds no work goes to the end of the line, so that in time all meters
+        show what they wait for. One that was notified and finds some notifies the next.
         """
-        while self._idle:
-            if not self._employ(self._idle[0]):
-                self._idle.rotate(-1)
-                return
-            self._idle.popleft()
-
-    def _employ(self, permit: Permit) -> bool:
-        lease = self._connector.try_take(permit.meter)
-        if lease is None:
-            return False
-        permit.task = asyncio.create_task(self._busy(permit, lease))
-        return True
-
-    async def _busy(self, permit: Permit, first: Lease) -> None:
-        """Work on one lease after another, until there are none."""
-        lease: Lease | None = first
+        meter, random = self._connector.enter(), SampleRandom(self._seed)
+        lock, notified = self._engine_lock, None
         try:
-            while lease is not None:
-                outcome = await self._outcome(lease, permit.random)
-                # The thread served several leases since the last settling. The share
-                # of each is unknown, but the sum is right.
-                now_ns = time.thread_time_ns()
-                outcome.cpu_ns, self._cpu_ns = now_ns - self._cpu_ns, now_ns
-                self._connector.settle(lease, outcome, permit.meter)
-                await self._yield()
-                if len(self._present) > self._asked:
-                    self._remove(permit)
-                    return
-                lease = self._connector.try_take(permit.meter)
-            self._idle.append(permit)
+            # Its function may have resisted the cancellation, which comes only once.
+            while not lock.closed and len(self._present) <= self._asked:
+                lease = self._connector.try_take(meter)
+                if lease is None:
+                    notified = asyncio.get_running_loop().create_future()
+                    self._idle.append(notified)
+                    await notified
+                    continue
+                if notified is not None:  # there may be work for another one, too
+                    notified = None
+                    self._notify_idle(1)
+                await self._run(lease, random, meter)
         except asyncio.CancelledError:  # nobody needs its rows any more
             raise
         except BaseException as error:  # noqa: BLE001 ours: user code is caught before
-            self._engine_lock.fail(error)
-            self._remove(permit)
-        permit.task = None
+            lock.fail(error)
+            self.retire()
+        finally:
+            self._connector.leave(meter)
+            self._present.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+            self._rung.set()  # somebody may wait for the last permit to leave
+
+    async def _run(
+        self, lease: Lease, random: SampleRandom, meter: WorkerMeter
+    ) -> None:
+        """Work on one lease. Keeps no reference between two leases."""
+        outcome = await self._outcome(lease, random)
+        # The thread served several leases since the last settling. The share of each is
+        # unknown, but the sum is right.
+        now_ns = time.thread_time_ns()
+        outcome.cpu_ns, self._cpu_ns = now_ns - self._cpu_ns, now_ns
+        self._connector.settle(lease, outcome, meter)
+        await self._yield()
 
     async def _yield(self) -> None:
         """Let other tasks run whose wait is over."""
@@ -642,8 +629,3 @@ class Coroutines(ServedPool):
                 f"{self._timeout_s:g} s, and was cancelled; raise `timeout`, or let the"
                 " function retry with a shorter time limit of its own"
             ) from error
-
-    def _remove(self, permit: Permit) -> None:
-        self._present.discard(permit)
-        self._connector.leave(permit.meter)
-        self._rung.set()  # somebody may wait for the last permit to leave
