@@ -36,7 +36,7 @@ from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw, Policy
 from penstock.autotune.situation import Decision, DecisionOutcome
 from penstock.autotune.tuner import Tuner, TunerThread
-from penstock.engine.core.byte_budget import ByteBudget
+from penstock.engine.core.in_flight import ByteBudget
 from penstock.engine.run import Run
 from penstock.system.resources import Budget
 

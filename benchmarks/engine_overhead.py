@@ -25,7 +25,9 @@ from torch.utils.data import DataLoader
 from versus import show, versus
 
 import penstock as ps
-from penstock.engine.core.metrics import Gauge, Wait, WorkerMeter
+from penstock.engine.core.connector import WorkerMeter
+from penstock.engine.core.core import Gauge
+from penstock.engine.core.in_flight import Wait
 
 ROUNDS = 5
 

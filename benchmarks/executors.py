@@ -26,7 +26,7 @@ import penstock as ps
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw
 from penstock.autotune.tuner import Tuner
-from penstock.engine.core.byte_budget import ByteBudget
+from penstock.engine.core.in_flight import ByteBudget
 from penstock.engine.run import Run
 
 BATCH = 32

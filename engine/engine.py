@@ -23,19 +23,16 @@ from ..errors import CLOSED, PenstockError
 from ..system.weak_methods import weakly
 from .auto_executor import resolve
 from .batch.buffer import FailedBatch, Finished, Gathered
-from .batch_work import BatchWork, worked_late
 from .contention import Rest
-from .core.byte_budget import ByteBudget, Reservations
-from .core.chunk import InFlightBatch
 from .core.connector import Connector, EngineLock
+from .core.in_flight import ByteBudget, InFlightBatch, Reservations
 from .monitor import Monitor
 from .observe.trainer_meter import TrainerMeter
 from .plan import AssignedPlan
-from .program.seeding import SeededCalls, Undrawn, seeded_by
+from .program.randomness import SeededCalls, Undrawn, seeded_by
 from .recipe import Recipe, SegmentRecipe
-from .segment import Segment, core_of, note
-from .workers.making import PoolMaker
-from .workers.pool import Kind, Watches, no_watch
+from .segment import BatchWork, PoolMaker, Segment, core_of, note, worked_late
+from .workers import Kind, Watches, no_watch
 
 LOGGER = logging.getLogger("penstock")
 STUCK = (

@@ -12,13 +12,12 @@ import numpy as np
 
 from ..errors import WorkerError, add_note
 from .batch.buffer import BatchBuffer, Buffers, FailedBatch, Finished, Gathered
-from .batch_work import worked, worked_late
-from .core.chunk import Chunk, Failure, InFlightBatch
 from .core.connector import ReaderLost
+from .core.in_flight import Chunk, Failure, InFlightBatch
 from .engine import Engine
 from .plan import BatchPlan, Cursor, Plan, PlannedBatch, Rows
-from .program.randomness import SampleRandom
-from .program.seeding import SeededCalls
+from .program.randomness import SampleRandom, SeededCalls
+from .segment import worked, worked_late
 
 LOSSES = 5
 """How often the process that reads an iterable may die with no batch in between."""

@@ -15,7 +15,7 @@ from dataclasses import asdict
 
 from ..errors import CLOSED, PenstockError
 from .auto_executor import SOON_NS, WORTH_START_NS, ResolvedExecutor, resolve
-from .core.byte_budget import ByteBudget
+from .core.in_flight import ByteBudget
 from .core.metrics import ConnectorObservation
 from .engine import Engine
 from .far.pools import FarPools
@@ -34,7 +34,7 @@ from .observe.trainer_meter import TrainerMeter
 from .plan import Cursor
 from .recipe import Recipe
 from .witness.witness import Witness
-from .workers.pool import Kind
+from .workers import Kind
 
 NOTE_NS = 1_000_000_000
 """A reading a second is enough for figures over the last ten seconds."""

@@ -17,23 +17,17 @@ from typing import Any
 from ..errors import SampleError
 from .batch.buffer import BatchBuffer, FailedBatch, Finished, Gathered
 from .batch.layout import size_of, size_of_all
-from .core.chunk import Chunk, Failure, InFlightBatch
-from .core.metrics import (
-    LONG_NS,
-    PartReading,
-    PartsMeter,
-    SampledClock,
-    WorkerReading,
-    own_queue,
-)
+from .core.connector import LONG_NS, PartsMeter, SampledClock, own_queue
+from .core.in_flight import Chunk, Failure, InFlightBatch
+from .core.metrics import PartReading, WorkerReading
 from .feed import Delivery, PlannedFeed, RepackFeed
 from .observe.observation import ratio
 from .plan import BatchPlan, Cursor, PlannedBatch
+from .program.operations import SeededRead
 from .program.program import STOPPED, Read, Work
-from .program.randomness import SampleRandom
-from .program.seeding import (
+from .program.randomness import (
+    SampleRandom,
     SeededCalls,
-    SeededRead,
     Undrawn,
     mixed,
     seed_global_generators,

@@ -23,7 +23,7 @@ from .observe.trainer_meter import TrainerMeter
 from .plan import Planning
 from .recipe import Recipe
 from .segment import Segment
-from .workers.pool import PoolStatistics
+from .workers import PoolStatistics
 
 PROBE_AGAIN_S = 60.0
 """How long a result of the GIL probe stays valid."""

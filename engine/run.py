@@ -10,10 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BudgetError, WorkerError
-from .batch.device import DeviceStage, ToDevice
-from .batch.tensors import in_parts
+from .batch.device import DeviceStage, ToDevice, in_parts
 from .contention import ContentionMeter
-from .core.byte_budget import ByteBudget
+from .core.in_flight import ByteBudget
 from .feed import Delivery
 from .hosts import DirectHost, Host, TrainerHost
 from .in_children import (
@@ -35,7 +34,7 @@ from .plan import BatchPlan, Cursor
 from .recipe import Recipe, SegmentRecipe
 from .segment import Segment, as_now
 from .witness.witness import ChangeWatch, Witness
-from .workers.pool import Kind
+from .workers import Kind
 
 if TYPE_CHECKING:
     from .to_device.lane import Lane

@@ -1,28 +1,42 @@
-"""A segment at run time: its connector, its present workers, and its knobs."""
+"""Segments at run time: their workers, their knobs, and the batches that they make.
+
+Segments after the one that places rows get one batch at a time, in any order. The first
+of them may be the user's `collate_fn`. It runs in the trainer's thread, one batch after
+another, until it has proved to keep no state, and workers that make whole batches call
+it themselves.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
+import numpy as np
+
+from ..errors import NOTE, add_note
 from ..system.forking import FORKS
 from ..system.run_queue import RunQueue
 from ..system.weak_methods import weakly
-from .core.byte_budget import Reservations
+from .batch.buffer import FailedBatch, Finished, Gathered
 from .core.connector import Connector
-from .core.core import Core, SegmentState
-from .core.metrics import Gauge
+from .core.core import Core, Gauge, SegmentState
+from .core.in_flight import Chunk, Failure, InFlightBatch, Onward, Reservations
 from .observe.knob import Knob, Restriction
 from .observe.observation import Move, MoveOutcome
-from .plan import AssignedPlan
+from .plan import AssignedPlan, BatchPlan
+from .program.operations import Collate
+from .program.randomness import SampleRandom
 from .recipe import Recipe, SegmentRecipe
+from .witness.hazards import Finding
 from .witness.witness import Witness
-from .workers.inline import Inline
-from .workers.pool import Kind, WorkerPool
+from .workers import Coroutines, Inline, Kind, Threads, Watches, WorkerPool, no_watch
 
+Made = Onward | Finished | Gathered | FailedBatch
 MakePool = Callable[[Kind], WorkerPool]
 """Creates the pool of one kind for this segment."""
 
@@ -58,15 +72,18 @@ class Segment:
         *,
         alone: bool = True,
     ) -> None:
-        self.recipe = recipe
-        self.connector = connector
+        self.recipe, self.connector = recipe, connector
         self.undecided = recipe.executor == "auto"
         """Whether it runs inline until it has shown what a batch costs."""
         self.stays = recipe.stays
         """Why it may not become another kind; empty if it may."""
         self._alone = alone
-        moves = self.undecided or not recipe.stays
-        looks = moves or recipe.program.watched or recipe.per_batch
+        looks = (
+            self.undecided
+            or not recipe.stays
+            or recipe.program.watched
+            or recipe.per_batch
+        )
         self.witness = Witness(recipe.subjects if looks else ())
         """What is known of what its samples come from."""
         self._changes_there = ""
@@ -76,8 +93,7 @@ class Segment:
         self._make_pool = make_pool
         # Guards `pool`, `_asked` and `_wanted`: a pool that leaves is not resized.
         self._lock = threading.Lock()
-        self._asked = recipe.num_parallel_workers
-        self._prefetch = recipe.prefetch_size
+        self._asked, self._prefetch = recipe.num_parallel_workers, recipe.prefetch_size
         start: Kind = "inline" if recipe.executor == "auto" else recipe.executor
         self.pool = make_pool(start)
         """Its present workers."""
@@ -168,35 +184,36 @@ class Segment:
         why = self._why_alone()
         most = self.pool.statistics().most
         high = 1 if why else max(low, min(high, most))
+        held = "" if why in ("", UNSURE) else Restriction.ALONE.format(why)
         yield Knob(
-            recipe.name,
-            "num_parallel_workers",
-            low,
-            high,
-            recipe.tunable and low < high,
-            lambda: self.num_parallel_workers,
-            self._set_workers,
-            held=_held(why) if recipe.tunable else Restriction.PINNED,
+            operator=recipe.name,
+            name="num_parallel_workers",
+            lower=low,
+            upper=high,
+            tunable=recipe.tunable and low < high,
+            read=lambda: self.num_parallel_workers,
+            write=self._set_workers,
+            held=held if recipe.tunable else Restriction.PINNED,
         )
         yield Knob(
-            recipe.queue_name,
-            "prefetch_size",
-            1,
-            MAX_PREFETCH,
-            recipe.tunable,
-            lambda: self.prefetch_size,
-            self._set_prefetch,
+            operator=recipe.queue_name,
+            name="prefetch_size",
+            lower=1,
+            upper=MAX_PREFETCH,
+            tunable=recipe.tunable,
+            read=lambda: self.prefetch_size,
+            write=self._set_prefetch,
         )
         apart = recipe.thread_safe and recipe.timeout_s is None
         if self._alone and apart and not self.stays:
             yield Knob(
-                recipe.name,
-                "executor",
-                0,
-                0,
-                recipe.tunable,
-                lambda: self._wanted or self.executor,
-                self._want,
+                operator=recipe.name,
+                name="executor",
+                lower=0,
+                upper=0,
+                tunable=recipe.tunable,
+                read=lambda: self._wanted or self.executor,
+                write=self._want,
                 choices=("thread", "process"),
             )
 
@@ -249,23 +266,17 @@ class Segment:
         with engine_lock.lock:
             held = self.pool.leases(self.num_parallel_workers)
             # Inline, the trainer works on demand, on the batch it asks for.
-            inline = self.inline is not None
-            engine_lock.core.set_workers(at, *held, inline=inline)
+            engine_lock.core.set_workers(at, *held, inline=self.inline is not None)
             engine_lock.core.set_prefetch(at, self.prefetch_size)
             engine_lock.wake()
-
-
-def _held(why: str) -> str:
-    """Return what keeps a worker alone, if that may last, and what would not."""
-    return Restriction.ALONE.format(why) if why not in ("", UNSURE) else ""
 
 
 def note(
     segment: Segment, new: str, outcome: MoveOutcome, reason: str, old: str = ""
 ) -> None:
     """Record a change of kind, from `old` or the present one, or why there was none."""
-    before = old or segment.executor
-    segment.moves.append(Move(segment.recipe.name, before, new, outcome, reason))
+    name, old = segment.recipe.name, old or segment.executor
+    segment.moves.append(Move(name, old, new, outcome, reason))
 
 
 def as_now(segments: Iterable[Segment]) -> tuple[SegmentRecipe, ...]:
@@ -304,4 +315,214 @@ def core_of(recipe: Recipe, reservations: Reservations, step: int) -> Core:
         )
         for at, segment in enumerate(recipe.segments)
     ]
-    return Core(recipe.plan, recipe.buffers.open, states, reservations, step)
+    return Core(
+        plan=recipe.plan,
+        buffer_of=recipe.buffers.open,
+        segments=states,
+        reservations=reservations,
+        head=step,
+    )
+
+
+class BatchWork:
+    """Sends batches through the segments that work on whole ones, and out.
+
+    Args:
+        recipe: what the engine runs.
+        collates: called once the `collate_fn` has proved to keep no state.
+        judge: called with the first batch that an inline segment has made.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        collates: Callable[[], None],
+        judge: Callable[[int, Any], None],
+    ) -> None:
+        self._segments = segments = recipe.segments
+        self._buffers, self._looked = recipe.buffers, False
+        self._collates, self._judge = collates, judge
+        self._unknown = {
+            at
+            for at, each in enumerate(segments)
+            if each.per_batch and each.executor in ("auto", "inline")
+        }
+        """Inline segments that have made no batch yet."""
+        self._first = sum(not each.per_batch for each in segments)
+        for each in segments:
+            (operation, *_) = each.program.operations
+            if isinstance(operation, Collate):
+                operation.apart = isinstance(recipe.plan, AssignedPlan)
+
+    def finisher(self, at: int) -> Callable[[InFlightBatch], Made]:
+        """Return the function to call on a batch when segment `at` has finished it."""
+        return partial(self._worked, at) if at >= self._first else self._filled
+
+    def _filled(self, in_flight: InFlightBatch) -> Made:
+        """Handle a batch whose rows are all finished, or have failed."""
+        made = self._buffers.finish(in_flight)
+        if not in_flight.whole:
+            return made
+        if self._first == len(self._segments) or isinstance(made, FailedBatch):
+            return self._pinned(in_flight, made)
+        in_flight.substituted = made.failures
+        if isinstance(made, Gathered):
+            return Onward(self._first, made)
+        in_flight.buffer.let_go()
+        return Onward(self._first + self._segments[self._first].in_order, made.data)
+
+    def _worked(self, at: int, in_flight: InFlightBatch) -> Made:
+        """Handle a batch that a segment has worked on."""
+        outputs, in_flight.made = in_flight.made, None
+        failures = in_flight.failures
+        if failures:
+            failed = FailedBatch(batch_error(failures[0], in_flight.plan))
+            failures.clear()  # breaks a cycle: the traceback's frames hold it
+            return failed
+        (data,) = outputs
+        if self._segments[at].in_order:
+            in_flight.buffer.let_go()
+            collate = self._segments[at].program.operations[0]
+            assert isinstance(collate, Collate)
+            if collate.calls.keeps:
+                self._unknown.discard(at)
+            elif not self._looked:
+                self._looked = True
+                self._collates()
+        if isinstance(data, FailedBatch):
+            return data
+        if at in self._unknown:
+            self._unknown.remove(at)
+            self._judge(at, data)
+        if at + 1 < len(self._segments):
+            return Onward(at + 1, data)
+        return self._pinned(in_flight, Finished(data, in_flight.substituted))
+
+    def _pinned(self, in_flight: InFlightBatch, made: Made) -> Made:
+        """Move a batch that is made to pinned memory, if it belongs there."""
+        buffers = self._buffers
+        if buffers.pin is None or buffers.keep or not isinstance(made, Finished):
+            return made
+        data = buffers.pin(made.data)
+        if data is made.data:
+            return made
+        in_flight.buffer.let_go()
+        in_flight.made = None
+        return replace(made, data=data)
+
+
+def batch_error(failure: Failure, plan: BatchPlan) -> BaseException:
+    """Return a function's exception, with a note that identifies the batch."""
+    where = f"the batch of epoch {plan.epoch}, step {plan.step}"
+    add_note(failure.error, f"{NOTE}{failure.stage}, {where}")
+    return failure.error
+
+
+def worked_late(
+    recipe: Recipe, plan: BatchPlan, made: Finished | FailedBatch
+) -> Finished | FailedBatch:
+    """Do the work on whole batches that worker processes have not done."""
+    if isinstance(made, FailedBatch):
+        return made
+    try:
+        return replace(made, data=worked(recipe, plan, made.data))
+    except Exception as error:  # noqa: BLE001 the trainer raises it
+        return FailedBatch(error)
+
+
+def worked(recipe: Recipe, plan: BatchPlan, data: Any) -> Any:
+    """Apply the maps of whole batches here and now.
+
+    Raises:
+        Exception: whatever a function raises.
+    """
+    if not recipe.batch_work:
+        return data
+    nothing = np.zeros(1, np.int64)
+    chunk = Chunk(plan.step, 0, nothing, nothing, plan.ctx)
+    random = SampleRandom(recipe.seed)
+    for segment in recipe.batch_work:
+        outcome = segment.program.run(chunk, [data], None, random)
+        if outcome.failures:
+            raise batch_error(outcome.failures[0], plan)
+        (data,) = outcome.outputs or [None]
+    return data
+
+
+class PoolMaker:
+    """Makes pools. Others may have workers elsewhere, too, and own what these share.
+
+    Args:
+        recipe: the engine's recipe.
+        begun_at: the first batch wanted.
+        watch: makes what observes the samples of a worker; it may return None.
+    """
+
+    def __init__(
+        self, recipe: Recipe, begun_at: int, watch: Watches = no_watch
+    ) -> None:
+        self._recipe, self._begun_at, self._watch = recipe, begun_at, watch
+
+    @staticmethod
+    def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:  # noqa: ARG004 others look
+        """Return what threads must not share once samples are made, by segment."""
+        return {}
+
+    def begin(self) -> None:
+        """Start what the pools share, before the engine has threads.
+
+        The caller must `close`, also after an error.
+
+        Raises:
+            SpecError: workers elsewhere cannot be started.
+        """
+
+    def make(
+        self, connector: Connector, recipe: SegmentRecipe, kind: Kind
+    ) -> WorkerPool:
+        """Create a pool of one kind, without workers yet.
+
+        Args:
+            connector: where they take their leases.
+            recipe: the segment's recipe.
+            kind: kind of the workers.
+
+        Raises:
+            SpecError: this system has no such workers, or the program cannot be sent
+                to them.
+        """
+        program, seed, name = recipe.program, self._recipe.seed, recipe.name
+        match kind:
+            case "inline":
+                return Inline(connector, program, seed, self._watch)
+            case "thread":
+                return Threads(connector, program, seed, name=name, watch=self._watch)
+            case "async":
+                return Coroutines(connector, program, seed, name, recipe.timeout_s)
+        raise AssertionError(kind)
+
+    @property
+    def forked(self) -> bool:
+        """Whether there is a fork server."""
+        return False
+
+    def fork(self) -> None:
+        """Start the fork server, while nobody works: a fork copies locks as they are.
+
+        Raises:
+            SpecError: a segment cannot be sent to another process, or this system has
+                no fork.
+        """
+
+    def expire(self) -> None:
+        """Let worker processes end; none start until `renew`."""
+
+    def renew(self) -> None:
+        """Replace all workers in other processes: the dataset may have changed.
+
+        Raises:
+            SpecError: something in the programs can no longer be sent.
+        """
+
+    def close(self) -> None:
+        """End what the pools share."""

@@ -27,7 +27,7 @@ from torch.autograd import profiler
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate
 
 from .. import config
-from ..engine.batch.tensors import is_default_unchanged
+from ..engine.batch.buffer import is_default_unchanged
 from ..engine.plan import BatchPlan, Drawing
 from ..engine.plan.drawn import AHEAD, LateOrder
 from ..engine.recipe import Executor, Options, Recipe, check_name
@@ -497,7 +497,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
 
     def _begin(self, slot: Slot, recipe: Recipe, drawing: Drawing) -> Run:
         """Draw the rest of the epoch's order and run it."""
-        from ..engine.program.seeding import mixed
+        from ..engine.program.randomness import mixed
 
         plan = recipe.drawn
         assert plan is not None
@@ -550,7 +550,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         return [getattr(sampler, "epoch", None) for sampler in self._samplers()]
 
     def _compiled(self) -> Recipe:
-        from ..engine.program.seeding import WorkerStart
+        from ..engine.program.operations import WorkerStart
         from .compile.recipes import compile_drawn
         from .stages import BatchStage, SourceStage
         from .torch_workers import start_method, tell_of_cuda

@@ -298,7 +298,7 @@ class Slot:
 
     def _start(self, recipe: Recipe, cursor: Cursor, rank: int) -> Run:
         # Import the engine only when a pipeline runs.
-        from ..engine.core.byte_budget import process_byte_budget
+        from ..engine.core.in_flight import process_byte_budget
         from ..engine.run import Run
 
         self.loops += 1

@@ -179,8 +179,8 @@ def modules(packages: dict[str, Path]) -> dict[str, Path]:
 def settings_as_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide from the test what another has set for the whole process."""
     import penstock  # late, so that a test of the import can be first
-    from penstock.engine.core import byte_budget
+    from penstock.engine.core import in_flight
 
     monkeypatch.setattr(penstock.config, "_settings", penstock.config.Settings())
     penstock.config._measured_bytes.cache_clear()  # noqa: SLF001
-    monkeypatch.setattr(byte_budget, "_byte_budget", None)
+    monkeypatch.setattr(in_flight, "_byte_budget", None)

@@ -76,7 +76,7 @@ BLIND = "tests/test_mutations.py"
 """Notices each breakage of a text that the list has, whatever it does."""
 
 CORE = "engine/core/core.py"
-BUDGET = "engine/core/byte_budget.py"
+BUDGET = "engine/core/in_flight.py"
 ORDER = "engine/plan/order.py"
 PLAN = "engine/plan/plan.py"
 TIMELINE = "engine/plan/timeline.py"
@@ -115,7 +115,7 @@ MUTATIONS = [
     Mutation(CORE, "return lease.input_bytes - rest.input_bytes", "return lease.input_bytes"),
     Mutation(CORE, "remaining[later] -= gone", "remaining[later] -= 0"),
     Mutation(CORE, "self.batches_in_flight.get(number) is in_flight", "True"),
-    Mutation(CORE, "if whole and rows < self.batch_rows:", "if whole:"),
+    Mutation(CORE, "(plan.last and count < self.batch_rows)", "plan.last"),
     # Nobody sleeps over work
     Mutation(CORE, "        if left == 0:\n            self._wake(0, 1)\n        elif", "        if"),
     Mutation(CORE, "            self._wake(at, 1)  # one was woken, perhaps for several leases", "            pass  #"),
@@ -134,9 +134,9 @@ MUTATIONS = [
     Mutation(BUDGET, "self.held_bytes + nbytes > self.limit_bytes", "self.held_bytes + nbytes >= self.limit_bytes"),
     Mutation(BUDGET, "max(charge.high, charge.held)", "charge.held"),
     Mutation(BUDGET, "if not oldest and expected is None:", "if False:"),
-    Mutation(BUDGET, "known - (known - high) // 8", "high"),
+    Mutation(BUDGET, "before - (before - high) // 8", "high"),
     Mutation(BUDGET, "        self.byte_budget.forget(self._notify)\n", ""),
-    Mutation(BUDGET, "return self._take_refused() if self._refused else []", "return []"),
+    Mutation(BUDGET, "        return refused\n", "        return set()\n"),
     # Which sample stands where
     Mutation(ORDER, "rows.rounds * self.times + passes", "rows.rounds + passes"),
     Mutation(ORDER, "np.minimum(mixed, other, out=near)", "np.maximum(mixed, other, out=near)"),

@@ -15,7 +15,9 @@ import penstock as ps
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw
 from penstock.autotune.tuner import Tuner
-from penstock.engine.core.metrics import Gauge, Wait, WorkerMeter
+from penstock.engine.core.connector import WorkerMeter
+from penstock.engine.core.core import Gauge
+from penstock.engine.core.in_flight import Wait
 from penstock.system.resources import Budget
 from support.fluid_plant import FluidPlant, Work, steady
 from support.work_counts import bytecodes, peak_bytes

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.engine import hosts, makers, run
-from penstock.engine.core import metrics
+from penstock.engine.core import connector
 from penstock.engine.hosts import DirectHost, TrainerHost
 
 LENGTH = 40
@@ -164,7 +164,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     turned = Clock()
-    for module in (hosts, makers, metrics, run):
+    for module in (hosts, makers, connector, run):
         monkeypatch.setattr(module, "time", turned)
     return turned
 

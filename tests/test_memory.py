@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import penstock as ps
-from penstock.engine.core.byte_budget import process_byte_budget
+from penstock.engine.core.in_flight import process_byte_budget
 from penstock.engine.hosts import TrainerHost
 from support.datasets import KINDS, Numbers
 from support.functions import indices

@@ -24,7 +24,7 @@ import torch
 import torch.utils.data as torchs
 
 import penstock as ps
-from penstock.engine.core.byte_budget import ByteBudget
+from penstock.engine.core.in_flight import ByteBudget
 from penstock.engine.witness import witness
 from support import warm
 from support.as_torch import LENGTH, SIZE, WORKERS, Table, check, pairs, unchanged

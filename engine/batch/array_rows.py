@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self, overload
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -35,10 +35,6 @@ class ArrayRows(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.indices)
 
-    @overload
-    def __getitem__(self, at: int) -> Any: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Any]: ...
     def __getitem__(self, at: int | slice) -> Any:
         if isinstance(at, slice):
             return list(replace(self, indices=self.indices[at]))
@@ -92,15 +88,13 @@ class TableRows(Sequence[Any]):
     @classmethod
     def of(cls, columns: Mapping[str, NDArray[Any] | list[Any]], length: int) -> Self:
         """Return `length` rows of columns: arrays of numbers, or lists."""
-        numbers = {n: c for n, c in columns.items() if isinstance(c, np.ndarray)}
-        blocks = (Block((name,), column[:, None]) for name, column in numbers.items())
+        blocks = tuple(
+            Block((name,), column[:, None])
+            for name, column in columns.items()
+            if isinstance(column, np.ndarray)
+        )
         others = {n: c for n, c in columns.items() if isinstance(c, list)}
-        return cls(tuple(columns), tuple(blocks), others, length)
-
-    @property
-    def kinds(self) -> tuple[tuple[str, ...], ...]:
-        """The names of the columns of each block."""
-        return tuple(block.names for block in self.blocks)
+        return cls(tuple(columns), blocks, others, length)
 
     @property
     def types(self) -> tuple[tuple[tuple[str, ...], Any], ...]:
@@ -109,24 +103,19 @@ class TableRows(Sequence[Any]):
 
     def columns(self) -> list[NDArray[Any] | list[Any]]:
         """Return all columns, in order."""
-        found: dict[str, Any] = dict(self.others)
+        columns: dict[str, Any] = dict(self.others)
         for names, values in self.blocks:
-            found.update(zip(names, values.T, strict=True))
-        return [found[name] for name in self.names]
+            columns.update(zip(names, values.T, strict=True))
+        return [columns[name] for name in self.names]
 
     def __len__(self) -> int:
         return self.length
 
-    @overload
-    def __getitem__(self, at: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, at: slice) -> Self: ...
-    def __getitem__(self, at: int | slice) -> dict[str, Any] | Self:
+    def __getitem__(self, at: int | slice) -> Any:
         if isinstance(at, slice):
             blocks = tuple(Block(names, v[at]) for names, v in self.blocks)
             others = {name: column[at] for name, column in self.others.items()}
-            length = len(range(self.length)[at])
-            return type(self)(self.names, blocks, others, length)
+            return type(self)(self.names, blocks, others, len(range(self.length)[at]))
         row = (
             column[at] if isinstance(column, list) else column[at].item()
             for column in self.columns()
@@ -169,7 +158,9 @@ class ArrayRowReader:
             length = min(map(len, columns))
             if wanted.min() >= 0 and wanted.max() < length:
                 single = not isinstance(whole, TensorDataset | StackDataset)
-                return ArrayRows(columns, wanted, single, keys_of(whole))
+                stacked = whole.datasets if type(whole) is StackDataset else None
+                keys = tuple(stacked) if isinstance(stacked, dict) else None
+                return ArrayRows(columns, wanted, single, keys)
         return [self.dataset[index] for index in indices]  # one by one, as for any
 
 
@@ -190,9 +181,3 @@ def columns_of(dataset: Any) -> tuple[Column, ...] | None:
 def is_column(data: Any) -> bool:
     """Whether the samples of a dataset are the rows of an array or a tensor."""
     return type(data) in (np.ndarray, np.memmap, torch.Tensor) and bool(data.ndim)
-
-
-def keys_of(dataset: Any) -> tuple[Any, ...] | None:
-    """Return the names of the columns if the samples of a dataset are dicts."""
-    stacked = dataset.datasets if type(dataset) is StackDataset else None
-    return tuple(stacked) if isinstance(stacked, dict) else None

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils import collate as torchs
 
 from ...errors import NOTE, ExitError, SampleNote, add_note
-from ..core.chunk import Failure, InFlightBatch
+from ..core.in_flight import Failure, InFlightBatch
 from ..plan import BatchPlan, PlannedBatch
 from .array_rows import TableRows
 from .layout import (
@@ -27,12 +29,10 @@ from .layout import (
     Layout,
     Misfit,
     learn,
-    odd_ones,
     size_of_all,
     spread,
     write_rows,
 )
-from .tensors import collate_by_default
 
 Collate = Callable[[list[Any]], Any]
 
@@ -90,8 +90,8 @@ class Gathered:
 
     def collate(self) -> Finished | FailedBatch:
         """Make the batch; an exception of `collate_fn` becomes the batch's error."""
-        rows = tuple(failure.row for failure in self.failures)
         try:
+            rows = tuple(failure.row for failure in self.failures)
             return Finished(self.buffer.collect(rows), self.failures)
         except Exception as error:  # noqa: BLE001 the trainer raises it
             samples = self.buffer.samples(())
@@ -146,7 +146,7 @@ class Buffers:
         return self.layouts[image_size]
 
     def together(
-        self, plan: BatchPlan, samples: Sequence[Any], indices: Indices | None = None
+        self, plan: BatchPlan, samples: Any, indices: Indices | None = None
     ) -> Any:
         """Return a batch of samples that are all there.
 
@@ -158,10 +158,9 @@ class Buffers:
         Raises:
             Exception: as `collate`, with a note that names the odd samples.
         """
-        given: Any = samples
         try:
             if self.collate is not None:
-                return self.collate(given if self.whole else list(samples))
+                return self.collate(samples if self.whole else list(samples))
             layout = self.layout(plan.image_size, samples)
             if layout is not None:
                 try:
@@ -171,7 +170,7 @@ class Buffers:
             return collate_by_default(list(samples))
         except Exception as error:
             if plan.n_rows:
-                rows = [given] if self.whole else given
+                rows = [samples] if self.whole else samples
                 self.blame(error, plan, dict(enumerate(rows)), indices)
             raise
 
@@ -193,8 +192,7 @@ class Buffers:
         noted = [f for f in in_flight.failures if self.substitute or not f.cut_short]
         failures = sorted(noted, key=lambda failure: failure.row)
         in_flight.failures.clear()  # breaks a cycle: the tracebacks' frames hold it
-        failed = self.failed(failures, plan)
-        if failed is not None:
+        if (failed := self.failed(failures, plan)) is not None:
             return failed
         gathered = Gathered(buffer, plan, in_flight.rows.indices, tuple(failures))
         users = self.collate is not None and not self.keep
@@ -237,11 +235,16 @@ class Buffers:
             indices: into the dataset, by row; None if unknown.
         """
         where = f"{self.stage} (epoch {plan.epoch}, step {plan.step})"
+        odd = spread(samples, indices)
         if self.collate is not None:
-            note = f"{NOTE}the collate_fn of {where}: {spread(samples, indices)}"
-        else:
-            note = SampleNote(f"{NOTE}{where}: {odd_ones(samples, indices)}")
-        add_note(error, note)
+            add_note(error, f"{NOTE}the collate_fn of {where}: {odd}")
+            return
+        text = (
+            f"{NOTE}{where}: the samples of a batch must be of one shape and type;"
+            f" {odd}. Bring them to one shape in a map(), or give"
+            " batch(collate_fn=...) a function that pads"
+        )
+        add_note(error, SampleNote(text))
 
 
 class BatchBuffer:
@@ -262,9 +265,7 @@ class BatchBuffer:
     )
 
     def __init__(self, maker: Buffers, plan: BatchPlan) -> None:
-        self.maker = maker
-        self.rows = plan.n_rows
-        self._size = plan.image_size
+        self.maker, self.rows, self._size = maker, plan.n_rows, plan.image_size
         self._lock = threading.Lock()
         self._opened = maker.keep or maker.collate is not None
         self._layout: Layout | None = None
@@ -276,13 +277,11 @@ class BatchBuffer:
         with self._lock:
             if self._opened:
                 return
-            if layout is not None:
-                lend, allocate, rows = self.maker.lend, self.maker.allocate, self.rows
-                self.memory = (
-                    lend(layout, rows) if lend else layout.open(rows, allocate)
-                )
-            self._layout = layout
-            self._opened = True
+            if layout is not None and self.maker.lend:
+                self.memory = self.maker.lend(layout, self.rows)
+            elif layout is not None:
+                self.memory = layout.open(self.rows, self.maker.allocate)
+            self._layout, self._opened = layout, True
 
     def _at_once(self, layout: Layout, samples: Sequence[Any]) -> bool:
         """Make the batch of its columns, if these are all of its rows."""
@@ -369,11 +368,33 @@ def donors(failed: tuple[int, ...], rows: int) -> list[tuple[int, int]]:
     This depends only on which rows failed, so the batch is the same however it was
     loaded.
     """
-    bad = set(failed)
-    pairs = []
-    for row in failed:
-        donor = (row + 1) % rows
-        while donor in bad:
-            donor = (donor + 1) % rows
-        pairs.append((row, donor))
-    return pairs
+    healthy = [row for row in range(rows) if row not in failed]
+    return [
+        (row, next((other for other in healthy if other > row), healthy[0]))
+        for row in failed
+    ]
+
+
+def collate_by_default(samples: list[Any]) -> Any:
+    """Return what torch's `default_collate` does in the trainer.
+
+    In a worker process, torch stacks tensors into shared memory. That refuses those of
+    a graph, and rounds a batch of several types to the first one's.
+    """
+    known = torchs.default_collate_fn_map
+    if get_worker_info() is None or known[torch.Tensor] is not torchs.collate_tensor_fn:
+        return torchs.default_collate(samples)  # type: ignore[no-untyped-call]
+    return torchs.collate(samples, collate_fn_map={**known, torch.Tensor: _stacked})
+
+
+def is_default_unchanged() -> bool:
+    """Whether nobody has registered other functions for `default_collate` to call."""
+    functions = torchs.default_collate_fn_map.values()
+    return all(each.__module__ == torchs.__name__ for each in functions)
+
+
+def _stacked(tensors: Sequence[torch.Tensor], **how: Any) -> torch.Tensor:
+    if tensors[0].is_nested or tensors[0].layout is not torch.strided:
+        refused: torch.Tensor = torchs.collate_tensor_fn(tensors, **how)
+        return refused
+    return torch.stack(list(tensors))

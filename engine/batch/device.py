@@ -1,4 +1,4 @@
-"""Batches on the trainer's device: copied as they are, and converted to floats there.
+"""Finished batches: split by rows, or copied to the trainer's device.
 
 Images are copied as bytes, which take a quarter of the room of floats. On the device
 they are normalised, cast, and turned to channels first.
@@ -6,6 +6,7 @@ they are normalised, cast, and turned to channels first.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,6 @@ import torch
 
 from ...errors import SpecError, check
 from ...system.printing import call
-from .tensors import map_tensors
 
 Normalize = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation of each channel, for values from 0 to 1."""
@@ -47,14 +47,14 @@ class DeviceStage:
             SpecError: there is no such device, or an argument is invalid.
         """
         try:
-            found = torch.device(device)
+            place = torch.device(device)
         except (RuntimeError, TypeError) as error:
             raise SpecError(
                 f'`device` must be one such as "cpu" or "cuda:0", got {device!r}'
                 "; pass the name of a device that torch has here"
             ) from error
         check(
-            found.type != "cuda" or torch.cuda.is_available(),
+            place.type != "cuda" or torch.cuda.is_available(),
             f"to_device({device!r}): this machine has no CUDA device that torch can "
             'use; use to_device("cpu") or leave it out',
         )
@@ -63,7 +63,7 @@ class DeviceStage:
             f"`dtype` must be a floating-point torch dtype, got {dtype!r}"
             "; torch.float32 is usual",
         )
-        return cls(found, checked(normalize), dtype, channels_last)
+        return cls(place, checked(normalize), dtype, channels_last)
 
     def __repr__(self) -> str:
         return call(".to_device", self, str(self.device))
@@ -114,36 +114,84 @@ class ToDevice:
         Raises:
             SpecError: images were to be normalised, but the batch has none.
         """
-        found: list[bool] = []
-        carry = carry or self._copied
+        stage, any_images = self._stage, False
+        channels = len(stage.normalize[0]) if stage.normalize else 0
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
-            moved = carry(tensor)
-            is_image = self._is_image(tensor)
-            found.append(is_image)
+            nonlocal any_images
+            moved = (
+                carry(tensor) if carry else tensor.to(stage.device, non_blocking=True)
+            )
+            # `uint8 [N, H, W, C]`, with the channels to normalise
+            is_image = (
+                channels > 0
+                and tensor.dtype == torch.uint8
+                and tensor.dim() == 4
+                and tensor.shape[-1] == channels
+            )
+            any_images = any_images or is_image
             return self._normalized(moved) if is_image else moved
 
         moved = map_tensors(data, move)
-        if self._stage.normalize is not None and not any(found):
-            channels = len(self._stage.normalize[0])
+        if channels and not any_images:
             raise SpecError(
                 "to_device(normalize=...) found no images in the batch, uint8"
                 f" [N, H, W, {channels}]; leave it out, or batch images as decoded"
             )
         return moved
 
-    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._stage.device, non_blocking=True)
-
-    def _is_image(self, tensor: torch.Tensor) -> bool:
-        """Whether it is `uint8 [N, H, W, C]`, with the channels to normalise."""
-        normalize = self._stage.normalize
-        if normalize is None or tensor.dtype != torch.uint8 or tensor.dim() != 4:
-            return False
-        return tensor.shape[-1] == len(normalize[0])
-
     def _normalized(self, images: torch.Tensor) -> torch.Tensor:
         """Return `[N, C, H, W]`, (x / 255 - mean) / deviation."""
         floats = images.to(self._stage.dtype).mul_(self._scale).add_(self._shift)
         permuted = floats.permute(0, 3, 1, 2)  # a view: channels last in memory
         return permuted if self._stage.channels_last else permuted.contiguous()
+
+
+def in_parts(data: Any, count: int) -> list[Any]:
+    """Return a batch as a list of `count` batches of equally many rows: views.
+
+    Raises:
+        SpecError: something in it is not a tensor.
+    """
+
+    def part(at: int) -> Any:
+        return map_tensors(data, lambda tensor: tensor.chunk(count)[at], refuse)
+
+    return [part(at) for at in range(count)]
+
+
+def refuse(leaf: Any) -> Any:
+    """Refuse a leaf that cannot be split by rows.
+
+    Raises:
+        SpecError: always.
+    """
+    raise SpecError(
+        f"microbatches are made of tensors, but this batch has a {type(leaf).__name__};"
+        " leave it out in a map(), or in a function given to batch(collate_fn=...)"
+    )
+
+
+def map_tensors(
+    data: Any,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    other: Callable[[Any], Any] = lambda leaf: leaf,
+) -> Any:
+    """Return `data` with each tensor in its lists, tuples and dicts changed.
+
+    Other leaves go through `other`.
+    """
+    if isinstance(data, torch.Tensor):
+        return change(data)
+    if isinstance(data, dict):
+        moved = copy.copy(data)  # keeps its type, as default_collate does
+        moved.update({k: map_tensors(v, change, other) for k, v in data.items()})
+        return moved
+    if isinstance(data, list):
+        items = copy.copy(data)  # keeps what else a list of the user's own holds
+        items[:] = [map_tensors(value, change, other) for value in data]
+        return items
+    if isinstance(data, tuple):
+        values = [map_tensors(value, change, other) for value in data]
+        return type(data)(*values) if hasattr(data, "_fields") else type(data)(values)
+    return other(data)

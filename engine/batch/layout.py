@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..core.chunk import runs
+from ..core.in_flight import runs
 from .array_rows import ArrayRows, TableRows
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
@@ -226,7 +226,7 @@ class NumberLeaf(Leaf):
 
 
 @dataclass(frozen=True, slots=True)
-class ScalarLeaf(Leaf):
+class ScalarLeaf(ArrayLeaf):
     """A numpy scalar, as from indexing an array: keeps its dtype, as in torch."""
 
     kind: type[np.generic]
@@ -238,9 +238,6 @@ class ScalarLeaf(Leaf):
             return
         same(list(map(type, samples)), self.kind)
         rows[:] = np.fromiter(samples, rows.dtype, len(samples))
-
-    def read(self, memory: torch.Tensor, row: int) -> Any:
-        return memory.numpy()[row]
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,17 +329,17 @@ class SequenceNode(Node):
     def _columns(self, samples: Sequence[Any]) -> list[Any]:
         if type(samples[0]) is not self.kind:
             raise Misfit
-        found: list[Any]
         try:
-            if isinstance(samples, ArrayRows):
-                found = samples.apart()
-            else:
-                found = list(zip(*samples, strict=True))
+            columns: list[Any] = (
+                samples.apart()
+                if isinstance(samples, ArrayRows)
+                else list(zip(*samples, strict=True))
+            )
         except (TypeError, ValueError) as error:
             raise Misfit from error
-        if len(found) != len(self.members):
+        if len(columns) != len(self.members):
             raise Misfit
-        return found
+        return columns
 
     def read(self, memory: Any, row: int) -> Any:
         read = Node.read(self, memory, row)
@@ -350,9 +347,11 @@ class SequenceNode(Node):
 
     def _sealed(self, parts: list[Any]) -> Any:
         # default_collate returns columns of text as zip makes them.
-        pairs = zip(self.members, parts, strict=True)
         return self._joined(
-            [tuple(p) if isinstance(m, ObjectLeaf) else p for m, p in pairs]
+            [
+                tuple(part) if isinstance(member, ObjectLeaf) else part
+                for member, part in zip(self.members, parts, strict=True)
+            ]
         )
 
     def _joined(self, parts: list[Any]) -> Any:
@@ -486,9 +485,13 @@ DEEP = 16
 """Levels that are examined: an object may contain itself."""
 
 
-def size_of_all(samples: Sequence[Any]) -> int:
+def size_of_all(samples: Sequence[Any], depth: int = DEEP) -> int:
     """Return the bytes of these samples, estimated from some of them if many."""
-    return _bytes_of(samples, DEEP)
+    whole = len(samples)
+    some = samples[:: -(-whole // MANY)] if whole > MANY else samples
+    if set(map(type, some)) <= NUMBERS.keys():
+        return SMALL * whole
+    return sum([size_of(each, depth) for each in some]) * whole // max(len(some), 1)
 
 
 def size_of(sample: Any, depth: int = DEEP) -> int:
@@ -520,31 +523,24 @@ def _size_of(sample: Any, depth: int) -> int:
         members = [getattr(sample, each.name) for each in fields(sample)]
     else:
         return SMALL
-    return _bytes_of(members, depth - 1) if depth else 0
-
-
-def _bytes_of(members: Sequence[Any], depth: int) -> int:
-    whole = len(members)
-    some = members[:: -(-whole // MANY)] if whole > MANY else members
-    if set(map(type, some)) <= NUMBERS.keys():
-        return SMALL * whole
-    return sum([size_of(each, depth) for each in some]) * whole // max(len(some), 1)
+    return size_of_all(members, depth - 1) if depth else 0
 
 
 def _own_bytes(sample: Any) -> int | None:
     """Return the size that an object itself declares; None if it does not."""
     if isinstance(sample, torch.Tensor) and sample.layout is not torch.strided:
         # The values, plus an index for each in every dimension: never too little.
-        per_value = sample.element_size() + 8 * sample.ndim
-        return sample._nnz() * per_value  # noqa: SLF001 there is no public name
+        values = sample._nnz()  # noqa: SLF001 there is no public name
+        return values * (sample.element_size() + 8 * sample.ndim)
     nbytes = getattr(sample, "nbytes", None)
     if isinstance(nbytes, int):
         return nbytes
     image = sys.modules.get("PIL.Image")
     if image is not None and isinstance(sample, image.Image):
         # libImaging/Storage.c: one byte a pixel with one band of 8 bits, else four.
-        bytes_per_pixel = 1 if sample.mode in ("1", "L", "P") else 4
-        return int(math.prod(sample.size) * bytes_per_pixel)
+        return int(math.prod(sample.size)) * (
+            1 if sample.mode in ("1", "L", "P") else 4
+        )
     return None
 
 
@@ -566,15 +562,6 @@ def describe(sample: Any) -> str:
 
 Indices = Sequence[Any] | NDArray[Any]
 """Indices into the dataset, by row of a batch."""
-
-
-def odd_ones(samples: Mapping[int, Any], indices: Indices | None) -> str:
-    """Name the samples of a batch that differ from most, and the cure: see `spread`."""
-    return (
-        f"the samples of a batch must be of one shape and type;"
-        f" {spread(samples, indices)}. Bring them to one shape in a map(), or give"
-        " batch(collate_fn=...) a function that pads"
-    )
 
 
 def spread(samples: Mapping[int, Any], indices: Indices | None) -> str:

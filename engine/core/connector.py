@@ -5,6 +5,11 @@ instruments. Nothing blocks while it is held. No user code runs then, except tha
 opening a batch calls the functions of a schedule. A worker that finds no work waits on
 its segment's condition and is woken by an event. One that must not block (a selector)
 adds a listener and uses `try_take`.
+
+The monitor's instruments are cumulative counters, updated under the engine's lock. An
+event costs each well under a microsecond (benchmarks/engine_overhead.py). A reading
+includes the interval that is still open. So a worker that has waited for a minute never
+looks healthy.
 """
 
 from __future__ import annotations
@@ -13,24 +18,15 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
+from ...system.run_queue import waited_ns
 from ...system.wakeup import NOTICE_S
-from .chunk import InFlightBatch, Lease, Outcome
 from .core import ALL, FEED, Core, State, pop_unmade
-from .metrics import (
-    ConnectorObservation,
-    PartReading,
-    PartsMeter,
-    Wait,
-    WorkerMeter,
-    WorkerReading,
-    own_queue,
-    total_of,
-)
-
-Clock = Callable[[], int]
+from .in_flight import InFlightBatch, Lease, Outcome, Wait
+from .metrics import ConnectorObservation, PartReading, WorkerReading, total_of
 
 
 class ReaderLost(Exception):
@@ -52,7 +48,9 @@ class EngineLock:
     to release the lock. The core's numbers may be read without it.
     """
 
-    def __init__(self, core: Core, clock: Clock = time.perf_counter_ns) -> None:
+    def __init__(
+        self, core: Core, clock: Callable[[], int] = time.perf_counter_ns
+    ) -> None:
         self.lock = threading.Lock()
         self.core, self.clock = core, clock
         self.broken: BaseException | None = None
@@ -167,6 +165,221 @@ class EngineLock:
         return popped
 
 
+class PartsMeter:
+    """The cost of each operation of a segment. Guarded by the engine lock."""
+
+    def __init__(self, count: int) -> None:
+        self._rows = 0
+        self.spent = [(0, 0, 0)] * count
+        """For each operation, its wall time (ns), its CPU time (ns), and the bytes."""
+
+    def add(self, parts: Iterable[tuple[int, int, int]], rows: int) -> None:
+        """Add the cost of a chunk.
+
+        Args:
+            parts: for each operation, its wall time (ns), its CPU time (ns), and the
+                bytes of a sample.
+            rows: number of rows worked on.
+        """
+        self._rows += rows
+        self.spent = [
+            (run_ns + more_ns, cpu_ns + more_cpu_ns, nbytes + row_bytes * rows)
+            for (run_ns, cpu_ns, nbytes), (more_ns, more_cpu_ns, row_bytes) in zip(
+                self.spent, parts, strict=True
+            )
+        ]
+
+    def read(self) -> tuple[PartReading, ...]:
+        """Return the totals."""
+        return tuple(
+            PartReading(self._rows, run_ns / 1e9, cpu_ns / 1e9, nbytes)
+            for run_ns, cpu_ns, nbytes in self.spent
+        )
+
+
+LONG_NS = 1_000_000
+"""Pieces at least this long always have their CPU time measured."""
+SOME = 64
+"""One in this many shorter pieces is measured."""
+
+
+class SampledClock:
+    """A clock of one thread that is read for some of many similar pieces of its work.
+
+        clock.begin()
+        ...                             # one piece
+        spent_ns = clock.end(run_ns)
+
+    Reading it takes a system call or two, which may take longer than a short piece. So
+    it is read for long pieces and for a few of the others, beginning with the first.
+    The rest are assumed to be like the latest measured ones.
+
+    Args:
+        read: returns nanoseconds; by default, those that the thread has computed.
+        long_ns: pieces of at least this length are always measured.
+    """
+
+    __slots__ = (
+        "_begun_ns",
+        "_last_ns",
+        "_long_ns",
+        "_read",
+        "_run_ns",
+        "_share",
+        "_spent_ns",
+        "_until",
+        "total_ns",
+    )
+
+    def __init__(
+        self, read: Callable[[], int] | None = None, long_ns: int = LONG_NS
+    ) -> None:
+        self._read = read or time.thread_time_ns
+        self._last_ns = self._long_ns = long_ns
+        # How many more to skip; the times of those measured, with decaying weights.
+        self._until = 0
+        self._begun_ns: int | None = None
+        self._spent_ns = self._run_ns = self._share = 0.0
+        self.total_ns = 0
+        """Nanoseconds of all pieces."""
+
+    def begin(self) -> float | None:
+        """Begin a piece; return its likely share of the time, or None if measured."""
+        if self._last_ns < self._long_ns and self._until:
+            self._until -= 1
+            self._begun_ns = None
+            return self._share
+        self._until = SOME
+        self._begun_ns = self._read()
+        return None
+
+    def end(self, run_ns: int) -> int:
+        """End a piece that took `run_ns`; return the nanoseconds by this clock."""
+        self._last_ns = run_ns
+        if self._begun_ns is None:
+            # A sudden long one was waiting; if not, the next ones are measured.
+            spent_ns = int(min(self._long_ns, run_ns) * self._share)
+        else:
+            spent_ns = self._read() - self._begun_ns
+            self._spent_ns = self._spent_ns / 2 + spent_ns
+            self._run_ns = self._run_ns / 2 + run_ns
+            self._share = min(1.0, self._spent_ns / max(self._run_ns, 1.0))
+        self.total_ns += spent_ns
+        return spent_ns
+
+
+QUEUE_LONG_NS = 5_000_000
+"""As `LONG_NS`, for waits for a core: reading them takes some 15 us."""
+
+
+def own_queue() -> SampledClock:
+    """Return a clock of the time that the calling thread waits for a core."""
+    return SampledClock(partial(waited_ns, "/proc/thread-self"), QUEUE_LONG_NS)
+
+
+class WorkerMeter:
+    """The time of one worker, or of several in another process: running, or waiting.
+
+    Those in another process may have a second lease waiting while they run one.
+
+    Args:
+        now_ns: when they begin.
+        workers: how many they are.
+    """
+
+    __slots__ = (
+        "_alive",
+        "_cpu",
+        "_rows",
+        "_run",
+        "_running_since",
+        "_since",
+        "_squares",
+        "_wait",
+        "_waiting_since",
+        "_workers",
+        "clock",
+        "leases",
+        "waiting_for",
+    )
+
+    def __init__(self, now_ns: int, workers: int = 1) -> None:
+        self._since, self._workers = now_ns, workers
+        self.clock = SampledClock()
+        """The CPU clock of a worker thread."""
+        self._rows = self._alive = self._run = self._cpu = 0
+        self._squares = 0.0
+        self._wait = dict.fromkeys(Wait, 0)
+        self.waiting_for: Wait | None = None
+        self._waiting_since = self._running_since = 0
+        self.leases = 0
+        """Leases that the worker has, including the one it works on."""
+
+    @property
+    def begins(self) -> bool:
+        """Whether the worker is working on its first lease."""
+        return self.leases > 0 and self._rows == 0
+
+    def resize(self, workers: int, now_ns: int) -> None:
+        """Note that they are more from now on, or fewer."""
+        self._alive += (now_ns - self._since) * self._workers
+        self._since = now_ns
+        self._add_wait(now_ns)
+        self._workers = workers
+
+    def wait(self, what: Wait, now_ns: int) -> None:
+        """Note that the worker found nothing to do, for the reason `what`."""
+        if self.leases == 0 and self.waiting_for is not what:
+            self._add_wait(now_ns)
+            self.waiting_for, self._waiting_since = what, now_ns
+
+    def start(self, now_ns: int) -> None:
+        """Note that the worker received a lease."""
+        if self.waiting_for is not None:
+            self._add_wait(now_ns)
+            self.waiting_for = None
+        if self.leases == 0:
+            self._running_since = now_ns
+        self.leases += 1
+
+    def stop(self, rows: int, run_ns: int, cpu_ns: int, now_ns: int) -> None:
+        """Note that a lease was settled; the next one, if any, starts now.
+
+        `run_ns` and `cpu_ns` are worker-time.
+        """
+        self._rows += rows
+        self._run += run_ns
+        self._squares += run_ns * 1e-18 * run_ns
+        self._cpu += cpu_ns
+        self._running_since = now_ns
+        self.leases -= 1
+
+    def read(self, now_ns: int) -> WorkerReading:
+        """Return the totals, including the open interval."""
+        self._add_wait(now_ns)
+        run, waits = self._run, self._wait
+        if self.leases:
+            run += (now_ns - self._running_since) * self._workers
+        return WorkerReading(
+            rows=self._rows,
+            worker_s=(self._alive + (now_ns - self._since) * self._workers) / 1e9,
+            run_s=run / 1e9,
+            settled_s=self._run / 1e9,
+            settled_s2=self._squares,
+            cpu_s=self._cpu / 1e9,
+            wait_input_s=waits[Wait.INPUT] / 1e9,
+            wait_credit_s=(waits[Wait.CREDIT] + waits[Wait.MEMORY]) / 1e9,
+            wait_memory_s=waits[Wait.MEMORY] / 1e9,
+        )
+
+    def _add_wait(self, now_ns: int) -> None:
+        """Count what they have waited up to now."""
+        if self.waiting_for is not None:
+            waited_ns = (now_ns - self._waiting_since) * self._workers
+            self._wait[self.waiting_for] += waited_ns
+            self._waiting_since = now_ns
+
+
 class Connector:
     """Hands work to one segment's workers, and takes their results."""
 
@@ -246,8 +459,7 @@ class Connector:
         engine_lock = self.engine_lock
         with engine_lock.lock:
             now_ns = engine_lock.clock()
-            spent_ns = outcome.run_ns, outcome.cpu_ns
-            meter.stop(outcome.done, *spent_ns, now_ns)
+            meter.stop(outcome.done, outcome.run_ns, outcome.cpu_ns, now_ns)
             if outcome.parts:
                 self.parts.add(outcome.parts, outcome.done)
             in_flight = self._core.settle(lease, outcome, now_ns)
@@ -277,8 +489,9 @@ class Connector:
             work: works on a lease of all rows.
         """
         with self.engine_lock.lock:
-            closed = self.engine_lock.closed
-            in_flight = None if closed else pop_unmade(self._core)
+            if self.engine_lock.closed:
+                return None
+            in_flight = pop_unmade(self._core)
         if in_flight is None:
             return None
         chunk = in_flight.chunk(0, len(in_flight.rows))
@@ -286,8 +499,8 @@ class Connector:
         if self.engine_lock.closed:  # meanwhile: nobody is left to take it
             return None
         self.parts.add(outcome.parts, outcome.done)
-        spent = outcome.run_ns, outcome.cpu_ns
-        self._core.segments[self.segment].learn(*spent, outcome.done)
+        state = self._core.segments[self.segment]
+        state.learn(outcome.run_ns, outcome.cpu_ns, outcome.done)
         in_flight.failures += outcome.failures
         in_flight.dropped, in_flight.ended = outcome.dropped, outcome.ended
         outcome.failures.clear()  # for the reason in `settle`
@@ -332,21 +545,15 @@ class Connector:
             self.parts.read(),
         )
 
-    def _note_wait(self, what: Wait, now_ns: int) -> None:
-        """Record the cause of a wait, for all workers that are waiting already too."""
-        if what is self._waits_for:
-            return
-        self._waits_for = what
-        for each in self.meters:
-            if each.waiting_for is not None:
-                each.wait(what, now_ns)
-
     def _attempt(self, meter: WorkerMeter) -> Lease | None:
         now_ns = self.engine_lock.clock()
         lease = self._core.take(self.segment, now_ns)
         if isinstance(lease, Wait):
             meter.wait(lease, now_ns)
-            self._note_wait(lease, now_ns)
+            if lease is not self._waits_for:  # nor can those do more who wait already
+                self._waits_for = lease
+                for each in [m for m in self.meters if m.waiting_for is not None]:
+                    each.wait(lease, now_ns)
             return None
         meter.start(now_ns)
         self.engine_lock.wake()

@@ -34,9 +34,8 @@ from enum import Enum
 from typing import Any
 
 from ..plan import PlannedBatch, Planning
-from .byte_budget import Reservations
-from .chunk import InFlightBatch, Lease, Onward, Outcome, runs
-from .metrics import Gauge, Wait
+from .in_flight import InFlightBatch, Lease, Onward, Outcome, Reservations, Wait, runs
+from .metrics import ConnectorObservation
 
 FEED = -1
 """The trainer's end, among the segment numbers in `wakes`."""
@@ -58,6 +57,42 @@ class State(Enum):
     RUNNING = "running"
     PAUSED = "paused"
     CLOSED = "closed"
+
+
+class Gauge:
+    """How many rows wait in one connector, integrated over time."""
+
+    __slots__ = ("_area", "_empty", "_full", "_last", "capacity", "level")
+
+    def __init__(self, capacity: int, now_ns: int) -> None:
+        self.capacity, self.level = capacity, 0
+        self._area = self._empty = self._full = 0
+        self._last = now_ns
+
+    def move(self, level: int, now_ns: int) -> None:
+        """End the current interval, and continue at `level` rows."""
+        elapsed = now_ns - self._last
+        if self.level <= 0:
+            self._empty += elapsed
+        else:
+            self._area += self.level * elapsed
+            if self.level >= self.capacity:
+                self._full += elapsed
+        self._last, self.level = now_ns, level
+
+    def read(
+        self, now_ns: int, window_s: float, row_bytes: float = 0.0
+    ) -> ConnectorObservation:
+        """Return what was seen up to now, since the run began `window_s` ago."""
+        self.move(self.level, now_ns)
+        share = 1e-9 / window_s if window_s > 0 else 0.0  # of a nanosecond
+        return ConnectorObservation(
+            occupancy=self._area * share,
+            capacity=self.capacity,
+            empty=self._empty * share,
+            full=self._full * share,
+            row_bytes=row_bytes,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -134,11 +169,11 @@ class SegmentState:
 
     def learn(self, run_ns: int, cpu_ns: int, rows: int) -> None:
         """Adapt the size of the next leases to what some rows cost."""
-        seen, cpu_seen, known = run_ns / rows, cpu_ns / rows, self.ns_per_row
-        if known is None:
-            known, self.cpu_ns_per_row = seen, cpu_seen
-        self.ns_per_row = known + LEARNING * (seen - known)
-        self.cpu_ns_per_row += LEARNING * (cpu_seen - self.cpu_ns_per_row)
+        latest, latest_cpu, before = run_ns / rows, cpu_ns / rows, self.ns_per_row
+        if before is None:
+            before, self.cpu_ns_per_row = latest, latest_cpu
+        self.ns_per_row = before + LEARNING * (latest - before)
+        self.cpu_ns_per_row += LEARNING * (latest_cpu - self.cpu_ns_per_row)
 
     @property
     def row_bytes(self) -> float:
@@ -148,8 +183,8 @@ class SegmentState:
 
     def push(self, lease: Lease) -> None:
         """Add rows that wait here."""
-        address = lease.in_flight.number, lease.chunk.first_row
-        heapq.heappush(self.ready, (*address, lease))
+        number, first_row = lease.in_flight.number, lease.chunk.first_row
+        heapq.heappush(self.ready, (number, first_row, lease))
         self.waiting += len(lease.chunk)
 
     def pop(self) -> Lease:
@@ -160,10 +195,7 @@ class SegmentState:
         if rows > wanted:
             self.push(lease.part(wanted, rows))
             return lease.part(0, wanted)
-        return self._joined(lease, wanted)
-
-    def _joined(self, lease: Lease, wanted: int) -> Lease:
-        """Add the leases that follow without a gap, while they fit."""
+        # Leases that follow without a gap are added, while they fit.
         in_flight, ready = lease.in_flight, self.ready
         first = lease.chunk.first_row
         stop = first + len(lease.chunk)
@@ -230,8 +262,8 @@ class Core:
         elif at > 0 and runs:
             return Wait.INPUT
         elif runs:
-            found = self._frontier()
-            lease = found if isinstance(found, Wait) else self._lease_rows(found, state)
+            batch = self._frontier()
+            lease = batch if isinstance(batch, Wait) else self._lease_rows(batch, state)
         if isinstance(lease, Lease):
             self.leases.add(lease)
         return lease
@@ -429,19 +461,14 @@ class Core:
         self.batches_in_flight[step] = in_flight
         self.next_step = step + 1
         count = len(in_flight.rows.indices)
-        if count != self.batch_rows:
-            self._resize_batch(count, whole=plan.last)
-        return in_flight
-
-    def _resize_batch(self, rows: int, *, whole: bool) -> None:
-        """Adopt a new batch size; an epoch's short last batch does not count."""
-        if whole and rows < self.batch_rows:
-            return
-        self.batch_rows = rows
+        if count == self.batch_rows or (plan.last and count < self.batch_rows):
+            return in_flight  # an epoch's short last batch is no new batch size
+        self.batch_rows = count
         for at in range(len(self.segments)):
             self._set_capacity(at)
             if len(self.batches_in_flight) > 1:  # the limit may have grown
                 self._wake(at, 1)
+        return in_flight
 
     def _widened(self, at: int, count: int = 1) -> None:
         """A segment's workers may span more: let it and its producers look again."""
@@ -530,9 +557,9 @@ class Core:
         state = self.segments[at]
         for start, stop, first in runs(offsets, len(outputs)):
             chunk = lease.chunk.part(first, first + stop - start)
-            samples = outputs if stop - start == len(outputs) else outputs[start:stop]
-            nbytes = each * (stop - start)
-            state.push(Lease(at, chunk, samples, lease.in_flight, nbytes))
+            rows = stop - start
+            samples = outputs if rows == len(outputs) else outputs[start:stop]
+            state.push(Lease(at, chunk, samples, lease.in_flight, each * rows))
             self._wake(at, 1)
         self._show_waiting(at, now_ns)
 
@@ -570,8 +597,8 @@ class Core:
                 self._advance(each, state)
 
     def _advance(self, at: int, state: SegmentState) -> None:
-        found = self.batches_in_flight.get
-        while (in_flight := found(state.head)) and not in_flight.remaining[at]:
+        batch_at = self.batches_in_flight.get
+        while (in_flight := batch_at(state.head)) and not in_flight.remaining[at]:
             state.head += 1
         self._wake_before(at)
 
@@ -601,11 +628,11 @@ class Core:
 def begun(core: Core, step: int, planned: PlannedBatch) -> InFlightBatch:
     """Return a planned batch with memory for it."""
     return InFlightBatch(
-        planned.plan,
-        planned.rows,
-        planned.first_row,
-        planned.whole,
-        planned.inputs,
+        plan=planned.plan,
+        rows=planned.rows,
+        first_row=planned.first_row,
+        whole=planned.whole,
+        inputs=planned.inputs,
         buffer=core.buffer_of(planned),
         remaining=[len(planned.rows)] * len(core.segments),
         number=step,

@@ -33,11 +33,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import SpecError, WorkerError, check
-from ..core.connector import Connector
+from ..core.connector import Connector, WorkerMeter
 from ..core.core import FAR_LEASE_NS
-from ..core.metrics import WorkerMeter
 from ..recipe import Recipe, SegmentRecipe
-from ..workers.pool import Holding, PoolStatistics, join_all
+from ..workers import Holding, PoolStatistics, join_all
 from .assigned_engine import (
     AssignedEngine,
     Assignment,

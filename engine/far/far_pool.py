@@ -21,13 +21,12 @@ from typing import Any, Generic, TypeVar
 
 from ...errors import SampleError, WorkerError
 from ..batch.buffer import FailedBatch, Finished
-from ..core.chunk import Chunk, Lease, Outcome
-from ..core.connector import Connector
+from ..core.connector import Connector, WorkerMeter
 from ..core.core import LEARNING
-from ..core.metrics import WorkerMeter
+from ..core.in_flight import Chunk, Lease, Outcome
 from ..plan import PlannedBatch, Rows
 from ..recipe import Recipe
-from ..workers.pool import ServedPool
+from ..workers import ServedPool
 from .assigned_engine import Assignment, Result, failed_outcome
 from .handover import dumps
 

@@ -27,12 +27,11 @@ import numpy as np
 from ...system.descriptors import descriptors_left, most_descriptors
 from ...system.resources import oom_kills
 from ...system.run_queue import threads_of
-from ..core.connector import Connector, ReaderLost
+from ..core.connector import Connector, ReaderLost, WorkerMeter
 from ..core.core import FAR_LEASE_NS
-from ..core.metrics import WorkerMeter
-from ..program.cached import Cached
+from ..program.operations import Cached
 from ..recipe import ASSIGNED, Recipe
-from ..workers.pool import Holding, PoolStatistics
+from ..workers import Holding, PoolStatistics
 from .assigned_engine import Assignment, Result, Share
 from .child import (
     ALL_ROWS,

@@ -15,9 +15,9 @@ from ...errors import check
 from ...system.forking import FORKS, interrupts_deferred
 from ..core.connector import Connector
 from ..recipe import Recipe, SegmentRecipe, StartMethod
+from ..segment import PoolMaker
 from ..witness.hazards import Finding, find_on_device
-from ..workers.making import PoolMaker
-from ..workers.pool import Kind, Watches, WorkerPool, no_watch
+from ..workers import Kind, Watches, WorkerPool, no_watch
 
 if TYPE_CHECKING:
     from .actors import ActorPool, Claim, RayCluster

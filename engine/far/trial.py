@@ -20,9 +20,9 @@ from functools import partial
 from itertools import product
 
 from ...system.forking import interrupts_deferred
-from ..core.chunk import Chunk
+from ..core.in_flight import Chunk
 from ..plan import Plan
-from ..program.cached import Cached, Stored
+from ..program.operations import Cached, Stored
 from ..program.program import Operation, Program, Work
 from ..program.randomness import SampleRandom
 from ..recipe import Recipe, SegmentRecipe

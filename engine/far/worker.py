@@ -26,7 +26,7 @@ from typing import Any
 from ...errors import PenstockError
 from ..batch.buffer import on_heap
 from ..batch.layout import Layout
-from ..core.chunk import InFlightBatch
+from ..core.in_flight import InFlightBatch
 from ..recipe import Recipe, SegmentRecipe
 from .assigned_engine import AssignedEngine, Result, Share
 from .child import MAX_LANES, STACK_SIGNAL, StatusPage, leave

@@ -15,16 +15,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat, starmap
 from types import FunctionType
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from ...errors import SampleError, add_note, set_on
 from ..batch.array_rows import ArrayRows, TableRows
 from ..batch.buffer import BatchBuffer
 from ..batch.layout import size_of, size_of_all
-from ..core.chunk import Chunk, Failure, Outcome, Parts
-from ..core.metrics import SampledClock
+from ..core.connector import SampledClock
+from ..core.in_flight import Chunk, Failure, Outcome, Parts
 from ..plan import as_yielded
-from .randomness import SampleRandom
+
+if TYPE_CHECKING:  # the first engine loads it, in the trainer's thread
+    from .randomness import SampleRandom
 
 LOGGER = logging.getLogger("penstock")
 WANTS_ROWS = (
@@ -86,7 +88,7 @@ class Work:
         self.offsets = [at for at, flag in zip(before, flags, strict=True) if flag]
         self.samples = [s for s, flag in zip(samples, flags, strict=True) if flag]
 
-    def take(self, results: list[Any], failed: set[int]) -> None:
+    def continue_with(self, results: list[Any], failed: set[int]) -> None:
         """Continue with `results`, except those that failed."""
         if failed:
             self.keep(results, (at not in failed for at in range(len(results))))
@@ -100,8 +102,8 @@ class Work:
         offset = at if self.offsets is None else self.offsets[at]
         stage = getattr(error, "penstock_stage", stage)  # of several in one
         index, row = self.chunk.index(offset), self.chunk.first_row + offset
-        failure = Failure(error, stage, index, row, cut_short)
-        self.failures = [*(self.failures or ()), failure]
+        self.failures = self.failures or []
+        self.failures.append(Failure(error, stage, index, row, cut_short))
 
     def fail_all(self, error: BaseException, stage: str) -> None:
         """Record that none of the rows could be started."""
@@ -160,7 +162,7 @@ def apply(work: Work, stage: str, calls: Iterable[Any], count: int) -> None:
                 failed.add(len(results))
                 work.fail(len(results), SampleError(STOPPED.format(stage)), stage)
                 results.append(FAILED)
-    work.take(results, failed)
+    work.continue_with(results, failed)
 
 
 STOPPED = (
@@ -189,7 +191,7 @@ class Calling(Operation):
     """An operation that calls a function once for every sample.
 
     The calls are made between its two halves: one after another, or, for a coroutine
-    function, awaited (workers/coroutines.py).
+    function, awaited (`Coroutines` in workers.py).
     """
 
     __slots__ = ()
@@ -420,15 +422,15 @@ class Map(Calling):
         for start in range(0, len(work.samples), AT_ONCE):
             part = slice(start, start + AT_ONCE)
             samples = work.samples[part]
-            streams = zip(repeat(work), rounds[part], indices[part])
             if work.watch is not None:
                 work.watch.all()
             try:
-                rngs = starmap(self._stream, streams)
-                found = together(samples, rngs, work.chunk.context)
+                addresses = zip(repeat(work), rounds[part], indices[part])
+                rngs = starmap(self._stream, addresses)
+                several = together(samples, rngs, work.chunk.context)
             except Exception:  # noqa: BLE001 it is raised again, for the bad sample
-                found = ()
-            made += found if len(found) == len(samples) else [None] * len(samples)
+                several = ()
+            made += several if len(several) == len(samples) else [None] * len(samples)
         return made
 
     def _stream(self, work: Work, round_: int, index: int) -> Any:
@@ -443,10 +445,9 @@ class Map(Calling):
         """Refuse None."""
         if all(sample is not None for sample in results.samples):
             return
-        error = self.none.format(self.stage)
         for at, sample in enumerate(work.samples):
             if sample is None:
-                work.fail(at, SampleError(error), self.stage)
+                work.fail(at, SampleError(self.none.format(self.stage)), self.stage)
         work.keep(work.samples, [sample is not None for sample in work.samples])
 
     def _extras(self, work: Work) -> tuple[Any, ...]:
@@ -482,9 +483,14 @@ class BatchMap(Map):
             each: an operation of the pipeline.
             rank: the rank whose batches these are: each rank has its own draws.
         """
-        number = each.number + (rank << RANK_BITS)
-        wants = each.wants_rng, each.wants_ctx
-        return cls(each.stage, number, each.function, *wants, one_by_one=True)
+        return cls(
+            stage=each.stage,
+            number=each.number + (rank << RANK_BITS),
+            function=each.function,
+            wants_rng=each.wants_rng,
+            wants_ctx=each.wants_ctx,
+            one_by_one=True,
+        )
 
     def _extras(self, work: Work) -> tuple[Any, ...]:
         context = work.chunk.context
@@ -506,8 +512,8 @@ class Filter(Calling):
         """Ask about each sample, keeping the samples apart from the answers."""
         work.make_rows(self.stage)  # what is asked about is what is kept
         flags = Work(work.chunk, work.random, work.samples, work.offsets)
-        calls = map(self.predicate, work.watched(work.samples))
-        return Calls(calls, len(work.samples), flags)
+        answers = map(self.predicate, work.watched(work.samples))
+        return Calls(answers, len(work.samples), flags)
 
     def finish(self, work: Work, results: Work) -> None:
         """Keep the samples whose answer is true."""

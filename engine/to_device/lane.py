@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..batch.buffer import Finished
-from ..batch.device import DeviceStage, ToDevice
-from ..batch.tensors import map_tensors
+from ..batch.device import DeviceStage, ToDevice, map_tensors
 from ..far.handover import is_dense
 from ..far.slabs import block_at
 from ..feed import Delivery

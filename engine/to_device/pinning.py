@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..batch.buffer import Buffers, on_heap
-from ..batch.tensors import map_tensors
+from ..batch.device import map_tensors
 from ..far.handover import copied, is_dense
 from ..far.slabs import block_at
 

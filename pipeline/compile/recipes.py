@@ -14,9 +14,8 @@ from ...cache.cache import REPEATED, REPEATED_DRAWS, Cache
 from ...cache.fingerprint import fingerprint
 from ...cache.tiers import Opening
 from ...config import Settings
-from ...engine.batch.buffer import Buffers
+from ...engine.batch.buffer import Buffers, collate_by_default
 from ...engine.batch.device import DeviceStage
-from ...engine.batch.tensors import collate_by_default
 from ...engine.plan import (
     Buckets,
     ConstantSchedule,
@@ -29,8 +28,8 @@ from ...engine.plan import (
     Shard,
 )
 from ...engine.plan.drawn import AHEAD
+from ...engine.program.operations import SeededRead, WorkerStart
 from ...engine.program.program import Read
-from ...engine.program.seeding import SeededRead, WorkerStart
 from ...engine.recipe import (
     AS_SHIPPED,
     BatchRecipe,

@@ -23,12 +23,10 @@ from ...cache.cache import Cache
 from ...config import MAX_WORKERS, Settings
 from ...engine.batch.array_rows import ArrayRowReader
 from ...engine.batch.buffer import Buffers
-from ...engine.batch_work import Collate
 from ...engine.in_children import taken_along
 from ...engine.observe.knob import Restriction
 from ...engine.plan import Order
-from ...engine.program.cached import Cached, Stored
-from ...engine.program.fused import with_fused_maps
+from ...engine.program.operations import Cached, Collate, Stored, with_fused_maps
 from ...engine.program.program import (
     BatchMap,
     Filter,

@@ -171,7 +171,7 @@ class Placing(ABC):
     def __penstock_fused__(
         self, following: Sequence[Any], at: int = 0
     ) -> tuple[int, Callable[..., Any]] | None:
-        """Take a flip or a central crop along: see engine/program/fused.py."""
+        """Take a flip or a central crop along: see engine/program/operations.py."""
         after = following[0] if following else None
         takes = type(after) in (center_crop, horizontal_flip)
         fused = FusedPlacing(self, at, after if takes else None)

@@ -216,7 +216,7 @@ def mixed(parts: Sequence[TableRows], order: NDArray[np.int64]) -> Sequence[Any]
         parts = unified(parts)
     blocks = tuple(
         Block(kind, np.concatenate([p.blocks[at].values for p in parts]).take(ranks, 0))
-        for at, kind in enumerate(parts[0].kinds)
+        for at, (kind, _) in enumerate(parts[0].blocks)
     )
     others = {
         name: reordered([part.others[name] for part in parts], ranks)

@@ -11,10 +11,16 @@ import itertools
 from collections.abc import Iterator
 from itertools import count
 
-from penstock.engine.core.byte_budget import ByteBudget, Reservations
-from penstock.engine.core.chunk import InFlightBatch, Lease, Onward, Outcome
-from penstock.engine.core.core import FEED, Core, SegmentState
-from penstock.engine.core.metrics import Gauge, Wait
+from penstock.engine.core.core import FEED, Core, Gauge, SegmentState
+from penstock.engine.core.in_flight import (
+    ByteBudget,
+    InFlightBatch,
+    Lease,
+    Onward,
+    Outcome,
+    Reservations,
+    Wait,
+)
 from support.core_script import DONE, SOURCE, Batch, Place, Script, Settling, Tray
 from support.core_sight import Address, rows_of, sight_of
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from penstock.engine.core.chunk import Failure, Lease, Outcome
+from penstock.engine.core.in_flight import Failure, Lease, Outcome
 from penstock.engine.plan import BatchPlan, PlannedBatch, Rows
 
 __all__ = ["DONE", "SOURCE", "Batch", "Place", "Script", "Settling", "Tray"]

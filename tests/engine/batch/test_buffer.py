@@ -28,7 +28,7 @@ from penstock.engine.batch.buffer import (
     on_heap,
 )
 from penstock.engine.batch.layout import Layout, describe, size_of
-from penstock.engine.core.chunk import Failure, InFlightBatch
+from penstock.engine.core.in_flight import Failure, InFlightBatch
 from support.core_script import Script
 from support.samples import assert_same
 

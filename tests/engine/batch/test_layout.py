@@ -23,7 +23,7 @@ from penstock.engine.batch.buffer import (
     on_heap,
 )
 from penstock.engine.batch.layout import Misfit, learn, write_rows
-from penstock.engine.core.chunk import InFlightBatch
+from penstock.engine.core.in_flight import InFlightBatch
 from support.core_script import Script
 from support.samples import OTHER_PAIR, PAIR, assert_same, makers
 

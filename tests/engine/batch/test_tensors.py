@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from penstock.engine.batch.device import DeviceStage, ToDevice
-from penstock.engine.batch.tensors import map_tensors
+from penstock.engine.batch.device import DeviceStage, ToDevice, map_tensors
 
 
 class Labelled(NamedTuple):

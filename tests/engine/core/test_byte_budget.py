@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.core.byte_budget import ByteBudget, Reservations
+from penstock.engine.core.in_flight import ByteBudget, Reservations
 
 
 def nobody() -> None:
@@ -153,7 +153,7 @@ def test_a_pipeline_that_has_left_is_not_notified() -> None:
     byte_budget.charge(10, None)
     assert not reservations.open(1, None, oldest=False)
     reservations.close_all()
-    assert byte_budget.release(10) == []
+    assert byte_budget.release(10) == set()
 
 
 def test_closing_a_batch_twice_gives_its_bytes_back_once() -> None:

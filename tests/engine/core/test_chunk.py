@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.core.chunk import Chunk, Failure, runs
+from penstock.engine.core.in_flight import Chunk, Failure, runs
 from penstock.engine.plan import Context
 
 

@@ -9,11 +9,16 @@ from typing import Any
 
 import pytest
 
-from penstock.engine.core.byte_budget import ByteBudget, Reservations
-from penstock.engine.core.chunk import InFlightBatch, Lease, Outcome
 from penstock.engine.core.connector import Connector, EngineLock
-from penstock.engine.core.core import Core, SegmentState
-from penstock.engine.core.metrics import Gauge, Wait
+from penstock.engine.core.core import Core, Gauge, SegmentState
+from penstock.engine.core.in_flight import (
+    ByteBudget,
+    InFlightBatch,
+    Lease,
+    Outcome,
+    Reservations,
+    Wait,
+)
 from support.core_script import Script
 
 JOIN_S = 60.0

@@ -6,16 +6,22 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.engine.core.byte_budget import ByteBudget
-from penstock.engine.core.chunk import InFlightBatch, Lease, Onward, Outcome
 from penstock.engine.core.core import (
     FAR_LEASE_NS,
     FEED,
     LEASE_NS,
+    Gauge,
     SegmentState,
     State,
 )
-from penstock.engine.core.metrics import Gauge, Wait
+from penstock.engine.core.in_flight import (
+    ByteBudget,
+    InFlightBatch,
+    Lease,
+    Onward,
+    Outcome,
+    Wait,
+)
 from support.core_model import Course
 from support.core_script import Script, Settling
 

@@ -15,8 +15,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.core.core import FEED
+from penstock.engine.core.in_flight import ByteBudget
 from support.core_model import Course
 from support.core_script import Script, Settling
 

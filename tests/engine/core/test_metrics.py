@@ -8,18 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.core.metrics import (
+from penstock.engine.core.connector import (
     LONG_NS,
     QUEUE_LONG_NS,
     SOME,
-    ConnectorObservation,
-    Gauge,
     SampledClock,
-    Wait,
     WorkerMeter,
-    WorkerReading,
     own_queue,
 )
+from penstock.engine.core.core import Gauge
+from penstock.engine.core.in_flight import Wait
+from penstock.engine.core.metrics import ConnectorObservation, WorkerReading
 
 S = 1_000_000_000
 
@@ -135,7 +134,7 @@ def test_the_cpu_clock_is_read_for_long_pieces_and_for_few_short_ones(
         reads.append(0)
         return len(reads) // 2 * 500
 
-    monkeypatch.setattr("penstock.engine.core.metrics.time.thread_time_ns", half)
+    monkeypatch.setattr("penstock.engine.core.connector.time.thread_time_ns", half)
     clock = SampledClock()
     assert clock.begin() is None  # the first is read
     assert clock.end(1000) == 500
@@ -169,7 +168,7 @@ def test_waits_for_a_core_are_read_for_long_pieces_and_stand_for_short_ones(
         counted[0] += waited_ns
         return queue.end(run_ns)
 
-    monkeypatch.setattr("penstock.engine.core.metrics.waited_ns", waited_ns)
+    monkeypatch.setattr("penstock.engine.core.connector.waited_ns", waited_ns)
     queue = own_queue()
     assert queue.total_ns == 0
     assert work(QUEUE_LONG_NS, QUEUE_LONG_NS // 2) == QUEUE_LONG_NS // 2

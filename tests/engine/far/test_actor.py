@@ -13,14 +13,13 @@ import pytest
 import torch
 
 from penstock.engine.batch.buffer import FailedBatch, Finished
-from penstock.engine.core.chunk import Chunk, Outcome
+from penstock.engine.core.in_flight import Chunk, Outcome
 from penstock.engine.far.actors import Actor
 from penstock.engine.far.assigned_engine import Assignment, Result
 from penstock.engine.far.handover import dumps, pack, restored
 from penstock.engine.plan import BatchPlan, Context, PlannedBatch
 from penstock.engine.plan import Rows as PlannedRows
-from penstock.engine.program.randomness import SampleRandom
-from penstock.engine.program.seeding import restore, states
+from penstock.engine.program.randomness import SampleRandom, restore, states
 from penstock.pipeline.stages import BatchStage, MapStage, SourceStage
 from support.recipes import compiled
 

@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from penstock.engine.core.byte_budget import ByteBudget, Reservations
 from penstock.engine.core.connector import Connector, EngineLock
-from penstock.engine.core.core import Core, SegmentState
-from penstock.engine.core.metrics import Gauge
+from penstock.engine.core.core import Core, Gauge, SegmentState
+from penstock.engine.core.in_flight import ByteBudget, Reservations
 from penstock.engine.far import actors
 from penstock.engine.far.actors import ActorPool, RayCluster
 from penstock.engine.program.program import Map, Program

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.engine.core.chunk import Chunk
+from penstock.engine.core.in_flight import Chunk
 from penstock.engine.far.far_pool import LIMIT, Blame
 from penstock.engine.plan import Context
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.engine.core.chunk import Chunk
+from penstock.engine.core.in_flight import Chunk
 from penstock.engine.far.child import StatusPage
 from penstock.engine.far.far_pool import Errand
 from penstock.engine.far.pool import WorkerChild

@@ -12,7 +12,7 @@ import pytest
 import penstock as ps
 from penstock.config import Settings
 from penstock.engine import hosts
-from penstock.engine.core.byte_budget import ByteBudget
+from penstock.engine.core.in_flight import ByteBudget
 from penstock.engine.core.metrics import ConnectorObservation
 from penstock.engine.engine import Engine
 from penstock.engine.hosts import TrainerHost

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.core.chunk import Chunk, Failure, Outcome
+from penstock.engine.core.in_flight import Chunk, Failure, Outcome
 from penstock.engine.plan import Context
 from penstock.engine.program.program import (
     Filter,
@@ -88,7 +88,7 @@ def take_ns(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], int]:
     clock = SimpleNamespace(
         perf_counter_ns=lambda: now_ns[0], thread_time_ns=lambda: now_ns[0] // 2
     )
-    for module in ("program.program", "core.metrics"):
+    for module in ("program.program", "core.connector"):
         monkeypatch.setattr(f"penstock.engine.{module}.time", clock)
 
     def take(nanoseconds: int) -> int:

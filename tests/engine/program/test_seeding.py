@@ -13,17 +13,16 @@ from hypothesis import strategies as st
 
 # This module tests the global generators.
 # ruff: noqa: NPY002
-from penstock.engine.core.chunk import Chunk
+from penstock.engine.core.in_flight import Chunk
 from penstock.engine.plan import Context
-from penstock.engine.program import seeding
+from penstock.engine.program import randomness
+from penstock.engine.program.operations import SeededRead, WorkerStart
 from penstock.engine.program.program import Work
-from penstock.engine.program.randomness import SampleRandom
-from penstock.engine.program.seeding import (
+from penstock.engine.program.randomness import (
+    SampleRandom,
     SeededCalls,
-    SeededRead,
     Undrawn,
-    WorkerStart,
-    place,
+    positions,
 )
 
 DRAWS: dict[str, Callable[[], object]] = {
@@ -56,32 +55,32 @@ def _seeded() -> None:
 
 @pytest.mark.parametrize("draw", list(DRAWS))
 def test_every_draw_moves_the_generators_place(draw: str) -> None:
-    before = place()
-    assert place() == before
+    before = positions()
+    assert positions() == before
     for _ in range(700):  # once around the words of a Mersenne Twister, and more
         DRAWS[draw]()
-        now = place()
+        now = positions()
         assert now != before
         before = now
 
 
 def test_all_generators_are_read_in_place() -> None:
     names = ("_PYTHON", "_PYTHONS_WORDS", "_SPARE", "_TORCH")
-    known = [getattr(seeding, name) for name in names]
+    known = [getattr(randomness, name) for name in names]
     # Where one has another layout, reading it is slower but as good.
-    assert None not in (*known, seeding._numpys())  # noqa: SLF001
+    assert None not in (*known, randomness._numpys())  # noqa: SLF001
 
 
 def of_numpy(seed: int) -> np.random.RandomState:
     """Return numpy's generator as a seed sets it."""
-    numpys = seed ^ seeding.NUMPYS
+    numpys = seed ^ randomness.NUMPYS
     return np.random.RandomState([numpys & 0xFFFFFFFF, numpys >> 32])
 
 
 @given(st.integers(0, 2**64 - 1))
 def test_no_two_libraries_draw_the_same(seed: int) -> None:
     """A crop by one and a flip by the other must have nothing to do with each other."""
-    seeding.seed_global_generators(seed)
+    randomness.seed_global_generators(seed)
     pythons = {random.random() for _ in range(1000)}
     assert pythons.isdisjoint(np.random.rand(1000).tolist())
     assert pythons.isdisjoint(torch.rand(1000, dtype=torch.float64).tolist())
@@ -92,7 +91,7 @@ def test_a_seed_sets_each_generator_as_its_own_seed_function_does(
     seed: int, drawn: str
 ) -> None:
     DRAWS[drawn]()
-    seeding.seed_global_generators(seed)
+    randomness.seed_global_generators(seed)
     numpys = of_numpy(seed)
     torchs = torch.Generator().manual_seed(seed)
     assert random.getstate() == random.Random(seed).getstate()
@@ -109,7 +108,7 @@ def test_numpy_may_use_another_bit_generator() -> None:
     before = np.random.get_bit_generator()  # type: ignore[attr-defined]
     np.random.set_bit_generator(np.random.MT19937(3))  # type: ignore[attr-defined]
     try:
-        seeding.seed_global_generators(1 << 40)
+        randomness.seed_global_generators(1 << 40)
         assert np.random.rand() == of_numpy(1 << 40).rand()
     finally:
         np.random.set_bit_generator(before)  # type: ignore[attr-defined]
@@ -189,7 +188,7 @@ def test_a_function_is_seeded_from_its_first_draw_on(
     def note(seed: int) -> None:
         seeded.append(seed)
 
-    monkeypatch.setattr(seeding, "seed_global_generators", note)
+    monkeypatch.setattr(randomness, "seed_global_generators", note)
     calls = SeededCalls(None)
     for number in range(3):
         assert calls.call(int, 7, number) == 0

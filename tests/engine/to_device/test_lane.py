@@ -20,7 +20,7 @@ import penstock as ps
 from penstock.config import Settings
 from penstock.engine import run
 from penstock.engine.batch.device import DeviceStage, ToDevice
-from penstock.engine.core.byte_budget import ByteBudget
+from penstock.engine.core.in_flight import ByteBudget
 from penstock.engine.hosts import TrainerHost
 from penstock.engine.observe.trainer_meter import TrainerMeter
 from penstock.engine.plan import Cursor, Shard

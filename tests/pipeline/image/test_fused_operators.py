@@ -13,7 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock import image
-from penstock.engine.program.fused import Fused, with_fused_maps
+from penstock.engine.program.operations import Fused, with_fused_maps
 from penstock.engine.program.program import Map
 
 from .test_crop_decoder import SAMPLINGS, jpeg, noise

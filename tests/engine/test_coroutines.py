@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 
-from penstock.engine.core.byte_budget import ByteBudget, Reservations
-from penstock.engine.core.chunk import Lease, Outcome
-from penstock.engine.core.connector import Connector, EngineLock
-from penstock.engine.core.core import Core, SegmentState
-from penstock.engine.core.metrics import Gauge, Wait, WorkerMeter
+from penstock.engine.core.connector import Connector, EngineLock, WorkerMeter
+from penstock.engine.core.core import Core, Gauge, SegmentState
+from penstock.engine.core.in_flight import (
+    ByteBudget,
+    Lease,
+    Outcome,
+    Reservations,
+    Wait,
+)
 from penstock.engine.program.program import Map, Program
-from penstock.engine.workers.coroutines import Coroutines
+from penstock.engine.workers import Coroutines
 from support.core_script import Script
 
 SOON_S = 60.0
@@ -96,7 +100,7 @@ async def hand_on(sample: Any) -> Any:
 
 def test_a_new_permit_tries_once_so_its_meter_knows_what_it_waits_for() -> None:
     with site(hand_on) as here:
-        here.connector.expect(101)  # after the last, the first in line tries again
+        here.connector.expect(100)
         here.pool.resize(100)
         assert here.connector.there.wait(SOON_S)
         assert here.waits() == [Wait.INPUT] * 100
@@ -105,7 +109,7 @@ def test_a_new_permit_tries_once_so_its_meter_knows_what_it_waits_for() -> None:
 
 def test_a_wakeup_without_work_costs_one_try_not_one_per_permit() -> None:
     with site(hand_on) as here:
-        here.connector.expect(1001)
+        here.connector.expect(1000)
         here.pool.resize(1000)
         assert here.connector.there.wait(SOON_S)
         before = here.connector.tries
@@ -135,6 +139,36 @@ def test_retiring_lets_active_workers_finish_and_ends_the_thread() -> None:
         assert not here.pool._thread.is_alive()  # noqa: SLF001
         assert here.pool.statistics().alive == 0
         assert here.connector.read(0, 1.0)[0].rows == rows
+
+
+def test_a_permit_that_its_function_cancels_while_it_is_idle_is_replaced() -> None:
+    tasks: list[asyncio.Task[Any]] = []
+    called, ended = threading.Event(), threading.Event()
+
+    async def once(sample: Any) -> Any:
+        loop = asyncio.get_running_loop()
+
+        def cancel_once_idle() -> None:
+            if here.pool._idle:  # noqa: SLF001
+                tasks[0].add_done_callback(lambda _: ended.set())
+                tasks[0].cancel()
+            else:
+                loop.call_soon(cancel_once_idle)
+
+        if not tasks:
+            tasks.extend(filter(None, [asyncio.current_task()]))
+            loop.call_soon(cancel_once_idle)
+        else:
+            called.set()
+        return sample
+
+    with site(once) as here:
+        here.pool.resize(1)
+        assert here.load() == 1
+        assert ended.wait(SOON_S)
+        here.load()
+        assert called.wait(SOON_S)
+        assert here.pool.statistics().alive == 1
 
 
 def test_a_fault_of_the_engine_itself_is_reported() -> None:

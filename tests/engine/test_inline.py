@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.engine.core.chunk import Failure, Outcome
-from penstock.engine.workers.inline import Inline
+from penstock.engine.core.in_flight import Failure, Outcome
+from penstock.engine.workers import Inline
 
 
 class Connected:
@@ -52,9 +52,7 @@ class Connected:
 
 @pytest.fixture(autouse=True)
 def no_sink(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "penstock.engine.workers.pool.sink_of", lambda program, lease: None
-    )
+    monkeypatch.setattr("penstock.engine.workers.sink_of", lambda program, lease: None)
 
 
 def working(*outcomes: Outcome) -> tuple[Inline, Connected]:

@@ -1,1 +1,0 @@
-"""Workers in this process: the trainer itself, threads, coroutines."""
