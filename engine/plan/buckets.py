@@ -16,18 +16,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import SpecError, check
-from .group_shuffle import GroupShuffle
 from .order import (
     Numbers,
     Order,
+    Place,
     Recent,
     Rows,
     Shuffle,
+    Span,
     by_key,
     drawn_order,
     sealed,
 )
-from .timeline import Place, Span
+from .shuffles import GroupShuffle
 
 KEPT_WINDOWS = 4
 """Recently planned windows that are kept: a prefetching engine moves between a few."""

@@ -22,9 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import SpecError, StateError
-from .batch_plan import BatchPlan
-from .cursor import CURE, Cursor, count
-from .order import GOLDEN, PlannedBatch, Planning, Rows, objects
+from .order import GOLDEN, BatchPlan, PlannedBatch, Planning, Rows, objects
+from .plan import CURE, Cursor, count
 
 VERSION = 1
 

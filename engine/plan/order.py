@@ -8,19 +8,117 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import SpecError, check, checked_seed
-from .batch_plan import BatchPlan
 
 LONGEST = 2**63 - 1
 Numbers: TypeAlias = NDArray[np.int64]
 Value = TypeVar("Value")
+
+
+class Context(NamedTuple):
+    """What a function that takes `ctx` receives; the same for a whole batch."""
+
+    epoch: int
+    step: int
+    """Global: counted over all epochs."""
+    image_size: int | None
+    """Pixels per side; None if no schedule sets it."""
+    strength: float | None = None
+    """Strength of augmentation; None if no schedule sets it."""
+
+
+class BatchPlan(NamedTuple):
+    """One rank's view of one global batch."""
+
+    epoch: int
+    step: int
+    """Global: counted over all epochs."""
+    batch: int
+    """Its number within its epoch."""
+    start: int
+    """Its first position within its epoch."""
+    last: bool
+    """Whether it is the last batch of its epoch."""
+    n_global: int
+    """Samples that count, over all ranks."""
+    n_rows: int
+    """Rows that this rank delivers, including padding."""
+    n_local: int
+    """Samples among them that count: the first `n_local` rows. May be 0."""
+    loss_weight: float
+    """Factor on this rank's mean loss that makes the mean over ranks exact.
+
+    Data-parallel training averages gradients over `world` ranks as if each had the same
+    number of samples. With w_r = n_local_r * world / n_global,
+    (1 / world) * sum_r(w_r * mean_r) = sum_r(sum of losses of r) / n_global:
+    the mean over the global batch. It is 1.0 if all ranks have equally many.
+    """
+    image_size: int | None
+    """Pixels per side; None if no schedule sets it."""
+    lr_mult: float
+    """Factor on the learning rate."""
+    momentum: float | None
+    """None leaves the optimiser's own."""
+    substituted: tuple[int, ...] = ()
+    """Rows of this rank that hold another sample because their own failed."""
+    strength: float | None = None
+    """Strength of augmentation; None if no schedule sets it."""
+
+    @property
+    def padded(self) -> int:
+        """Rows at the end that repeat others and do not count."""
+        return self.n_rows - self.n_local
+
+    @property
+    def regime(self) -> str:
+        """The properties that affect loading, among those a schedule sets."""
+        size = "" if self.image_size is None else f" of {self.image_size} px"
+        return f"batches of {self.n_global}{size}"
+
+    @property
+    def ctx(self) -> Context:
+        """The value of `ctx` for functions that take it."""
+        return Context(self.epoch, self.step, self.image_size, self.strength)
+
+
+class Place(NamedTuple):
+    """Where a batch starts: all that a schedule may depend on."""
+
+    epoch: int
+    position: int
+    """Positions of the epoch before it."""
+    step: int
+    """Batches before it, over all epochs."""
+    epoch_length: int
+    """Positions in every epoch."""
+
+    @property
+    def samples(self) -> int:
+        """Positions before it, over all epochs, including dropped tails."""
+        return self.epoch * self.epoch_length + self.position
+
+
+class Span(NamedTuple):
+    """The positions of one global batch."""
+
+    place: Place
+    stop: int
+    """One past its last position; it has `stop - place.position` samples."""
+    size: int
+    """The global size that applies; an epoch's tail has fewer samples."""
+
+    @property
+    def n_true(self) -> int:
+        """Number of the epoch's samples in it."""
+        return self.stop - self.place.position
 
 
 @dataclass(slots=True, eq=False)
@@ -91,6 +189,36 @@ class Planning(Protocol):
         So it is where a sampler decides the sizes, and where the trainer knows them.
         """
         return ""
+
+
+class AssignedPlan(Planning):
+    """Batches, or rows of some, numbered as they come. The engine's lock guards it."""
+
+    def __init__(self) -> None:
+        self.stop = 0
+        """Number of assignments received."""
+        self.oldest = 0
+        """Number of the oldest one that is not done."""
+        self._waiting: deque[tuple[PlannedBatch, int]] = deque()
+
+    def add(self, planned: PlannedBatch, seed: int) -> None:
+        """Plan to make these rows next; `seed` is of their collate_fn's draws."""
+        self._waiting.append((planned, seed))
+        self.stop += 1
+
+    def planned(self, number: int) -> PlannedBatch:
+        """Return an assignment that is not done."""
+        return self._waiting[number - self.oldest][0]
+
+    @property
+    def seed(self) -> int:
+        """Seed of the draws of the collate_fn for the oldest assignment."""
+        return self._waiting[0][1]
+
+    def forget(self) -> None:
+        """Note that the oldest assignment is done."""
+        self._waiting.popleft()
+        self.oldest += 1
 
 
 class Step(Protocol):
