@@ -1,11 +1,19 @@
-"""The feed, where batches leave the engine in order, each with its plan."""
+"""The trainer's end of an engine: batches leave it in order, each with its plan.
+
+A feed takes them out of the engine, and a host is an engine with its feed. The trainer
+itself may be the host, too (`DirectHost`, in `makers.py`).
+"""
 
 from __future__ import annotations
 
+import time
+from abc import ABC, abstractmethod
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,12 +21,18 @@ import numpy as np
 from ..errors import WorkerError, add_note
 from .batch.buffer import BatchBuffer, Buffers, FailedBatch, Finished, Gathered
 from .batch_work import worked, worked_late
+from .core.byte_budget import ByteBudget
 from .core.chunk import Chunk, Failure, InFlightBatch
 from .core.connector import ReaderLost
 from .engine import Engine
+from .far.pools import FarPools
+from .observe.knob import Knob
+from .observe.observation import Move, Observation
+from .observe.trainer_meter import TrainerMeter
 from .plan import BatchPlan, Cursor, Plan, PlannedBatch, Rows
 from .program.randomness import SampleRandom
 from .program.seeding import SeededCalls
+from .recipe import Recipe
 
 LOSSES = 5
 """How often the process that reads an iterable may die with no batch in between."""
@@ -28,6 +42,8 @@ UNREADABLE = (
 )
 NEAR = 16
 """How many samples before a tail are tried if all of the tail's own failed."""
+NOTE_NS = 1_000_000_000
+"""A reading a second is enough for figures over the last ten seconds."""
 
 
 class Delivery(NamedTuple):
@@ -367,5 +383,121 @@ class DrawnFeed:
             engine_lock.wake()
 
 
-Feed = PlannedFeed | RepackFeed | DrawnFeed
-"""Hands over the batches of one epoch after another."""
+class Host(ABC):
+    """What makes the batches, with its feed.
+
+    `next`, `begin`, `glance` and `cursor` belong to the trainer's thread. Any thread
+    may call `read` and `knobs`, at the same time.
+    """
+
+    engine: Engine | None = None
+    """The engine; None if the trainer makes the batches by itself."""
+
+    moves: deque[Move]
+    """The latest moves of its work between kinds of workers, and their reasons."""
+    kind = "trainer"  # or "process", if all of its work is in worker processes
+
+    def __init__(self) -> None:
+        self._noted_ns = time.perf_counter_ns()
+
+    @property
+    @abstractmethod
+    def cursor(self) -> Cursor:
+        """Where the next batch starts."""
+
+    @abstractmethod
+    def begin(self, cursor: Cursor) -> None:
+        """Continue at `cursor`, dropping everything in flight for other positions."""
+
+    @abstractmethod
+    def next(self) -> Delivery | None:
+        """Return the next batch of the epoch, not yet stamped; None at its end.
+
+        Raises:
+            Exception: as `PlannedFeed.next`, or what a sampler raised.
+            WorkerError: a process that was needed died repeatedly.
+        """
+
+    @abstractmethod
+    def read(self) -> Observation:
+        """Return the window since the run began."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop everything. Idempotent in each of its steps."""
+
+    def glance(self, now_ns: int) -> Observation | None:
+        """Return totals about once a second, if they cost the trainer nothing."""
+        if now_ns - self._noted_ns < NOTE_NS:
+            return None
+        self._noted_ns = now_ns
+        return self.read()
+
+    def knobs(self) -> tuple[Knob, ...]:
+        """Return everything that may be set."""
+        segments = () if self.engine is None else self.engine.segments
+        return tuple(chain.from_iterable(segment.knobs() for segment in segments))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} at {self.cursor}>"
+
+
+class TrainerHost(Host):
+    """One engine with its feed.
+
+    Args:
+        recipe: what to run.
+        byte_budget: the bytes it may hold.
+        cursor: where the first batch starts.
+        trainer: the meter of whoever calls `next`.
+        feed: a feed that has begun, and continues with this engine; None makes one.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        byte_budget: ByteBudget,
+        cursor: Cursor,
+        trainer: TrainerMeter,
+        feed: PlannedFeed | RepackFeed | None = None,
+    ) -> None:
+        super().__init__()
+        step = cursor.step if feed is None else feed.engine.head
+        engine: Engine | None = None
+        try:
+            engine = Engine(recipe, byte_budget, step, trainer=trainer, pools=FarPools)
+            self.engine: Engine = engine
+            planned = RepackFeed if recipe.repack else PlannedFeed
+            make_feed = DrawnFeed if recipe.drawn else planned
+            self._feed = feed or make_feed(engine, cursor)
+            if feed is None:
+                self._feed.begin(cursor)
+            else:
+                engine.begin_epoch(feed.cursor.epoch)
+            engine.__enter__()
+            self.moves = engine.segments[0].moves
+            if feed is not None:  # only now: had it failed, the maker would go on
+                feed.engine = engine
+        except BaseException:  # Ctrl-C, and nobody knows of this engine yet
+            if engine is not None:
+                engine.close()
+            raise
+
+    @property
+    def cursor(self) -> Cursor:
+        return self._feed.cursor
+
+    def begin(self, cursor: Cursor) -> None:
+        self._feed.begin(cursor)
+
+    def next(self) -> Delivery | None:
+        delivery = self._feed.next()
+        if delivery is None:
+            self.engine.end_epoch()
+        return delivery
+
+    def read(self) -> Observation:
+        return self.engine.monitor.read()
+
+    def close(self) -> None:
+        self.engine.close()

@@ -14,8 +14,7 @@ from .batch.device import DeviceStage, ToDevice
 from .batch.tensors import in_parts
 from .contention import ContentionMeter
 from .core.byte_budget import ByteBudget
-from .feed import Delivery
-from .hosts import DirectHost, Host, TrainerHost
+from .feed import Delivery, Host, TrainerHost
 from .in_children import (
     check_may_leave,
     crowded,
@@ -24,6 +23,7 @@ from .in_children import (
     is_of_worker,
     why_stays,
 )
+from .makers import DirectHost
 from .observe.knob import Knob
 from .observe.observation import (
     Move,
@@ -577,7 +577,8 @@ class Run:
 
     def is_free(self) -> bool:
         """Whether no thread, this one included, is stuck holding a lock of ours."""
-        return self.host.is_free()
+        engine = self.host.engine
+        return engine is None or engine.is_free()
 
     def close(self) -> None:
         """Stop everything. Idempotent."""

@@ -14,7 +14,7 @@ from penstock.autotune import tuner
 from penstock.autotune.policies.kinds import Kinds
 from penstock.autotune.trial import Trial, Verdict
 from penstock.engine import auto_executor, contention
-from penstock.engine.hosts import TrainerHost
+from penstock.engine.feed import TrainerHost
 from penstock.engine.observe.observation import ContentionObservation
 from penstock.engine.run import Run
 from support.datasets import Numbers

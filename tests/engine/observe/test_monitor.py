@@ -11,11 +11,11 @@ import pytest
 
 import penstock as ps
 from penstock.config import Settings
-from penstock.engine import hosts
+from penstock.engine import feed
 from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.core.metrics import ConnectorObservation
 from penstock.engine.engine import Engine
-from penstock.engine.hosts import TrainerHost
+from penstock.engine.feed import TrainerHost
 from penstock.engine.monitor import Monitor, unmeasured
 from penstock.engine.observe.observation import (
     Observation,
@@ -300,7 +300,7 @@ def test_an_engine_s_host_gives_a_reading_now_and_then(
         TrainerHost(RECIPE, ByteBudget(1 << 30), start, TrainerMeter())
     ) as host:
         assert host.glance(time.perf_counter_ns()) is None
-        monkeypatch.setattr(hosts, "NOTE_NS", 0)
+        monkeypatch.setattr(feed, "NOTE_NS", 0)
         assert isinstance(host.glance(time.perf_counter_ns()), Observation)
 
 

@@ -21,7 +21,7 @@ from penstock.config import Settings
 from penstock.engine import run
 from penstock.engine.batch.device import DeviceStage, ToDevice
 from penstock.engine.core.byte_budget import ByteBudget
-from penstock.engine.hosts import TrainerHost
+from penstock.engine.feed import TrainerHost
 from penstock.engine.observe.trainer_meter import TrainerMeter
 from penstock.engine.plan import Cursor, Shard
 from penstock.engine.to_device.lane import DEPTH, Lane, is_ready
