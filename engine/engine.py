@@ -24,16 +24,15 @@ from ..system.weak_methods import weakly
 from .auto_executor import resolve
 from .batch.buffer import FailedBatch, Finished, Gathered
 from .batch_work import BatchWork, worked_late
-from .contention import Rest
 from .core.byte_budget import ByteBudget, Reservations
 from .core.chunk import InFlightBatch
 from .core.connector import Connector, EngineLock
 from .monitor import Monitor
-from .observe.trainer_meter import TrainerMeter
 from .plan import AssignedPlan
 from .program.seeding import SeededCalls, Undrawn, seeded_by
 from .recipe import Recipe, SegmentRecipe
 from .segment import Segment, core_of, note
+from .trainer_cost import Rest, TrainerMeter
 from .workers.making import PoolMaker
 from .workers.pool import Kind, Watches, no_watch
 

@@ -26,13 +26,12 @@ from .core.chunk import Chunk, Failure, InFlightBatch
 from .core.connector import ReaderLost
 from .engine import Engine
 from .far.pools import FarPools
-from .observe.knob import Knob
-from .observe.observation import Move, Observation
-from .observe.trainer_meter import TrainerMeter
+from .observe.observation import Knob, Move, Observation
 from .plan import BatchPlan, Cursor, Plan, PlannedBatch, Rows
 from .program.randomness import SampleRandom
 from .program.seeding import SeededCalls
 from .recipe import Recipe
+from .trainer_cost import TrainerMeter
 
 LOSSES = 5
 """How often the process that reads an iterable may die with no batch in between."""

@@ -18,7 +18,7 @@ from ..system.forking import FORKS
 from ..system.printing import figures
 from .far.handover import RemoteTraceback, dumps
 from .far.pools import start_method
-from .observe.knob import Restriction
+from .observe.observation import Restriction
 from .program.program import Program
 from .recipe import Recipe, SegmentRecipe
 from .segment import Segment

@@ -35,16 +35,15 @@ from .core.metrics import (
     own_queue,
 )
 from .feed import Delivery, Host, PlannedFeed, RepackFeed
-from .observe.knob import Restriction
 from .observe.observation import (
     Move,
     MoveOutcome,
     Observation,
+    Restriction,
     SegmentObservation,
     parts_of,
     ratio,
 )
-from .observe.trainer_meter import TrainerMeter
 from .plan import BatchPlan, Cursor, PlannedBatch
 from .program.program import STOPPED, Read, Work
 from .program.randomness import SampleRandom
@@ -57,6 +56,7 @@ from .program.seeding import (
     undisturbed,
 )
 from .recipe import Recipe
+from .trainer_cost import TrainerMeter
 from .witness.witness import Witness
 from .workers.pool import Kind
 

@@ -11,18 +11,18 @@ from ..system.run_queue import Times
 from .core.connector import EngineLock
 from .core.metrics import ConnectorObservation, PartReading, WorkerReading
 from .observe.gil import GilProbe
-from .observe.knob import Restriction
 from .observe.observation import (
     MIN_WAIT,
     Observation,
+    Restriction,
     SegmentObservation,
     TrainerObservation,
     parts_of,
 )
-from .observe.trainer_meter import TrainerMeter
 from .plan import Planning
 from .recipe import Recipe
 from .segment import Segment
+from .trainer_cost import TrainerMeter
 from .workers.pool import PoolStatistics
 
 PROBE_AGAIN_S = 60.0

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from ..errors import BudgetError, WorkerError
 from .batch.device import DeviceStage, ToDevice
 from .batch.tensors import in_parts
-from .contention import ContentionMeter
 from .core.byte_budget import ByteBudget
 from .feed import Delivery, Host, TrainerHost
 from .in_children import (
@@ -24,16 +23,11 @@ from .in_children import (
     why_stays,
 )
 from .makers import DirectHost
-from .observe.knob import Knob
-from .observe.observation import (
-    Move,
-    Observation,
-    TrainerObservation,
-)
-from .observe.trainer_meter import TrainerMeter
+from .observe.observation import Knob, Move, Observation, TrainerObservation
 from .plan import BatchPlan, Cursor
 from .recipe import Recipe, SegmentRecipe
 from .segment import Segment, as_now
+from .trainer_cost import ContentionMeter, TrainerMeter
 from .witness.witness import ChangeWatch, Witness
 from .workers.pool import Kind
 

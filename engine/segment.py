@@ -15,8 +15,7 @@ from .core.byte_budget import Reservations
 from .core.connector import Connector
 from .core.core import Core, SegmentState
 from .core.metrics import Gauge
-from .observe.knob import Knob, Restriction
-from .observe.observation import Move, MoveOutcome
+from .observe.observation import Knob, Move, MoveOutcome, Restriction
 from .plan import AssignedPlan
 from .recipe import Recipe, SegmentRecipe
 from .witness.witness import Witness

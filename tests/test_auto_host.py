@@ -13,7 +13,7 @@ import penstock as ps
 from penstock.autotune import tuner
 from penstock.autotune.policies.kinds import Kinds
 from penstock.autotune.trial import Trial, Verdict
-from penstock.engine import auto_executor, contention
+from penstock.engine import auto_executor, trainer_cost
 from penstock.engine.feed import TrainerHost
 from penstock.engine.observe.observation import ContentionObservation
 from penstock.engine.run import Run
@@ -97,7 +97,7 @@ def _tuned(caplog: pytest.LogCaptureFixture) -> None:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choose threads for any work, and measure and decide from the first steps on."""
     monkeypatch.setattr(auto_executor, "WORTH_WORKERS_NS", 0)
-    monkeypatch.setattr(contention, "SHARE", 0.5)
+    monkeypatch.setattr(trainer_cost, "SHARE", 0.5)
     monkeypatch.setattr(tuner, "CONTROL_S", 0.05)
 
 
@@ -105,7 +105,7 @@ def always_moved(monkeypatch: pytest.MonkeyPatch, *, kept: bool) -> None:
     """Make every measurement lead to a move, and every trial end as requested."""
     wanted = Verdict.KEEP if kept else Verdict.ROLL_BACK
     found = ContentionObservation(20.0, 10.0, certain=True)
-    monkeypatch.setattr(contention, "compare", lambda *_, **__: found)
+    monkeypatch.setattr(trainer_cost, "compare", lambda *_, **__: found)
     monkeypatch.setattr(Trial, "verdict", lambda *_: wanted)
     monkeypatch.setattr(Kinds, "other_executor", lambda *_, **__: ())
     monkeypatch.setattr(Kinds, "unprobed", lambda *_: False)
@@ -301,7 +301,7 @@ def test_a_loop_that_is_left_while_the_engine_is_paused_ends_at_once(
 def test_an_epoch_that_ends_while_the_engine_is_paused_is_followed_by_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(contention, "KNOWN", 1 << 30)
+    monkeypatch.setattr(trainer_cost, "KNOWN", 1 << 30)
     paused: list[bool] = []
     while not any(paused):
         for batches in range(29, 33):

@@ -24,11 +24,11 @@ from ..batch.buffer import FailedBatch, Finished
 from ..core.byte_budget import ByteBudget
 from ..core.chunk import Chunk, Failure, InFlightBatch, Outcome
 from ..engine import Engine
-from ..observe.trainer_meter import TrainerMeter
 from ..plan import AssignedPlan, PlannedBatch
 from ..program.program import Unread, Watch
 from ..program.seeding import mixed, seed_global_generators
 from ..recipe import Recipe, SegmentRecipe
+from ..trainer_cost import TrainerMeter
 from ..witness.witness import Witness
 from ..workers.pool import Kind, Watches, no_watch
 from .handover import loads, travel

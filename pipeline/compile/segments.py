@@ -25,7 +25,7 @@ from ...engine.batch.array_rows import ArrayRowReader
 from ...engine.batch.buffer import Buffers
 from ...engine.batch_work import Collate
 from ...engine.in_children import taken_along
-from ...engine.observe.knob import Restriction
+from ...engine.observe.observation import Restriction
 from ...engine.plan import Order
 from ...engine.program.cached import Cached, Stored
 from ...engine.program.fused import with_fused_maps

@@ -22,9 +22,9 @@ from penstock.engine import run
 from penstock.engine.batch.device import DeviceStage, ToDevice
 from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.feed import TrainerHost
-from penstock.engine.observe.trainer_meter import TrainerMeter
 from penstock.engine.plan import Cursor, Shard
 from penstock.engine.to_device.lane import DEPTH, Lane, is_ready
+from penstock.engine.trainer_cost import TrainerMeter
 from penstock.pipeline.compile.recipes import compile_recipe
 from penstock.pipeline.stages import BatchStage, SourceStage
 from support import warm

@@ -6,8 +6,9 @@ import random
 
 import pytest
 
-from penstock.engine import contention
-from penstock.engine.contention import (
+from penstock.engine import trainer_cost
+from penstock.engine.plan import BatchPlan
+from penstock.engine.trainer_cost import (
     KNOWN,
     MIN_BESIDE,
     RARE_S,
@@ -16,7 +17,6 @@ from penstock.engine.contention import (
     ContentionMeter,
     compare,
 )
-from penstock.engine.plan import BatchPlan
 
 MARGIN = 0.05
 """Growth that is worth acting on."""
@@ -108,7 +108,7 @@ class World:
         self.rested_s = 0.0
         self.until_ns = 0
         self.pauses = 0
-        monkeypatch.setattr(contention, "time", self)
+        monkeypatch.setattr(trainer_cost, "time", self)
         self.meter = ContentionMeter(one_by_one=one_by_one)
 
     def monotonic(self) -> float:
@@ -183,7 +183,7 @@ def test_looks_find_what_loading_costs_and_take_a_bounded_share(world: World) ->
 def test_ranks_in_step_share_what_looks_may_take(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contention, "ranks", lambda: 4)
+    monkeypatch.setattr(trainer_cost, "ranks", lambda: 4)
     begun_s = world.now_s
     world.train(8000)
     assert world.pauses >= 3
@@ -230,7 +230,7 @@ def test_a_trainer_that_waits_for_a_device_is_not_called_slowed(
     rests_after_s: float,
     one_by_one: bool,  # noqa: FBT001
 ) -> None:
-    monkeypatch.setattr(contention, "waits_for_others", lambda: True)
+    monkeypatch.setattr(trainer_cost, "waits_for_others", lambda: True)
     world = World(monkeypatch, one_by_one=one_by_one)
     world.absorbs, world.step_s, world.rests_after_s = True, 0.02, rests_after_s
     world.train(4000)
@@ -246,7 +246,7 @@ def test_a_trainer_with_other_work_is_not_compared_with_what_it_was(
     world.slowed = 1.0
     world.train(2000)
     world.step_s *= 1.6  # more layers are trained now, for instance
-    world.train(2 * contention.KEPT)
+    world.train(2 * trainer_cost.KEPT)
     found = world.meter.found
     assert found is None or not found.certain
 
@@ -324,7 +324,7 @@ def test_a_batch_that_does_not_come_is_not_waited_for(world: World) -> None:
     begun_s = world.now_s
     world.train(5000)
     assert world.pauses == 0
-    assert world.now_s - begun_s < 5000 * 0.014 + 8 * contention.HOLD_S
+    assert world.now_s - begun_s < 5000 * 0.014 + 8 * trainer_cost.HOLD_S
 
 
 def test_the_trainer_does_not_wait_for_workers_that_it_feeds(world: World) -> None:
