@@ -147,8 +147,7 @@ class Buckets:
         def at(window: int, positions: Numbers) -> Numbers:
             start = window * self.span
             planned = self.planned(int(rows.rounds[0]), window)
-            found: Numbers = start + planned.places[positions - start]
-            return found
+            return start + planned.places[positions - start]
 
         found = by_key(rows.indices // self.span, rows.indices, at)
         return Rows(found, rows.rounds)

@@ -137,9 +137,7 @@ class Drawing:
         """
         if self.undrawn is not None and (order := self.undrawn()) is not None:
             order.begin()
-        now = self.now
-        if now is None:
-            now = _digest(torch.default_generator.get_state())
+        here = torch.default_generator.get_state()
         return {
             "version": VERSION,
             "kind": "drawn",
@@ -149,7 +147,7 @@ class Drawing:
             "generator": _text(self.own),
             "base": self.base,
             "seed": self.seed,
-            "now": now,
+            "now": _digest(here) if self.now is None else self.now,
             "workers": self.workers,
             "data": self.data if self.keeper is None else self.keeper.state_dict(),
             "dataset": self.dataset,
@@ -240,8 +238,7 @@ def _raising(error: Exception) -> Iterator[Any]:
 
 
 def _states(generator: torch.Generator | None) -> list[bytes]:
-    known = filter(None, (torch.default_generator, generator))
-    return [_bytes(each) for each in known]
+    return [_bytes(each) for each in (torch.default_generator, generator) if each]
 
 
 def _bytes(generator: torch.Generator) -> bytes:
@@ -410,8 +407,7 @@ class DrawnPlan(Planning):
     def seeds(self, plan: BatchPlan) -> list[int]:
         """Return the seeds of a batch's samples."""
         positions = np.arange(plan.start, plan.start + plan.n_rows)
-        found: list[int] = seeds(self.seed, positions).tolist()
-        return found
+        return [*seeds(self.seed, positions).tolist()]
 
     def _next(self) -> Iterable[Any] | None:
         first, self._first_batch = self._first_batch, None

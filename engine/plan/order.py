@@ -78,12 +78,6 @@ class BatchPlan(NamedTuple):
         return self.n_rows - self.n_local
 
     @property
-    def regime(self) -> str:
-        """The properties that affect loading, among those a schedule sets."""
-        size = "" if self.image_size is None else f" of {self.image_size} px"
-        return f"batches of {self.n_global}{size}"
-
-    @property
     def ctx(self) -> Context:
         """The value of `ctx` for functions that take it."""
         return Context(self.epoch, self.step, self.image_size, self.strength)
@@ -173,8 +167,13 @@ class PlannedBatch:
     """A sample for each row, if they were begun elsewhere."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fields = self.plan, self.rows, self.first_row, self.whole, self.inputs
-        return PlannedBatch, fields
+        return PlannedBatch, (
+            self.plan,
+            self.rows,
+            self.first_row,
+            self.whole,
+            self.inputs,
+        )
 
 
 class Planning(Protocol):
@@ -353,8 +352,7 @@ class Order:
         Raises:
             SpecError: `length` is not an int >= 1.
         """
-        cure = "pass a dataset that has samples"
-        return cls(whole("length", length, LONGEST, cure))
+        return cls(whole("length", length, LONGEST, "pass a dataset that has samples"))
 
     @property
     def epoch_length(self) -> int:
@@ -395,7 +393,21 @@ class Order:
             SpecError: there are none, they are not integers, or one is outside
                 [0, epoch_length).
         """
-        chosen = selection(indices, self.epoch_length)
+        given, length = np.asarray(indices), self.epoch_length
+        check(given.size, "`indices` must not be empty; select at least one sample")
+        check(
+            given.ndim == 1 and given.dtype.kind in "iu",
+            f"`indices` must be integers [N], got {given.dtype} {list(given.shape)}; "
+            "turn a mask into indices with numpy.flatnonzero(mask)",
+        )
+        outside = np.flatnonzero((given < 0) | (given >= length))
+        if outside.size:
+            place = int(outside[0])
+            raise SpecError(
+                f"`indices` must be >= 0 and < {length}, the number of samples, got "
+                f"{given[place]} at place {place}; leave out indices without a sample"
+            )
+        chosen = given.astype(np.int64)
         return self.then(Select(chosen, sealed(chosen)))
 
     def rows(self, epoch: int, start: int, stop: int) -> Rows:
@@ -479,29 +491,6 @@ def whole(name: str, value: int, most: int, cure: str) -> int:
         rule = ">= 1" if number < 1 else f"<= {most}"
         raise SpecError(f"`{name}` must be an int {rule}, got {value!r}; {cure}")
     return number
-
-
-def selection(indices: Sequence[int] | NDArray[np.integer], length: int) -> Numbers:
-    """Return `indices` as a copy, `int64 [N]`.
-
-    Raises:
-        SpecError: there are none, they are not integers, or one is out of range.
-    """
-    given = np.asarray(indices)
-    check(given.size, "`indices` must not be empty; select at least one sample")
-    check(
-        given.ndim == 1 and given.dtype.kind in "iu",
-        f"`indices` must be integers [N], got {given.dtype} {list(given.shape)}; "
-        "turn a mask into indices with numpy.flatnonzero(mask)",
-    )
-    outside = np.flatnonzero((given < 0) | (given >= length))
-    if outside.size:
-        place = int(outside[0])
-        raise SpecError(
-            f"`indices` must be >= 0 and < {length}, the number of samples, got "
-            f"{given[place]} at place {place}; leave out indices without a sample"
-        )
-    return given.astype(np.int64)
 
 
 # Up to this length the permutation is made by sorting, which is exactly uniform. Over

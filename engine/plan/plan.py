@@ -400,11 +400,11 @@ class Plan:
         )
         length, ranks = self.order.epoch_length, self.shard.size
         last = self.order.steps[-1] if self.order.steps else None
-        timeline: Timeline | BudgetTimeline
-        if isinstance(last, Buckets) and last.tokens is not None:
-            timeline = BudgetTimeline(last)
-        else:
-            timeline = Timeline(self.schedule, length, drop_last=self.drop_last)
+        timeline: Timeline | BudgetTimeline = (
+            BudgetTimeline(last)
+            if isinstance(last, Buckets) and last.tokens is not None
+            else Timeline(self.schedule, length, drop_last=self.drop_last)
+        )
         for run in timeline.runs:
             check(
                 run.size >= ranks,
@@ -413,9 +413,11 @@ class Plan:
             )
         check_parts(self.order, [run.size for run in timeline.runs])
         parts = last if isinstance(last, PartShuffle) else None
+        facts = canonical({"plan_version": PLAN_VERSION, **self.facts()})
+        digest = hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
         object.__setattr__(self, "_parts", parts)
         object.__setattr__(self, "timeline", timeline)
-        object.__setattr__(self, "hash", fingerprint(self.facts()))
+        object.__setattr__(self, "hash", digest)
 
     def steps_in(self, epoch: int) -> int:
         """Return the number of batches in `epoch`, the same on every rank."""
@@ -471,22 +473,20 @@ class Plan:
         Raises:
             Exception: as `batch`.
         """
+        constant = isinstance(self.schedule, ConstantSchedule)
+        constant = constant and isinstance(self.timeline, Timeline)
         while start < stop:
             plan = self.batch(start)
             yield plan
-            alike = self._alike_after(plan, stop - start - 1)
+            alike = 0
+            if constant and not plan.last:
+                left = self.timeline.steps_in(plan.epoch) - plan.batch - 2
+                alike = min(stop - start - 1, left)
             start += alike + 1
             (epoch, step, batch, position, *_), shared = plan, plan[4:]
             for ahead in range(1, alike + 1):
                 place = step + ahead, batch + ahead, position + ahead * plan.n_global
                 yield BatchPlan._make((epoch, *place, *shared))
-
-    def _alike_after(self, plan: BatchPlan, most: int) -> int:
-        """Return how many batches after one surely differ from it only in place."""
-        constant = isinstance(self.schedule, ConstantSchedule)
-        if plan.last or not constant or isinstance(self.timeline, BudgetTimeline):
-            return 0
-        return min(most, self.timeline.steps_in(plan.epoch) - plan.batch - 2)
 
     def regime(self, step: int) -> str:
         """Return what loading the batch of a global step is like.
@@ -499,8 +499,10 @@ class Plan:
             return ""
         with suppress(Exception):
             batch = self.batch(step)
-            before = batch.last and batch.batch
-            return (self.batch(step - 1) if before else batch).regime
+            if batch.last and batch.batch:
+                batch = self.batch(step - 1)
+            size = "" if batch.image_size is None else f" of {batch.image_size} px"
+            return f"batches of {batch.n_global}{size}"
         return ""
 
     def rows(self, plan: BatchPlan) -> Rows:
@@ -508,9 +510,12 @@ class Plan:
         for window in self._windows:
             if (found := window.find(plan)) is not None:
                 return found
-        window = self._window(plan)
-        self._windows[:] = [window]
-        return window.rows.part(0, plan.n_rows)
+        # Those of the batches after it, too: they are cheapest in bulk.
+        positions, ends = self._ahead(plan)
+        rows = self.order.at(plan.epoch, positions)
+        rows.indices.flags.writeable = rows.rounds.flags.writeable = False
+        self._windows[:] = [IndexWindow(plan.epoch, plan.batch, (0, *ends), rows)]
+        return rows.part(0, plan.n_rows)
 
     def planned(self, number: int) -> PlannedBatch:
         """Return the batch of a global step with its samples.
@@ -586,14 +591,6 @@ class Plan:
             )
         return setting
 
-    def _window(self, plan: BatchPlan) -> IndexWindow:
-        """Read the rows of `plan` and the batches after it: cheapest in bulk."""
-        positions, ends = self._ahead(plan)
-        rows = self.order.at(plan.epoch, positions)
-        rows.indices.flags.writeable = False
-        rows.rounds.flags.writeable = False
-        return IndexWindow(plan.epoch, plan.batch, (0, *ends), rows)
-
     def _ahead(self, plan: BatchPlan) -> tuple[Numbers, list[int]]:
         """Return the positions of `plan` and the batches after it, and their ends."""
         count = min(max(WINDOW_ROWS // plan.n_rows, 1), WINDOW_BATCHES)
@@ -632,12 +629,6 @@ def canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def fingerprint(facts: Mapping[str, int | str]) -> str:
-    """Return 32 hex digits that identify `facts`."""
-    text = canonical({"plan_version": PLAN_VERSION, **facts})
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
 class IndexWindow(NamedTuple):
     """The rows of a few consecutive batches of one epoch."""
 
@@ -649,7 +640,6 @@ class IndexWindow(NamedTuple):
 
     def find(self, plan: BatchPlan) -> Rows | None:
         """Return the rows of a batch, or None if it is not in the window."""
-        place = plan.batch - self.first_batch
-        if plan.epoch != self.epoch or not 0 <= place < len(self.bounds) - 1:
-            return None
-        return self.rows.part(self.bounds[place], self.bounds[place + 1])
+        at, bounds = plan.batch - self.first_batch, self.bounds
+        inside = plan.epoch == self.epoch and 0 <= at < len(bounds) - 1
+        return self.rows.part(bounds[at], bounds[at + 1]) if inside else None

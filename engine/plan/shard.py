@@ -51,9 +51,8 @@ class Shard:
         If ranks of a group share data (tensor, context, pipeline parallelism), use
         `from_device_mesh` instead.
         """
-        if dist.is_available() and dist.is_initialized():
-            return cls.from_process_group()
-        return cls.single()
+        grouped = dist.is_available() and dist.is_initialized()
+        return cls.from_process_group() if grouped else cls.single()
 
     @classmethod
     def from_process_group(cls, group: ProcessGroup | None = None) -> Shard:

@@ -126,8 +126,7 @@ class GroupShuffle:
         places = np.searchsorted(shuffled.ends, positions, side="right")
         group = shuffled.order[places]
         inside = positions - (shuffled.ends[places] - self.groups.sizes[group])
-        found: Numbers = self.groups.starts[group] + inside
-        return found
+        return self.groups.starts[group] + inside
 
     def shuffled(self, round_: int) -> ShuffledGroups:
         """Return the groups in the order of a round."""
@@ -208,12 +207,15 @@ class PartShuffle:
 
         def at(key: int, positions: Numbers) -> Numbers:
             part = key % self.count
-            start = self._starts[part]
-            found: Numbers = start + self._shuffles[part].at(key, positions - start)
-            return found
+            start = int(self._starts[part])
+            return start + self._shuffles[part].at(key, positions - start)
 
-        found = by_key(rows.rounds * self.count + parts, rows.indices, at)
-        return Rows(self._dealt(found), rows.rounds)
+        places = by_key(rows.rounds * self.count + parts, rows.indices, at)
+        if self.within is None:
+            samples = Shuffle(self.length, self.seed).at(DEALING, places)
+        else:
+            samples = self.within.samples(self.within.shuffled(DEALING), places)
+        return Rows(samples, rows.rounds)
 
     def positions(self, start: int, size: int, rows: Numbers) -> Numbers:
         """Return the positions of some rows of a batch.
@@ -231,12 +233,6 @@ class PartShuffle:
         part = np.searchsorted(ends, rows, side="right")
         found: Numbers = self._starts[part] + done + rows - (ends - taken)[part]
         return found
-
-    def _dealt(self, positions: Numbers) -> Numbers:
-        """Return the samples at positions of the parts, unshuffled."""
-        if self.within is None:
-            return Shuffle(self.length, self.seed).at(DEALING, positions)
-        return self.within.samples(self.within.shuffled(DEALING), positions)
 
     def __str__(self) -> str:
         said = self.within or f"shuffle(seed={self.seed})"
