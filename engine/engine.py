@@ -14,14 +14,13 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
 from ..errors import CLOSED, PenstockError
 from ..system.weak_methods import weakly
-from .auto_executor import resolve
 from .batch.buffer import FailedBatch, Finished, Gathered
 from .batch_work import BatchWork, worked_late
 from .core.byte_budget import ByteBudget, Reservations
@@ -30,7 +29,7 @@ from .core.connector import Connector, EngineLock
 from .monitor import Monitor
 from .plan import AssignedPlan
 from .program.seeding import SeededCalls, Undrawn, seeded_by
-from .recipe import Recipe, SegmentRecipe
+from .recipe import Recipe, resolve
 from .segment import Segment, core_of, note
 from .trainer_cost import Rest, TrainerMeter
 from .workers.making import PoolMaker
@@ -78,7 +77,11 @@ class Engine:
         self._assigned = isinstance(recipe.plan, AssignedPlan)
         """Whether it makes what another engine assigns to it."""
         asked, late = recipe.segments, pools.opened_late(recipe, step)
-        recipe = self.recipe = _kept_apart(recipe, late)
+        segments = [  # processes for those whose threads would share late-opened files
+            replace(each, executor="process", thread_safe=False) if at in late else each
+            for at, each in enumerate(asked)
+        ]
+        recipe = self.recipe = replace(recipe, segments=tuple(segments))
         self._late_work = recipe.late_work
         self._pools = pools(recipe, step, watch)
         self.reservations = Reservations(byte_budget, weakly(self._notify))
@@ -97,7 +100,11 @@ class Engine:
         )
         try:
             self._begin()
-            self._note_opened_late(asked, late)
+            for at, finding in late.items():
+                before, why = asked[at].executor, OPENED_LATE.format(finding)
+                stays = before == "process"
+                segment = self.segments[at]
+                note(segment, "process", "stays" if stays else "moved", why, before)
         except BaseException:  # nobody else could end what has begun
             self.close()
             raise
@@ -477,24 +484,6 @@ class Engine:
             raise self.engine_lock.broken
         if self.engine_lock.closed:
             raise PenstockError(CLOSED)
-
-    def _note_opened_late(
-        self, asked: tuple[SegmentRecipe, ...], late: Mapping[int, object]
-    ) -> None:
-        for at, finding in late.items():
-            segment, why = self.segments[at], OPENED_LATE.format(finding)
-            before = asked[at].executor
-            moved = before != "process"
-            note(segment, "process", "moved" if moved else "stays", why, before)
-
-
-def _kept_apart(recipe: Recipe, late: Container[int]) -> Recipe:
-    """Give processes to segments whose threads would share late-opened files."""
-    segments = [
-        replace(each, executor="process", thread_safe=False) if at in late else each
-        for at, each in enumerate(recipe.segments)
-    ]
-    return replace(recipe, segments=tuple(segments))
 
 
 OPENED_LATE = (

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import WorkerError, add_note
-from .batch.buffer import BatchBuffer, Buffers, FailedBatch, Finished, Gathered
+from .batch.buffer import BatchBuffer, FailedBatch, Finished, Gathered
 from .batch_work import worked, worked_late
 from .core.byte_budget import ByteBudget
 from .core.chunk import Chunk, Failure, InFlightBatch
@@ -27,7 +27,7 @@ from .core.connector import ReaderLost
 from .engine import Engine
 from .far.pools import FarPools
 from .observe.observation import Knob, Move, Observation
-from .plan import BatchPlan, Cursor, Plan, PlannedBatch, Rows
+from .plan import BatchPlan, Cursor, PlannedBatch, Rows
 from .program.randomness import SampleRandom
 from .program.seeding import SeededCalls
 from .recipe import Recipe
@@ -62,10 +62,8 @@ class Faults:
     """
 
     def __init__(self, share: float, length: int | None) -> None:
-        self._share = share
-        self._length = length
-        self._epoch = -1
-        self._count = 0
+        self._share, self._length = share, length
+        self._epoch, self._count = -1, 0
 
     def add(self, failures: tuple[Failure, ...], plan: BatchPlan) -> None:
         """Count the failures of a batch.
@@ -208,38 +206,34 @@ class RepackFeed:
         recipe = engine.recipe
         self.engine = engine
         """Makes the blocks; another one may go on with the one that is due next."""
-        self._plan = recipe.planned
-        self._batch = recipe.batch
+        self._plan, self._batch = recipe.planned, recipe.batch
         assert recipe.batch.size is not None
         self._size = recipe.batch.size
-        self._buffers: Buffers = replace(recipe.buffers, keep=False)
+        self._buffers = replace(recipe.buffers, keep=False)
         self._calls = SeededCalls(recipe.buffers.collate)
         length = None if recipe.iterable else recipe.planned.order.epoch_length
         self.faults = Faults(recipe.batch.error_budget, length)
         self._tickets: list[int] = []
         """Tickets of the samples that are left over."""
         self._samples: list[Any] = []
-        self._over = False
-        self._clean = True
+        self._over, self._clean = False, True
         self._lost = 0
         """How often the process that reads has died since the last batch."""
         self.cursor = cursor
 
     def begin(self, cursor: Cursor) -> None:
         self.engine.begin_epoch(cursor.epoch)
-        recipe = self.engine.recipe
-        length = recipe.planned.order.epoch_length
-        step, _ = place(self._plan, cursor)
         self.cursor = cursor
-        # An iterable has no index: what was read before is read again and skipped.
-        there = step == self.engine.head
-        if recipe.iterable:
+        if self.engine.recipe.iterable:
+            # It has no index: what was read before is read again and skipped.
             there = self._clean and cursor.position == 0
+        else:
+            there = self._block(cursor)[0] == self.engine.head
         if not there:
             self._restart()
         self._clean = False
         self._drop()
-        self._over = cursor.position >= length
+        self._over = cursor.position >= self._plan.order.epoch_length
 
     def next(self) -> Delivery | None:
         size = self._size
@@ -285,8 +279,16 @@ class RepackFeed:
     def _restart(self) -> None:
         """Continue at the cursor: an iterable is read again without what was used."""
         self._drop()
-        step, skip = place(self._plan, self.cursor)
+        step, skip = self._block(self.cursor)
         self.engine.restart(step, self.cursor.position - skip)
+
+    def _block(self, cursor: Cursor) -> tuple[int, int]:
+        """Return the block of a cursor's tickets, and how many of its tickets are used.
+
+        A block has as many tickets as a batch was requested to have samples.
+        """
+        block, skip = divmod(cursor.position, self._plan.batch(0).n_rows)
+        return self._plan.first_step(cursor.epoch) + block, skip
 
     def _deliver(self, start: int, stop: int, taken: list[Any]) -> Delivery:
         """Deliver samples of the tickets from `start` to before `stop`."""
@@ -307,29 +309,14 @@ class RepackFeed:
             momentum=None,
         )
         self.cursor = Cursor(cursor.epoch, cursor.batch + 1, cursor.step + 1, stop)
+        recipe, make = self.engine.recipe, partial(self._buffers.together, plan, taken)
         with self.engine.trainer.collating():
-            data = self._collate(plan, taken)
-            data = worked(self.engine.recipe, plan, data)
+            if recipe.buffers.collate is None:
+                data = make()
+            else:
+                data = self._calls.call(make, recipe.seed, plan.epoch, plan.batch)
+            data = worked(recipe, plan, data)
         return Delivery(data, plan)
-
-    def _collate(self, plan: BatchPlan, samples: list[Any]) -> Any:
-        buffers, seed = self._buffers, self.engine.recipe.seed
-        if buffers.collate is None:
-            return buffers.together(plan, samples)
-        make = partial(buffers.together, plan, samples)
-        return self._calls.call(make, seed, plan.epoch, plan.batch)
-
-
-def place(plan: Plan, cursor: Cursor) -> tuple[int, int]:
-    """Return the block of a cursor's tickets, and how many of its tickets are used.
-
-    A block has as many tickets as a batch was requested to have samples.
-
-    Raises:
-        Exception: as `Plan.batch`.
-    """
-    block, skip = divmod(cursor.position, plan.batch(0).n_rows)
-    return plan.first_step(cursor.epoch) + block, skip
 
 
 class DrawnFeed:
@@ -339,8 +326,7 @@ class DrawnFeed:
         plan = engine.recipe.drawn
         assert plan is not None
         plan.ahead = max(1, plan.most)
-        self._engine = engine
-        self._plan = plan
+        self._engine, self._plan = engine, plan
         self.cursor = cursor
 
     def begin(self, cursor: Cursor) -> None:
@@ -358,10 +344,8 @@ class DrawnFeed:
         in_flight, finished = self._engine.pop()
         stamp = in_flight.plan
         self.cursor = plan.cursor_after(stamp)
-        if (
-            plan.most
-        ):  # as torch's workers: once a batch is here, before the loop has it
-            self._draw()
+        if plan.most:
+            self._draw()  # as torch's workers, once a batch is here: before the loop
         if isinstance(finished, FailedBatch):
             try:
                 raise finished.error

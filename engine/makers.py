@@ -20,7 +20,6 @@ from itertools import cycle
 from typing import Any
 
 from ..errors import CLOSED, PenstockError, SampleError
-from .auto_executor import SOON_NS, WORTH_START_NS, ResolvedExecutor, resolve
 from .batch.buffer import BatchBuffer, FailedBatch, Finished, Gathered
 from .batch.layout import size_of, size_of_all
 from .core.byte_budget import ByteBudget
@@ -55,7 +54,7 @@ from .program.seeding import (
     seed_global_generators,
     undisturbed,
 )
-from .recipe import Recipe
+from .recipe import SOON_NS, WORTH_START_NS, Recipe, ResolvedExecutor, resolve
 from .trainer_cost import TrainerMeter
 from .witness.witness import Witness
 from .workers.pool import Kind

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import torch
 
@@ -39,10 +39,8 @@ class Monitor:
         trainer: TrainerMeter,
         plan: Planning,
     ) -> None:
-        self._engine_lock = engine_lock
-        self._plan = plan
-        self._segments = segments
-        self._trainer = trainer
+        self._engine_lock, self._segments = engine_lock, segments
+        self._trainer, self._plan = trainer, plan
         self.probe = GilProbe()
         self._probed_s = -PROBE_AGAIN_S
         # The workers when the GIL was last probed.
@@ -66,8 +64,8 @@ class Monitor:
         segments: list[SegmentObservation] = []
         for at, segment in enumerate(self._segments):
             feeding = segments[-1].output if segments else None
-            told = _segment(segment, looks[at], pools[at], *read[at])
-            segments.append(replace(told, input=feeding))
+            told = _segment(segment, feeding, looks[at], pools[at], *read[at])
+            segments.append(told)
         return Observation(
             time_s=now_ns / 1e9,
             window_s=window_s,
@@ -100,13 +98,14 @@ class Monitor:
 
 def _segment(
     segment: Segment,
+    feeding: ConnectorObservation | None,
     look: Times,
     pool: PoolStatistics,
     work: WorkerReading,
     output: ConnectorObservation,
     costs: tuple[PartReading, ...],
 ) -> SegmentObservation:
-    """Return what one segment has done since the run began, but for its input."""
+    """Return what one segment has done since the run began."""
     recipe = segment.recipe
     return SegmentObservation(
         name=recipe.name,
@@ -115,6 +114,7 @@ def _segment(
         num_parallel_workers=segment.num_parallel_workers,
         prefetch_size=segment.prefetch_size,
         **asdict(work),
+        input=feeding,
         output=output,
         moves=tuple(segment.moves),
         moving=segment.moving,

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BudgetError, WorkerError
@@ -80,9 +81,9 @@ class Run:
         for cache in self._caches:
             cache.open()  # before any process forks, so that all find it
         self._home, self._byte_budget = recipe, byte_budget
-        self._far = recipe.options.host == "process"
-        """Whether all work is in a worker process."""
-        self._recipe = in_children(recipe, 1) if self._far else recipe
+        self._kind = "process" if recipe.options.host == "process" else "trainer"
+        """Where all work is: in a worker process, or wherever each segment's is."""
+        self._recipe = in_children(recipe, 1) if self._kind == "process" else recipe
         """What runs now; `_home` is the same in the trainer's process."""
         alone = recipe.direct and self._lane is None
         (first, *_) = recipe.segments
@@ -141,7 +142,10 @@ class Run:
         if self._lane is not None:
             self._lane.drop()
         if self._watch is not None and self._watch.changed() is not None:
-            self._start_over(cursor)
+            # Workers get the present data; those of one epoch are forked again anyway.
+            if self._recipe.options.persistent_workers:
+                self._recipe = replace(self._recipe, segments=self._segments_now())
+                self._start_again(cursor)
             self._watch.renew()
         self.host.begin(cursor)
         reading, (_, last) = self.host.read(), self._history[-1]
@@ -294,7 +298,7 @@ class Run:
         host, engine = self.host, self.host.engine
         if self._direct is None or engine is None:
             return
-        self._far = False
+        self._kind = "trainer"
         (segment,) = as_now(engine.segments)
         self._watch = None
         program = self._direct.segments[0].program
@@ -311,7 +315,7 @@ class Run:
             segment.executor == "inline" or segment.recipe.name not in chosen
             for segment in engine.segments
         )
-        if self._far or not here:
+        if self._kind == "process" or not here:
             subjects = [each for s in chosen.values() for each in s.subjects]
             collate = self._collate
             # One that keeps state runs in the trainer, and changes by itself.
@@ -324,38 +328,36 @@ class Run:
 
     def _watched(self) -> Delivery | None:
         """Return the next batch, made of the data as the loop has left it."""
-        cursor = self._place()
+        cursor, watch, why = self._next_cursor(), self._watch, ""
+        assert watch is not None
         try:
             delivery = self._taken()
-            why = "" if delivery is None else self._changed()
+            if delivery is None:
+                return None
         except (BudgetError, WorkerError):
             raise
         except Exception as error:
             if self._closed or not is_of_worker(error):
                 raise
             said = f"{type(error).__name__}: {error}".partition("\n")[0]
-            why = self._changed() or FAILED.format(said)
+            why = FAILED.format(said)
+        if (path := watch.changed()) is not None:
+            why = CHANGED.format(path)
         if why:
             # Out of the handler: the trainer's own error has no other one before it.
             self._come_home(cursor, why)
             return self._taken()
         return delivery
 
-    def _changed(self) -> str:
-        """Return that the loop has changed what samples are made of, or nothing."""
-        path = self._watch and self._watch.changed()
-        return "" if path is None else CHANGED.format(path)
-
-    def _place(self) -> Cursor:
+    def _next_cursor(self) -> Cursor:
         """Return where the loop goes on.
 
         A state leads to a batch that has failed; the loop has its error, and goes on
         after it.
         """
         recipe, engine, cursor = self._recipe, self.host.engine, self.cursor
-        if recipe.repack or recipe.drawn or self._lane is not None or engine is None:
-            return cursor
-        if cursor.step == engine.head:
+        own = recipe.repack or recipe.drawn or self._lane is not None
+        if own or engine is None or cursor.step == engine.head:
             return cursor
         return recipe.planned.cursor_after(recipe.planned.batch(engine.head - 1))
 
@@ -365,7 +367,8 @@ class Run:
         self._watch, self._chosen, self._stays = None, {}, why
         if self._lane is not None:
             self._lane.drop()
-        segments = self._home.segments if self._far else self._segments_now()
+        away = self._kind == "process"
+        segments = self._home.segments if away else self._segments_now()
         of_ours = [s for s in segments if s.name in chosen]
         moved = next((s for s in of_ours if s.executor != "inline"), of_ours[0])
         home = tuple(
@@ -373,20 +376,13 @@ class Run:
             for s in segments
         )
         direct, self._direct, self._workers = self._direct, None, None
-        self._far = False
+        self._kind = "trainer"
         self._recipe = replace(direct or self._recipe, segments=home)
         host = self._start_again(cursor, alone=direct is not None)
         host.moves.append(Move(moved.name, moved.executor, "inline", "moved", why))
         if isinstance(host, DirectHost):
             host.stays = why
-        self._wanted = self._kind
-
-    def _start_over(self, cursor: Cursor) -> None:
-        """Give workers the present data, which has changed between two epochs."""
-        if not self._recipe.options.persistent_workers:
-            return  # they are forked again for each epoch
-        self._recipe = replace(self._recipe, segments=self._segments_now())
-        self._start_again(cursor)
+        self._wanted = self._kind  # last: no later request may undo it
 
     def _segments_now(self) -> tuple[SegmentRecipe, ...]:
         """Return recipes that start as the segments are now."""
@@ -404,26 +400,21 @@ class Run:
         assert engine is not None
         recipe = self._home
         quiet: AbstractContextManager[None] = nullcontext()
-        if not self._far:
+        leaves = self._kind == "trainer"
+        if leaves:
             check_may_leave(data, engine.segments, self._collate)
             self._home = replace(self._recipe, segments=self._segments_now())
             recipe = in_children(self._home)
             quiet = engine.still()  # a fork copies the locks that threads hold
         with quiet:
             after = TrainerHost(recipe, self._byte_budget, before.cursor, trainer)
-        self._far, self._recipe = not self._far, recipe
+        # Not what is wanted: that may have changed meanwhile.
+        self._kind, self._recipe = "process" if leaves else "trainer", recipe
         with ExitStack() as undo:
             undo.callback(after.close)  # even if Ctrl-C interrupts
             before.close()
             undo.pop_all()
         return after
-
-    @property
-    def _kind(self) -> str:
-        return "process" if self._far else "trainer"
-
-    def _want(self, kind: str) -> None:
-        self._wanted = kind
 
     # The tuner's side: the plant that it tunes
 
@@ -470,7 +461,7 @@ class Run:
             0,
             all(segment.tunable for segment in self._recipe.segments),
             lambda: self._wanted,
-            self._want,
+            partial(setattr, self, "_wanted"),
             choices=("trainer", "process"),
         )
         return (*knobs, host)

@@ -13,7 +13,7 @@ import penstock as ps
 from penstock.autotune import tuner
 from penstock.autotune.policies.kinds import Kinds
 from penstock.autotune.trial import Trial, Verdict
-from penstock.engine import auto_executor, trainer_cost
+from penstock.engine import recipe, trainer_cost
 from penstock.engine.feed import TrainerHost
 from penstock.engine.observe.observation import ContentionObservation
 from penstock.engine.run import Run
@@ -96,7 +96,7 @@ def _tuned(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choose threads for any work, and measure and decide from the first steps on."""
-    monkeypatch.setattr(auto_executor, "WORTH_WORKERS_NS", 0)
+    monkeypatch.setattr(recipe, "WORTH_WORKERS_NS", 0)
     monkeypatch.setattr(trainer_cost, "SHARE", 0.5)
     monkeypatch.setattr(tuner, "CONTROL_S", 0.05)
 

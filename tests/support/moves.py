@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.engine import engine, makers
-from penstock.engine.auto_executor import ResolvedExecutor
+from penstock.engine.recipe import ResolvedExecutor
 
 __all__ = ["workers_pay"]
 
