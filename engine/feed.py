@@ -6,7 +6,6 @@ itself may be the host, too (`DirectHost`, in `makers.py`).
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import deque
@@ -41,8 +40,6 @@ UNREADABLE = (
 )
 NEAR = 16
 """How many samples before a tail are tried if all of the tail's own failed."""
-NOTE_NS = 1_000_000_000
-"""A reading a second is enough for figures over the last ten seconds."""
 
 
 class Delivery(NamedTuple):
@@ -369,8 +366,8 @@ class DrawnFeed:
 class Host(ABC):
     """What makes the batches, with its feed.
 
-    `next`, `begin`, `glance` and `cursor` belong to the trainer's thread. Any thread
-    may call `read` and `knobs`, at the same time.
+    `next`, `begin` and `cursor` belong to the trainer's thread. Any thread may call
+    `read` and `knobs`, at the same time.
     """
 
     engine: Engine | None = None
@@ -379,9 +376,6 @@ class Host(ABC):
     moves: deque[Move]
     """The latest moves of its work between kinds of workers, and their reasons."""
     kind = "trainer"  # or "process", if all of its work is in worker processes
-
-    def __init__(self) -> None:
-        self._noted_ns = time.perf_counter_ns()
 
     @property
     @abstractmethod
@@ -409,20 +403,10 @@ class Host(ABC):
     def close(self) -> None:
         """Stop everything. Idempotent in each of its steps."""
 
-    def glance(self, now_ns: int) -> Observation | None:
-        """Return totals about once a second, if they cost the trainer nothing."""
-        if now_ns - self._noted_ns < NOTE_NS:
-            return None
-        self._noted_ns = now_ns
-        return self.read()
-
     def knobs(self) -> tuple[Knob, ...]:
         """Return everything that may be set."""
         segments = () if self.engine is None else self.engine.segments
         return tuple(chain.from_iterable(segment.knobs() for segment in segments))
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} at {self.cursor}>"
 
 
 class TrainerHost(Host):
@@ -444,7 +428,6 @@ class TrainerHost(Host):
         trainer: TrainerMeter,
         feed: PlannedFeed | RepackFeed | None = None,
     ) -> None:
-        super().__init__()
         step = cursor.step if feed is None else feed.engine.head
         engine: Engine | None = None
         try:

@@ -87,18 +87,16 @@ class BatchMeter:
         self.share: float | None = None
         """Likely share of this batch's time on a CPU; None if it is measured."""
         self._born_ns = time.perf_counter_ns()
-        self.batches = self.rows = 0
-        self.run_ns = self._collate_ns = self._clocked_ns = 0
-        """Nanoseconds: of all batches, of collating them, and of those measured."""
+        self.batches = self.rows = self.run_ns = self._collate_ns = self._clocked_ns = 0
+        """Counts, and nanoseconds: of all batches, of collating them, and of those
+        measured."""
         self._cold = self._slowest = (0, 0)
         """Rows and nanoseconds of the first batch, and of the slowest other one."""
-        self._begun_ns = self._made_ns = 0
-        self.last_ns = LONG_NS
-        """Time of the last batch (ns); before the first one, `LONG_NS`."""
-        self.sample_bytes = 0
-        """Bytes of a sample, as last measured."""
-        self.usual_ns = 0
-        """Time of a sample (ns): the median of the first batch; 0 if unknown."""
+        self._begun_ns, self._made_ns, self.last_ns = 0, 0, LONG_NS
+        """When the batch began and its samples were made; the time of the last one."""
+        self.sample_bytes = self.usual_ns = 0
+        """Bytes of a sample, as last measured, and its time in nanoseconds: the median
+        of the first batch. 0 if unknown."""
 
     def begin(self) -> None:
         """Begin a batch."""
@@ -179,8 +177,7 @@ class DrawnMaker:
         assert isinstance(read, (Read, SeededRead))
         self._plan, self._read, self._buffers = plan, read, recipe.buffers
         self._meter = meter
-        self._start = cursor
-        self._last: BatchPlan | None = None
+        self.begin(cursor)
         self.feed: PlannedFeed | RepackFeed | None = None
         """The feed through which batches come, and which may go on with an engine."""
         self.drew = False
@@ -195,7 +192,8 @@ class DrawnMaker:
 
     def begin(self, cursor: Cursor) -> None:
         """Continue at `cursor`."""
-        self._start, self._last = cursor, None
+        self._start = cursor
+        self._last: BatchPlan | None = None
 
     def next(self) -> Delivery | None:
         """Return the next batch of the epoch; None at its end."""
@@ -263,10 +261,9 @@ class SeededMaker(DrawnMaker):
         self._undrawn = Undrawn()
         self._calls = SeededCalls(recipe.buffers.collate)
         self.drew = bool(self._read.seeds)
-        self._sure = False
-        """Whether a batch has shown what draws."""
-        self._once = False
-        """Whether a sample made twice may differ, because its sources change."""
+        self._sure = self._once = False
+        """Whether a batch has shown what draws, and whether a sample made twice may
+        differ, because its sources change."""
 
     def _made(self, plan: BatchPlan, indices: list[Any]) -> Any:
         if len(indices) == 0:
@@ -373,6 +370,7 @@ class PlanMaker:
         self.head = cursor.step
         """The step of the batch, or block, that is made next."""
         self.drew = False
+        """Whether a sample drew from a global generator."""
         self.trainer = self._meter = meter
         self._program = recipe.segments[0].program
         self._weighs = cycle([True] + [False] * (WEIGHED - 1))
@@ -381,8 +379,7 @@ class PlanMaker:
         """Image size of the latest batch."""
         self._rows = 0
         """Rows read for this batch."""
-        self._random = SampleRandom(recipe.seed)
-        self._undrawn = Undrawn()
+        self._random, self._undrawn = SampleRandom(recipe.seed), Undrawn()
         self._calls = SeededCalls(recipe.buffers.collate)
         feed = RepackFeed if recipe.repack else PlannedFeed
         # Not itself: a circle would keep the dataset until the next collection.
@@ -447,10 +444,10 @@ class PlanMaker:
             return self._filled(
                 work, InFlightBatch(plan, rows, buffer=None, remaining=[])
             )
-        planned = PlannedBatch(plan, rows)
+        planned, make = PlannedBatch(plan, rows), self._together
         if self.recipe.buffers.collate is None:
-            return planned, self._together(planned, samples)
-        return planned, self._called(partial(self._together, planned, samples), plan)
+            return planned, make(planned, samples)
+        return planned, self._called(partial(make, planned, samples), plan)
 
     def _called(
         self, collate: Callable[[], Finished | FailedBatch], plan: BatchPlan
@@ -522,17 +519,13 @@ class DirectHost(Host):
         cursor: Cursor,
         trainer: TrainerMeter,
     ) -> None:
-        super().__init__()
-        self._byte_budget = byte_budget
+        self._recipe, self._byte_budget, self._trainer = recipe, byte_budget, trainer
         self._closed = False
         (self.segment,) = recipe.segments
-        self._plan, self._drawn, self._trainer = recipe.plan, recipe.drawn, trainer
         self._meter = BatchMeter(len(self.segment.program.operations))
         self.maker = maker_of(recipe, cursor, self._meter)
-        self._batch_rows = 0
-        self._kept = recipe.options.persistent_workers
-        # What earlier epochs took.
-        self._before_ns = 0
+        self._batch_rows = self._before_ns = 0
+        """Rows of the largest batch, and what earlier epochs took, in nanoseconds."""
         self._saved_s = 0.0
         """Seconds that reading beside the trainer would have saved so far."""
         self.undecided = self.segment.executor == "auto" or bool(self.segment.fixed)
@@ -540,7 +533,8 @@ class DirectHost(Host):
         self.stays = self.segment.stays
         """Why the trainer goes on making the batches; empty if it need not."""
         self._witness = Witness(self.segment.subjects)
-        self._collate = Witness([recipe.buffers.collate])
+        self.collate = Witness([recipe.buffers.collate])
+        """Whether worker processes may call the `collate_fn`: it keeps no state."""
         self.moves = deque()
 
     @property
@@ -585,28 +579,29 @@ class DirectHost(Host):
         """
         if not self.undecided or (self.segment.iterable and not self._overlaps()):
             return None
+        kept = self._recipe.options.persistent_workers
         spent_ns = self._meter.run_ns - self._before_ns
-        found = self._suited(WORTH_START_NS if self._kept else spent_ns)
+        found = self._suited(WORTH_START_NS if kept else spent_ns)
         if found is None:
             return None
+        (kind, reason), fixed = found, self.segment.fixed
         self.undecided, self.stays = False, self.segment.stays
-        if found.executor == "inline":
-            self._note("inline", "stays", found.reason)
+        if kind == "inline":
+            self._note(kind, "stays", reason)
             return None
-        if self.segment.fixed:
-            zero = Restriction.ZERO.format(found.reason, self.segment.fixed)
-            self.stays = self.verdict(found.executor) or zero
-            self._note("inline", "stays", self.stays)
+        why = self.verdict(kind)
+        if fixed:
+            self.stay(why or Restriction.ZERO.format(reason, fixed))
             return None
-        if not self.verdict(found.executor):
-            self._note(found.executor, "moved", found.reason)
-        return found.executor
+        if not why:
+            self._note(kind, "moved", reason)
+        return kind
 
     def _suited(self, epoch_ns: int) -> ResolvedExecutor | None:
         """Return what suits the work, if loading an epoch takes so long."""
         meter, rows, threads = self._meter, self._batch_rows, self.segment.thread_safe
         # With threads, the trainer still runs the `collate_fn`.
-        collates = threads or not self.collate_moves
+        collates = threads or not self.collate.repeats()
         tally = meter.samples_tally if collates else meter.tally
         if meter.batches == 1 and meter.usual_ns * rows > SOON_NS:
             tally = rows, meter.usual_ns * rows
@@ -625,24 +620,25 @@ class DirectHost(Host):
         cost_s = GIL_COST * self._meter.read()[0].cpu_s
         return saved_s - cost_s >= MIN_GAIN * (saved_s + wait_s)
 
-    @property
-    def collate_moves(self) -> bool:
-        """Whether worker processes may call the `collate_fn`: it keeps no state."""
-        return self._collate.repeats()
-
     def verdict(self, kind: Kind) -> str:
         """Return why such workers would make other samples; empty if unknown."""
-        drawn, witness = self._drawn, self._witness
+        drawn, witness = self._recipe.drawn, self._witness
         witness.drew = self.maker.drew and drawn is None
         if self.segment.iterable and not witness.drew:
             return ""  # a thread continues with the existing iterator
         watches = drawn is not None and not drawn.most
         return witness.verdict(kind) or (Restriction.SAMPLER if watches else "")
 
+    def stay(
+        self, why: str, new: str = "inline", outcome: MoveOutcome = "stays"
+    ) -> None:
+        """Go on making the batches for good; record why."""
+        self.stays = why
+        self._note(new, outcome, why)
+
     def _note(self, new: str, outcome: MoveOutcome, reason: str) -> None:
         """Record where the work goes, or why it stays."""
-        name = self.segment.name
-        self.moves.append(Move(name, "inline", new, outcome, reason))
+        self.moves.append(Move(self.segment.name, "inline", new, outcome, reason))
 
     def read(self) -> Observation:
         trainer, segment = self._trainer, self.segment
@@ -675,7 +671,7 @@ class DirectHost(Host):
             step=trainer.step,
             trainer=seen,
             segments=(told,),
-            regime=self._plan.regime(self.cursor.step),
+            regime=self._recipe.plan.regime(self.cursor.step),
             process_cpu_s=trainer.process_cpu_s,
         )
 

@@ -45,7 +45,7 @@ WARM_STEPS = 5
 HISTORY = 10
 """Readings kept for `recent`."""
 NOTE_S = 1.0
-"""Minimum time between two of them, in seconds."""
+"""Minimum time between two of them, in seconds: enough for the last ten seconds."""
 CHANGED = (
     "`{}` has changed since workers load: batches made ahead are made again, and the"
     " trainer loads from here on, so that each change shows in the next batch"
@@ -192,8 +192,8 @@ class Run:
             # The next step begins here, before the counters are read.
             self._warm = host, host.read().since(left_ns / 1e9)
             self._note(self._warm[1])
-        elif (reading := self.host.glance(left_ns)) is not None:
-            self._note(reading)
+        elif left_ns / 1e9 - self._history[-1][1].time_s >= NOTE_S:
+            self._note(host.read())
         return delivery
 
     def _follow(self, data: Any, plan: BatchPlan) -> None:
@@ -262,10 +262,8 @@ class Run:
         self._workers = None
         if kind == "inline":
             return
-        name = host.segment.name
         if why := host.verdict(kind):
-            host.stays = why
-            host.moves.append(Move(name, "inline", "inline", "stays", why))
+            host.stay(why)
             self._direct = None
             return
         segment = replace(
@@ -281,12 +279,11 @@ class Run:
                 feed=host.maker.feed,
             )
         except Exception as error:  # noqa: BLE001 whatever the user's functions raise
-            host.stays = str(error) or type(error).__name__
-            host.moves.append(Move(name, "inline", kind, "failed", host.stays))
+            host.stay(str(error) or type(error).__name__, kind, "failed")
             self._direct = None
             return
         workers.moves.extend(host.moves)
-        if host.collate_moves and not direct.repack:
+        if host.collate.repeats() and not direct.repack:
             workers.engine.segments[0].connector.keeps_nothing()
         if direct.iterable:
             self._direct = None  # its reader keeps its place, and cannot come back

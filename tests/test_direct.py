@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.engine import feed, makers, run
+from penstock.engine import makers, run
 from penstock.engine.core import metrics
 from penstock.engine.feed import TrainerHost
 from penstock.engine.makers import DirectHost
@@ -165,7 +165,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     turned = Clock()
-    for module in (feed, makers, metrics, run):
+    for module in (makers, metrics, run):
         monkeypatch.setattr(module, "time", turned)
     return turned
 
