@@ -11,7 +11,6 @@ import base64
 import binascii
 import contextlib
 import hashlib
-import itertools
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
@@ -207,6 +206,9 @@ class LateOrder(Iterator[Any]):
         self._drawing, self._seed, self._generator = drawing, seed, generator
         self._before: object = _states(generator)
         """The generators' states after the seed; None once the order has begun."""
+        self._first: list[Any] = []
+        self._error: Exception | None = None
+        """The first batch, or what the sampler raised instead, if drawn early."""
         drawing.undrawn = weakref.ref(self)
 
     def begin(self) -> None:
@@ -216,12 +218,11 @@ class LateOrder(Iterator[Any]):
         """
         if self._before is None:
             return
+        # Not by itertools: a sampler's `iter` might draw another order.
         try:
-            first = list(itertools.islice(self, 1))
+            self._first = [next(self)]
         except Exception as error:  # noqa: BLE001 whatever the user's sampler raises
-            self._batches = _raising(error)
-        else:
-            self._batches = itertools.chain(first, self._batches)
+            self._error = error
 
     def __next__(self) -> Any:
         if self._before is not None:
@@ -229,12 +230,10 @@ class LateOrder(Iterator[Any]):
                 self._drawing.note(self._generator)
                 self._drawing.seed = self._seed
             self._before = None
-        return next(self._batches)
-
-
-def _raising(error: Exception) -> Iterator[Any]:
-    raise error
-    yield
+        if (error := self._error) is not None:
+            self._error = None
+            raise error
+        return self._first.pop() if self._first else next(self._batches)
 
 
 def _states(generator: torch.Generator | None) -> list[bytes]:
