@@ -92,8 +92,7 @@ class Engine:
         self.rest = Rest(self.engine_lock, self.segments)
         self._step_wanted = True
         self._unweighed: Segment | None = None
-        self._undrawn = Undrawn()
-        self._calls = SeededCalls(recipe.buffers.collate)
+        self._undrawn, self._calls = Undrawn(), SeededCalls(recipe.buffers.collate)
         self.trainer = trainer or TrainerMeter()
         self.monitor = Monitor(
             self.engine_lock, self.segments, self.trainer, recipe.plan
@@ -432,20 +431,24 @@ class Engine:
         segment, self._unweighed = self._unweighed, None
         if segment is None or not segment.undecided or segment.inline is None:
             return
-        inline, batch_rows = segment.inline, self.engine_lock.core.batch_rows
-        left = -inline.done % batch_rows
-        safe = segment.recipe.thread_safe
-        found = resolve(*inline.tally, left, batch_rows, thread_safe=safe)
-        if found is None:
+        rows, run_ns = segment.inline.tally
+        batch_rows = self.engine_lock.core.batch_rows
+        suited = resolve(
+            rows,
+            run_ns,
+            left=-segment.inline.done % batch_rows,
+            batch_rows=batch_rows,
+            thread_safe=segment.recipe.thread_safe,
+        )
+        if suited is None:
             return
         segment.undecided = False
-        rows, run_ns = inline.tally
         alone_s = run_ns / 1e9 / max(rows, 1)
         segment.recipe = replace(segment.recipe, alone_s_per_row=alone_s)
-        if found.executor == "inline":
-            note(segment, "inline", "stays", found.reason)
-        elif self._move_or_note(segment, found.executor):
-            note(segment, found.executor, "moved", found.reason, old="inline")
+        if suited.executor == "inline":
+            note(segment, "inline", "stays", suited.reason)
+        elif self._move_or_note(segment, suited.executor):
+            note(segment, suited.executor, "moved", suited.reason, old="inline")
 
     def _follow_all(self) -> None:
         """Give segments the workers that they request; let the old ones leave."""

@@ -96,9 +96,8 @@ class PlannedFeed:
         recipe = engine.recipe
         self.engine = engine
         """Makes the batches; another one may go on with the one that is due next."""
-        self._plan = recipe.planned
-        length = recipe.planned.order.epoch_length
-        self.faults = Faults(recipe.batch.error_budget, length)
+        self._plan = plan = recipe.planned
+        self.faults = Faults(recipe.batch.error_budget, plan.order.epoch_length)
         self._start = cursor
         self._last: BatchPlan | None = None
         self._left = self._plan.steps_in(cursor.epoch) - cursor.batch

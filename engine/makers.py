@@ -319,8 +319,7 @@ class SeededMaker(DrawnMaker):
         data = None if self._sure else Witness([self._read.start.dataset])
         meter.begin()
         each = not self._read.whole and (self.drew or data is not None)
-        make = self._one_by_one if each else self._at_once
-        samples = make(plan, indices)
+        samples = (self._one_by_one if each else self._at_once)(plan, indices)
         meter.collating()
         if self._buffers.collate is not None:
             seed_global_generators(mixed((self._plan.seed, plan.epoch, plan.batch)))
@@ -572,7 +571,7 @@ class DirectHost(Host):
             self._byte_budget.check_fits(rows * self._meter.sample_bytes, rows)
         return delivery
 
-    def found(self) -> Kind | None:
+    def chosen_kind(self) -> Kind | None:
         """Return the kind of workers that `auto` resolves to, or None for now.
 
         It resolves once, by the first batches and by what was observed of them.
@@ -581,10 +580,10 @@ class DirectHost(Host):
             return None
         kept = self._recipe.options.persistent_workers
         spent_ns = self._meter.run_ns - self._before_ns
-        found = self._suited(WORTH_START_NS if kept else spent_ns)
-        if found is None:
+        suited = self._suited(WORTH_START_NS if kept else spent_ns)
+        if suited is None:
             return None
-        (kind, reason), fixed = found, self.segment.fixed
+        (kind, reason), fixed = suited, self.segment.fixed
         self.undecided, self.stays = False, self.segment.stays
         if kind == "inline":
             self._note(kind, "stays", reason)

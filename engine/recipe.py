@@ -115,15 +115,14 @@ def check_ray_options(options: Any) -> None:
     """
     if options is None:
         return
-    known = isinstance(options, Mapping) and set(options) <= set(RAY_OPTIONS)
     check(
-        known,
+        isinstance(options, Mapping) and set(options) <= set(RAY_OPTIONS),
         f"`ray_options` are the options of a Ray actor that place it,"
         f" {', '.join(RAY_OPTIONS)}, got {options!r}; pass, for example,"
         ' ray_options={"num_cpus": 0.5}',
     )
-    claimed = [options.get(name, 0) for name in RAY_OPTIONS[:3]]
-    claimed += dict(options.get("resources") or {}).values()
+    amounts = (options.get(name, 0) for name in RAY_OPTIONS[:3])
+    claimed = [*amounts, *dict(options.get("resources") or {}).values()]
     check(
         all(isinstance(each, (int, float)) and each >= 0 for each in claimed),
         f"`ray_options` claim amounts >= 0 of num_cpus, num_gpus, memory and resources,"
@@ -209,7 +208,7 @@ class SegmentRecipe:
 
         These are coroutines, or the threads of a stage that has more than processes.
         """
-        return tuple(s.executor == "async" or s.wide for s in self.within_all)
+        return tuple(s.executor == "async" or s.wide for s in self.inner or (self,))
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -262,8 +261,8 @@ def resolve(
     line = f"{WORTH_WORKERS_NS / 1e6:g} ms from which handing it over pays"
     if batch_ns <= WORTH_WORKERS_NS:
         return ResolvedExecutor("inline", f"{cost}, less than the {line}")
-    found = ResolvedExecutor(executor, f"{cost}, more than the {line}")
-    return None if epoch_ns < WORTH_START_NS else found
+    suited = ResolvedExecutor(executor, f"{cost}, more than the {line}")
+    return None if epoch_ns < WORTH_START_NS else suited
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from .observe.observation import Knob, Move, Observation, TrainerObservation
 from .plan import BatchPlan, Cursor
 from .recipe import Recipe, SegmentRecipe
 from .segment import Segment, as_now
-from .trainer_cost import ContentionMeter, TrainerMeter
+from .trainer_cost import WARM_STEPS, ContentionMeter, TrainerMeter
 from .witness.witness import ChangeWatch, Witness
 from .workers.pool import Kind
 
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 NAME = "Pipeline"
 """The name of the engine as a whole in the log."""
-WARM_STEPS = 5
-"""After this many steps, the first one, which had to start workers, is left out."""
 HISTORY = 10
 """Readings kept for `recent`."""
 NOTE_S = 1.0
@@ -202,7 +200,7 @@ class Run:
         if alone is not None:
             if alone.undecided:
                 self.contention.given(None, plan)
-                kind = kind or alone.found()
+                kind = kind or alone.chosen_kind()
             if kind is not None and self._direct is not None:
                 self._hand_to(alone, self._direct, kind)
             return
@@ -221,7 +219,9 @@ class Run:
             except Exception as error:  # noqa: BLE001 whatever the user's functions raise
                 self._stays = str(error) or type(error).__name__
                 self._wanted = self._kind
-                move = Move(NAME, "trainer", "process", "failed", self._stays, "host")
+                move = Move(
+                    NAME, "trainer", "process", "failed", self._stays, knob="host"
+                )
                 self._moves = (*self._moves, move)
             else:
                 self._settle_in(host)
@@ -237,7 +237,7 @@ class Run:
         if not why or all(s.executor != "thread" for s in ours):
             return
         self._wanted = "process"
-        move = Move(NAME, "trainer", "process", "moved", why, "host")
+        move = Move(NAME, "trainer", "process", "moved", why, knob="host")
         self._moves = (*self._moves, move)
 
     def _start_again(self, cursor: Cursor, *, alone: bool = False) -> Host:
@@ -320,8 +320,8 @@ class Run:
             self._watch = ChangeWatch(subjects)
 
     def _taken(self) -> Delivery | None:
-        host = self.host
-        return host.next() if self._lane is None else self._lane.next(host)
+        lane = self._lane
+        return self.host.next() if lane is None else lane.next(self.host)
 
     def _watched(self) -> Delivery | None:
         """Return the next batch, made of the data as the loop has left it."""
@@ -454,11 +454,11 @@ class Run:
         host = Knob(
             NAME,
             "host",
-            0,
-            0,
-            all(segment.tunable for segment in self._recipe.segments),
-            lambda: self._wanted,
-            partial(setattr, self, "_wanted"),
+            lower=0,
+            upper=0,
+            tunable=all(segment.tunable for segment in self._recipe.segments),
+            read=lambda: self._wanted,
+            write=partial(setattr, self, "_wanted"),
             choices=("trainer", "process"),
         )
         return (*knobs, host)
@@ -495,11 +495,11 @@ class Run:
         knob = Knob(
             recipe.name,
             "executor",
-            0,
-            0,
-            recipe.tunable,
-            read,
-            write,
+            lower=0,
+            upper=0,
+            tunable=recipe.tunable,
+            read=read,
+            write=write,
             choices=("inline", *kinds),
         )
         return (*(each for each in knobs if each.name != "executor"), knob)

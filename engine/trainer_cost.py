@@ -22,7 +22,6 @@ import time
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -103,7 +102,7 @@ class TrainerMeter:
         self._began_s = time.perf_counter_ns() / 1e9
         self._began_cpu_s = time.process_time()
         self.epoch = self.step = 0
-        self._totals = (0, 0, 0, 0, 0, 0, 0)
+        self._totals: tuple[int, ...] = (0, 0, 0, 0, 0, 0, 0)
         """Steps, rows, and nanoseconds: waits, gaps, the part of the waits for copying
         to the device, time away, and waits for first batches. Replaced as a whole, so
         readers need no lock."""
@@ -114,9 +113,8 @@ class TrainerMeter:
         self._loops, self._loop_ns = 0, (0, 0)
         """Loops begun; when the last one began, and how long the one before took."""
         self._left_ns: int | None = None
-        self._asked_ns = self._gap_ns = 0
+        self._asked_ns = self._gap_ns = self._thread = 0
         self._first = False
-        self._thread = 0
         self._run_queue = RunQueue(lambda: [f"/proc/self/task/{self._thread}"])
 
     @property
@@ -174,9 +172,8 @@ class TrainerMeter:
 
     def stop(self) -> None:
         """Note that it left the loop: the last step ends here, and no gap begins."""
-        steps, rows, wait_ns, gap_ns, copied_ns, away_ns, first_ns = self._totals
-        gap_ns += self._gap_ns
-        self._totals = steps, rows, wait_ns, gap_ns, copied_ns, away_ns, first_ns
+        steps, rows, wait_ns, gap_ns, *others = self._totals
+        self._totals = steps, rows, wait_ns, gap_ns + self._gap_ns, *others
         self._left_ns = None
 
     def read(self) -> TrainerObservation:
@@ -184,13 +181,12 @@ class TrainerMeter:
         steps, rows, *spent_ns = self._totals
         spent_ns.insert(3, self.collate_ns)
         spent_ns.append(self._run_queue.look().waited_ns)
-        found = TrainerObservation(steps, rows, *(ns / 1e9 for ns in spent_ns))
+        spent_s = (ns / 1e9 for ns in spent_ns)
         loops, (begun_ns, last_ns) = self._loops, self._loop_ns
-        age_ns = (
-            self._left_ns or begun_ns
-        ) - begun_ns  # a long loop may follow a short
-        loop_ns = max(last_ns, age_ns) if loops > 1 else 0
-        return replace(found, loops=loops, loop_s=loop_ns / 1e9)
+        # A long loop may follow a short one.
+        age_ns = (self._left_ns or begun_ns) - begun_ns
+        loop_s = max(last_ns, age_ns) / 1e9 if loops > 1 else 0.0
+        return TrainerObservation(steps, rows, *spent_s, loops=loops, loop_s=loop_s)
 
     @property
     def process_cpu_s(self) -> float:
@@ -454,8 +450,8 @@ class ContentionMeter:
         self._beside.clear()
         self._steps.clear()
         self._setting += 1
-        self._odd = 0
-        self._failed, self._due_s = 0, 0.0
+        self._odd = self._failed = 0
+        self._due_s = 0.0
 
     def renew(self) -> None:
         """Drop all that was measured: the trainer's steps have become other ones."""

@@ -123,9 +123,8 @@ class Drawing:
     def end(self) -> None:
         """End the epoch: the next one has not begun."""
         self.epoch, self.batch, self.torchs, self.own = self.epoch + 1, 0, None, None
-        self.seed = None
-        self.whole, self.data, self.dataset, self.later = False, None, None, None
-        self.keeper = self.owner = None
+        self.seed = self.data = self.dataset = self.later = None
+        self.whole, self.keeper, self.owner = False, None, None
 
     def to_state(self) -> dict[str, object]:
         """Return it as JSON values.
