@@ -160,7 +160,7 @@ class PlannedFeed:
         order = self._plan.order
         with self.engine.still():  # nobody else uses the dataset meanwhile
             for position in range(plan.start - 1, -1, -1)[:NEAR]:
-                sample = self._made(order.at(plan.epoch, np.array([position])), plan)
+                sample = self._sample(order.at(plan.epoch, np.array([position])), plan)
                 if sample:
                     buffer = BatchBuffer(recipe.buffers, plan)
                     buffer.place(range(plan.n_rows), [*sample] * plan.n_rows)
@@ -172,7 +172,7 @@ class PlannedFeed:
                     return replace(filled, failures=failed.failures)
         return failed
 
-    def _made(self, rows: Rows, plan: BatchPlan) -> Sequence[Any] | None:
+    def _sample(self, rows: Rows, plan: BatchPlan) -> Sequence[Any] | None:
         """Make one sample as its workers would; None or empty if that fails."""
         recipe = self.engine.recipe
         chunk = Chunk(plan.step, 0, rows.indices, rows.rounds, plan.ctx)

@@ -199,7 +199,7 @@ class DrawnMaker:
         """Return the next batch of the epoch; None at its end."""
         last = self._last
         step = self._start.step if last is None else last.step + 1
-        drawn = self._plan.take(step)
+        drawn = self._plan.draw_batch(step)
         if drawn is None:
             return None
         plan, indices = drawn
@@ -640,14 +640,14 @@ class DirectHost(Host):
         self.moves.append(Move(self.segment.name, "inline", new, outcome, reason))
 
     def read(self) -> Observation:
-        trainer, segment = self._trainer, self.segment
+        meter, recipe = self._trainer, self.segment
         work, costs = self._meter.read()
-        seen, now_ns = trainer.read(), time.perf_counter_ns()
-        window_s = trainer.window_s(now_ns, seen)
+        trainer, now_ns = meter.read(), time.perf_counter_ns()
+        window_s = meter.window_s(now_ns, trainer)
         empty = ratio(work.worker_s, window_s)
-        told = SegmentObservation(
-            name=segment.name,
-            queue_name=segment.queue_name,
+        segment = SegmentObservation(
+            name=recipe.name,
+            queue_name=recipe.queue_name,
             executor="inline",
             num_parallel_workers=1,
             prefetch_size=1,
@@ -655,23 +655,23 @@ class DirectHost(Host):
             output=ConnectorObservation(0.0, self._batch_rows, empty),
             moves=tuple(self.moves),
             run_queue_s=self._meter.queued_s,
-            parts=parts_of(segment.program.stages, costs, (*segment.storable, None)),
-            max_workers=segment.bounds[1],
-            iterable=segment.iterable,
+            parts=parts_of(recipe.program.stages, costs, (*recipe.storable, None)),
+            max_workers=recipe.bounds[1],
+            iterable=recipe.iterable,
             alive=1,
-            fixed=segment.fixed,
+            fixed=recipe.fixed,
             stays=self.stays,
-            held="" if segment.tunable else Restriction.PINNED,
+            held="" if recipe.tunable else Restriction.PINNED,
         )
         return Observation(
             time_s=now_ns / 1e9,
             window_s=window_s,
-            epoch=trainer.epoch,
-            step=trainer.step,
-            trainer=seen,
-            segments=(told,),
+            epoch=meter.epoch,
+            step=meter.step,
+            trainer=trainer,
+            segments=(segment,),
             regime=self._recipe.plan.regime(self.cursor.step),
-            process_cpu_s=trainer.process_cpu_s,
+            process_cpu_s=meter.process_cpu_s,
         )
 
     def close(self) -> None:

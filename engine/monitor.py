@@ -52,32 +52,32 @@ class Monitor:
         # These are files, and must not be read under the lock.
         looks = [segment.run_queue.look() for segment in self._segments]
         pools = [segment.pool.statistics() for segment in self._segments]
-        trainer, seen = self._trainer, self._trainer.read()
+        meter, trainer = self._trainer, self._trainer.read()
         with self._engine_lock.lock:
             now_ns = self._engine_lock.clock()
-            window_s = trainer.window_s(now_ns, seen)
+            window_s = meter.window_s(now_ns, trainer)
             read = [each.connector.read(now_ns, window_s) for each in self._segments]
             reservations = self._engine_lock.core.reservations
             held_bytes, batch_bytes = reservations.held_bytes, reservations.batch_bytes
             begun_next = self._engine_lock.core.next_step
-        self._look_at_gil(now_ns / 1e9, seen)
+        self._look_at_gil(now_ns / 1e9, trainer)
         segments: list[SegmentObservation] = []
         for at, segment in enumerate(self._segments):
             feeding = segments[-1].output if segments else None
-            told = _segment(segment, feeding, looks[at], pools[at], *read[at])
-            segments.append(told)
+            work = looks[at], pools[at], *read[at]
+            segments.append(_segment(segment, feeding, *work))
         return Observation(
             time_s=now_ns / 1e9,
             window_s=window_s,
-            epoch=trainer.epoch,
-            step=trainer.step,
-            trainer=seen,
+            epoch=meter.epoch,
+            step=meter.step,
+            trainer=trainer,
             segments=tuple(segments),
             held_bytes=held_bytes,
             peak_bytes=reservations.peak_bytes,
             regime=self._plan.regime(begun_next),
             gil_held=self.probe.held_share,
-            process_cpu_s=trainer.process_cpu_s,
+            process_cpu_s=meter.process_cpu_s,
             torch_threads=torch.get_num_threads(),
             batch_bytes=batch_bytes,
         )
@@ -138,12 +138,19 @@ def unmeasured(recipe: Recipe) -> Observation:
     """Return the window of a pipeline that has not run yet: nothing happened."""
     segments = tuple(
         SegmentObservation(
-            segment.name,
-            segment.queue_name,
-            segment.executor,
-            segment.num_parallel_workers,
-            segment.prefetch_size,
+            name=segment.name,
+            queue_name=segment.queue_name,
+            executor=segment.executor,
+            num_parallel_workers=segment.num_parallel_workers,
+            prefetch_size=segment.prefetch_size,
         )
         for segment in recipe.segments
     )
-    return Observation(0.0, 0.0, 0, 0, TrainerObservation(), segments)
+    return Observation(
+        time_s=0.0,
+        window_s=0.0,
+        epoch=0,
+        step=0,
+        trainer=TrainerObservation(),
+        segments=segments,
+    )

@@ -552,7 +552,7 @@ class Run:
             caches=caches,
             segments=segments,
             host=host.kind,
-            contention=self.contention.found,
+            contention=self.contention.comparison,
             moves=self._moves,
             face="DataLoader" if recipe.drawn else "Pipeline",
         )

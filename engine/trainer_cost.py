@@ -338,7 +338,8 @@ def waits_for_others() -> bool:
 class ContentionMeter:
     """Measures one trainer, in its own thread.
 
-    The tuner's thread writes `armed`; any thread may read `found`, `renew` or `forget`.
+    The tuner's thread writes `armed`. Any thread may read `comparison`, and call
+    `renew` or `forget`.
 
     Args:
         one_by_one: whether `next()` takes a single batch of the engine's, which may be
@@ -379,7 +380,7 @@ class ContentionMeter:
         self._dice = random.Random(0)
 
     @property
-    def found(self) -> ContentionObservation | None:
+    def comparison(self) -> ContentionObservation | None:
         """What is known of loading as it is now; None if too little, or none loads."""
         if not self._loads:
             return None

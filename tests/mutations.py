@@ -148,7 +148,7 @@ MUTATIONS = [
     Mutation(ORDER, "np.diff(keys[places])) + 1", "np.diff(keys[places]))"),
     Mutation(PLAN, "min(max(n_global - first, 0), n_rows)", "min(n_global - first, n_rows)"),
     Mutation(PLAN, "n_local * ranks / n_global", "n_local / n_global"),
-    Mutation(PLAN, "rows %= span.n_true", "rows = np.minimum(rows, span.n_true - 1)"),
+    Mutation(PLAN, "rows %= n_true", "rows = np.minimum(rows, n_true - 1)"),
     Mutation(PLAN, "if cursor.batch > steps or cursor", "if cursor"),
     Mutation(PLAN, "is timeline.run_at(epoch, stop - 1)", "is not None"),
     # Where a batch starts

@@ -80,7 +80,7 @@ def host_once_measured(pipe: ps.Pipeline, step: Any) -> str:
     for _ in pipe:
         step()
         run = run_of(pipe)
-        after -= run.contention.found is not None
+        after -= run.contention.comparison is not None
         if after <= 0:
             return run.read().host
         assert time.monotonic() < deadline_s
@@ -150,7 +150,7 @@ def test_without_autotune_the_engine_stays_and_its_cost_is_measured() -> None:
             assert time.monotonic() < deadline_s
             if run.contention._looks:  # noqa: SLF001 what looks have found
                 break
-        assert run.contention.found is not None
+        assert run.contention.comparison is not None
 
 
 @pytest.mark.usefixtures("soon")

@@ -117,17 +117,17 @@ def parts_of(
     names: Iterable[str], costs: Iterable[PartReading], storable: Iterable[int | None]
 ) -> tuple[PartObservation, ...]:
     """Return what the operations of a segment have cost since the run began."""
-    known = zip(names, costs, chain(storable, repeat(None)), strict=False)
+    operations = zip(names, costs, chain(storable, repeat(None)), strict=False)
     return tuple(
         PartObservation(
-            name,
-            ratio(cost.run_s, cost.rows),
-            ratio(cost.nbytes, cost.rows),
-            samples,
-            ratio(cost.cpu_s, cost.rows),
-            cost.rows,
+            name=name,
+            run_s_per_row=ratio(cost.run_s, cost.rows),
+            bytes_per_row=ratio(cost.nbytes, cost.rows),
+            storable=samples,
+            cpu_s_per_row=ratio(cost.cpu_s, cost.rows),
+            rows=cost.rows,
         )
-        for name, cost, samples in known
+        for name, cost, samples in operations
     )
 
 

@@ -167,17 +167,19 @@ class Drawing:
                 " load it with the release of penstock that wrote it"
             )
         return cls(
-            count("epoch", state.get("epoch")),
-            count("batch", state.get("batch")),
-            _read("torch", state.get("torch")),
-            _read("generator", state.get("generator")),
-            None if (n := state.get("base")) is None else count("base", n),
-            None if (n := state.get("seed")) is None else count("seed", n),
-            str(state.get("now") or ""),
-            None if (n := state.get("workers")) is None else count("workers", n),
-            state.get("data"),
-            state.get("dataset"),
-            state.get("later"),
+            epoch=count("epoch", state.get("epoch")),
+            batch=count("batch", state.get("batch")),
+            torchs=_read("torch", state.get("torch")),
+            own=_read("generator", state.get("generator")),
+            base=None if (n := state.get("base")) is None else count("base", n),
+            seed=None if (n := state.get("seed")) is None else count("seed", n),
+            now=str(state.get("now") or ""),
+            workers=None
+            if (n := state.get("workers")) is None
+            else count("workers", n),
+            data=state.get("data"),
+            dataset=state.get("dataset"),
+            later=state.get("later"),
         )
 
 
@@ -284,7 +286,7 @@ EMPTY = (
 class DrawnPlan(Planning):
     """The batches of the current epoch.
 
-    `begin`, `draw` and `take` belong to the trainer's thread; any thread may call
+    `begin`, `draw` and `draw_batch` belong to the trainer's thread; any thread may call
     `batch` and `rows`. Steps continue over all epochs, as workers do.
 
     Args:
@@ -380,7 +382,7 @@ class DrawnPlan(Planning):
             self._kept += 1
         return self.stop > before
 
-    def take(self, step: int) -> tuple[BatchPlan, Any] | None:
+    def draw_batch(self, step: int) -> tuple[BatchPlan, Any] | None:
         """Return the batch of this step, with indices as the sampler yielded them.
 
         An iterator becomes a list; at the end there is None. For a trainer that loads

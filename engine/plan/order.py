@@ -109,11 +109,6 @@ class Span(NamedTuple):
     size: int
     """The global size that applies; an epoch's tail has fewer samples."""
 
-    @property
-    def n_true(self) -> int:
-        """Number of the epoch's samples in it."""
-        return self.stop - self.place.position
-
 
 @dataclass(slots=True, eq=False)
 class Rows:

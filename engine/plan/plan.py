@@ -345,8 +345,16 @@ class Timeline:
             " size or pass drop_last=False",
         )
         here = self._count(self.epoch_length - place.position, size)
-        epoch, position, step, length = place
-        return SettingRun(epoch, batch, position, step, size, length, here, per_epoch)
+        return SettingRun(
+            epoch=place.epoch,
+            batch=batch,
+            position=place.position,
+            step=place.step,
+            size=size,
+            epoch_length=place.epoch_length,
+            here=here,
+            per_epoch=per_epoch,
+        )
 
     def _count(self, samples: int, size: int) -> int:
         return samples // size if self.drop_last else -(-samples // size)
@@ -437,9 +445,8 @@ class Plan:
         """
         if step < 0:
             raise IndexError(f"`step` must be >= 0, got {step}")
-        span, batch = self.timeline.find(step)
-        place, size, n_global = span.place, span.size, span.n_true
-        setting = self._setting(place, size)
+        (place, stop, size), batch = self.timeline.find(step)
+        setting, n_global = self._setting(place, size), stop - place.position
         ranks = self.shard.size
         n_local = n_rows = n_global
         if ranks > 1:
@@ -610,18 +617,16 @@ class Plan:
         return np.concatenate(parts), list(accumulate(part.size for part in parts))
 
     def _positions(self, epoch: int, batch: int) -> Numbers:
-        span = self.timeline.span(epoch, batch)
-        ranks = self.shard.size
+        (_, start, *_), stop, size = self.timeline.span(epoch, batch)
+        ranks, n_true = self.shard.size, stop - start
         # A single rank does not pad.
-        dealt = span.n_true if ranks == 1 else max(span.size, ranks)
+        dealt = n_true if ranks == 1 else max(size, ranks)
         first, n_rows = self.shard.share(dealt)
-        start = span.place.position
         rows = np.arange(first, first + n_rows, dtype=np.int64)
-        if first + n_rows > span.n_true:
-            rows %= span.n_true
-        if self._parts is not None:
-            return self._parts.positions(start, span.size, rows)
-        return start + rows
+        if first + n_rows > n_true:
+            rows %= n_true
+        parts = self._parts
+        return start + rows if parts is None else parts.positions(start, size, rows)
 
 
 def canonical(value: object) -> str:
