@@ -14,7 +14,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -27,9 +27,10 @@ from .core.byte_budget import ByteBudget, Reservations
 from .core.chunk import InFlightBatch
 from .core.connector import Connector, EngineLock
 from .monitor import Monitor
+from .observe.observation import MoveOutcome
 from .plan import AssignedPlan
 from .program.seeding import SeededCalls, Undrawn, seeded_by
-from .recipe import Recipe, resolve
+from .recipe import Recipe, SegmentRecipe, resolve
 from .segment import Segment, core_of, note
 from .trainer_cost import Rest, TrainerMeter
 from .workers.making import PoolMaker
@@ -85,8 +86,7 @@ class Engine:
         self._late_work = recipe.late_work
         self._pools = pools(recipe, step, watch)
         self.reservations = Reservations(byte_budget, weakly(self._notify))
-        core = core_of(recipe, self.reservations, step)
-        self.engine_lock = EngineLock(core)
+        self.engine_lock = EngineLock(core_of(recipe, self.reservations, step))
         self._suspends = weakly(self._suspend)
         self.segments: list[Segment] = []
         self.rest = Rest(self.engine_lock, self.segments)
@@ -98,22 +98,18 @@ class Engine:
             self.engine_lock, self.segments, self.trainer, recipe.plan
         )
         try:
-            self._begin()
-            for at, finding in late.items():
-                before, why = asked[at].executor, OPENED_LATE.format(finding)
-                stays = before == "process"
-                segment = self.segments[at]
-                note(segment, "process", "stays" if stays else "moved", why, before)
+            self._begin(asked, late)
         except BaseException:  # nobody else could end what has begun
             self.close()
             raise
 
-    def _begin(self) -> None:
+    def _begin(
+        self, asked: tuple[SegmentRecipe, ...], late: Mapping[int, object]
+    ) -> None:
         """Start what workers need, and make their pools, still without workers."""
         self._pools.begin()  # first: no thread of this engine exists yet
         recipes = self.recipe.segments
-        callbacks = weakly(self._let_collate), weakly(self._judge)
-        work = BatchWork(self.recipe, *callbacks)
+        work = BatchWork(self.recipe, weakly(self._let_collate), weakly(self._judge))
         lone = sum(not each.per_batch for each in recipes) == 1
         for at, recipe in enumerate(recipes):
             finish, stages = work.finisher(at), len(recipe.stages)
@@ -121,6 +117,10 @@ class Engine:
             make = partial(self._pools.make, connector, recipe)
             alone = lone or recipe.per_batch
             self.segments.append(Segment(recipe, connector, make, alone=alone))
+        for at, finding in late.items():
+            segment, before = self.segments[at], asked[at].executor
+            outcome: MoveOutcome = "stays" if before == "process" else "moved"
+            note(segment, "process", outcome, OPENED_LATE.format(finding), old=before)
 
     def __enter__(self) -> Self:
         """Start the workers."""

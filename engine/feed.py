@@ -89,19 +89,14 @@ class PlannedFeed:
 
     Args:
         engine: makes them ahead; or whoever makes them here and now.
-        cursor: where the first batch starts.
     """
 
-    def __init__(self, engine: Engine, cursor: Cursor) -> None:
+    def __init__(self, engine: Engine) -> None:
         recipe = engine.recipe
         self.engine = engine
         """Makes the batches; another one may go on with the one that is due next."""
         self._plan = plan = recipe.planned
         self.faults = Faults(recipe.batch.error_budget, plan.order.epoch_length)
-        self._start = cursor
-        self._last: BatchPlan | None = None
-        self._left = self._plan.steps_in(cursor.epoch) - cursor.batch
-        """Batches of the epoch that are still due."""
 
     @property
     def cursor(self) -> Cursor:
@@ -113,8 +108,10 @@ class PlannedFeed:
         self.engine.begin_epoch(cursor.epoch)
         if cursor.step != self.engine.head:
             self.engine.restart(cursor.step)
-        self._start, self._last = cursor, None
+        self._start = cursor
+        self._last: BatchPlan | None = None
         self._left = self._plan.steps_in(cursor.epoch) - cursor.batch
+        """Batches of the epoch that are still due."""
 
     def next(self) -> Delivery | None:
         """Return the next batch of the epoch, or None at its end.
@@ -198,7 +195,7 @@ class RepackFeed:
     blocks begin, and a state only needs the number of tickets used.
     """
 
-    def __init__(self, engine: Engine, cursor: Cursor) -> None:
+    def __init__(self, engine: Engine) -> None:
         recipe = engine.recipe
         self.engine = engine
         """Makes the blocks; another one may go on with the one that is due next."""
@@ -215,7 +212,6 @@ class RepackFeed:
         self._over, self._clean = False, True
         self._lost = 0
         """How often the process that reads has died since the last batch."""
-        self.cursor = cursor
 
     def begin(self, cursor: Cursor) -> None:
         self.engine.begin_epoch(cursor.epoch)
@@ -318,12 +314,11 @@ class RepackFeed:
 class DrawnFeed:
     """The feed of a `DrawnPlan`, which the loader begins before each epoch."""
 
-    def __init__(self, engine: Engine, cursor: Cursor) -> None:
+    def __init__(self, engine: Engine) -> None:
         plan = engine.recipe.drawn
         assert plan is not None
         plan.ahead = max(1, plan.most)
         self._engine, self._plan = engine, plan
-        self.cursor = cursor
 
     def begin(self, cursor: Cursor) -> None:
         """Continue at `cursor`, where the plan has begun."""
@@ -434,7 +429,7 @@ class TrainerHost(Host):
             self.engine: Engine = engine
             planned = RepackFeed if recipe.repack else PlannedFeed
             make_feed = DrawnFeed if recipe.drawn else planned
-            self._feed = feed or make_feed(engine, cursor)
+            self._feed = feed or make_feed(engine)
             if feed is None:
                 self._feed.begin(cursor)
             else:

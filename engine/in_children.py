@@ -96,13 +96,11 @@ def taken_along(segments: Sequence[SegmentRecipe]) -> list[SegmentRecipe]:
 
 def as_one(segments: Sequence[SegmentRecipe]) -> SegmentRecipe:
     """Return one segment of processes that do the work of several."""
-    far = [each for each in segments if each.executor == "process"]
-    asked = far or segments
+    asked = [each for each in segments if each.executor == "process"] or segments
     workers = max(each.num_parallel_workers for each in asked)
-    apart = partial(_apart, workers)
     inner = [
         replace(together(list(each)), wide=wide)
-        for (_, _, wide), each in groupby(segments, apart)
+        for (_, _, wide), each in groupby(segments, partial(_apart, workers))
     ]
     limits = _limits(segments)
     return replace(
@@ -181,10 +179,9 @@ def has_cores_to_spare(recipe: Recipe) -> bool:
     Several ranks may share the cores of a host: their tuners divide them. Without a
     tuner, work stays in the trainer's process, where all that it does can be seen.
     """
-    tuned = config.get_enable_autotune()
-    lone = recipe.planned.shard.size == 1
-    kept = recipe.options.persistent_workers
-    return tuned and lone and kept and recipe.cpu_cores >= MANY_CORES
+    kept, lone = recipe.options.persistent_workers, recipe.planned.shard.size == 1
+    many = recipe.cpu_cores >= MANY_CORES
+    return config.get_enable_autotune() and lone and kept and many
 
 
 def crowded(recipe: Recipe, batch_s: float) -> str:

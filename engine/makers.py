@@ -382,7 +382,7 @@ class PlanMaker:
         self._calls = SeededCalls(recipe.buffers.collate)
         feed = RepackFeed if recipe.repack else PlannedFeed
         # Not itself: a circle would keep the dataset until the next collection.
-        self.feed: PlannedFeed | RepackFeed = feed(weakref.proxy(self), cursor)
+        self.feed: PlannedFeed | RepackFeed = feed(weakref.proxy(self))
         self.begin(cursor)
 
     @property

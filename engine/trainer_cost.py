@@ -193,9 +193,9 @@ class TrainerMeter:
         """CPU-seconds of this process since the run began."""
         return time.process_time() - self._began_cpu_s
 
-    def window_s(self, now_ns: int, seen: TrainerObservation) -> float:
+    def window_s(self, now_ns: int, trainer: TrainerObservation) -> float:
         """Return the seconds since the run began, without those that it was away."""
-        return now_ns / 1e9 - self._began_s - seen.away_s
+        return now_ns / 1e9 - self._began_s - trainer.away_s
 
 
 class Rest:

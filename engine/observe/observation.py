@@ -416,8 +416,10 @@ class Knob:
         """
         if isinstance(value, str):
             if value not in self.choices:
-                text = f"{self.name} of {self.operator} must be one of {self.choices}"
-                raise ValueError(f"{text}, got {value!r}")
+                raise ValueError(
+                    f"{self.name} of {self.operator} must be one of {self.choices},"
+                    f" got {value!r}"
+                )
         else:
             value = min(max(value, self.lower), self.upper)
         if value != self.read():

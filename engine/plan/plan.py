@@ -301,11 +301,11 @@ class Timeline:
     def batch_of(self, epoch: int, position: int) -> int:
         """Return the batch of `epoch` that holds `position`, or the epoch's end."""
         steps = self.steps_in(epoch)
-        batch = bisect_right(
+        after = bisect_right(
             range(steps), position, key=lambda b: self.span(epoch, b).place.position
         )
-        inside = self.span(epoch, max(batch - 1, 0)).stop
-        return max(batch - 1, 0) if position < inside else steps
+        batch = max(after - 1, 0)
+        return batch if position < self.span(epoch, batch).stop else steps
 
     def run_at(self, epoch: int, batch: int) -> SettingRun:
         """Return the run, of batches of one global size, that holds this batch."""

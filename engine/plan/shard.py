@@ -98,11 +98,10 @@ class Shard:
             f"`dims` must name dimensions of the mesh, {names}, got {wanted}; name"
             " them by init_device_mesh(..., mesh_dim_names=...)",
         )
-        rank = size = 0
-        for place, name in enumerate(wanted):
+        rank, size = 0, 1
+        for name in wanted:
             length = mesh.size(names.index(name))
-            rank = rank * length + mesh.get_local_rank(name)
-            size = length if place == 0 else size * length
+            rank, size = rank * length + mesh.get_local_rank(name), size * length
         return cls(rank, size)
 
     def share(self, n: int) -> tuple[int, int]:
