@@ -12,11 +12,13 @@ from math import ceil
 from operator import attrgetter
 from typing import NamedTuple
 
-from ..engine.observe.knob import KnobName, Restriction, is_chosen
 from ..engine.observe.observation import (
+    KnobName,
     Observation,
     PartObservation,
+    Restriction,
     SegmentObservation,
+    is_chosen,
     ratio,
 )
 from ..system.printing import figures

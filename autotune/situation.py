@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from ..engine.observe.knob import Knob, KnobName, Value
-from ..engine.observe.observation import Observation
+from ..engine.observe.observation import Knob, KnobName, Observation, Value
 from ..errors import SpecError
 from ..system.resources import Budget
 

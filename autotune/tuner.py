@@ -10,8 +10,12 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Generic, Protocol, Self, TypeVar
 
-from ..engine.observe.knob import Knob, Restriction
-from ..engine.observe.observation import Observation, TrainerObservation
+from ..engine.observe.observation import (
+    Knob,
+    Observation,
+    Restriction,
+    TrainerObservation,
+)
 from ..system.resources import Budget
 from . import phrases
 from .causes import busiest

@@ -14,8 +14,7 @@ from connector_rules import is_hungry
 from penstock.autotune.policies.backoff import NO_BACKOFFS
 from penstock.autotune.policies.policy import Case
 from penstock.autotune.situation import Decision, Situation
-from penstock.engine.observe.knob import KnobName
-from penstock.engine.observe.observation import SegmentObservation, ratio
+from penstock.engine.observe.observation import KnobName, SegmentObservation, ratio
 
 __all__ = ["HillClimb"]
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from os import getpid
 
 import penstock as ps
-from penstock.engine.observe.knob import Knob
+from penstock.engine.observe.observation import Knob
 
 WORKERS = 4
 SAMPLE_S = 0.010

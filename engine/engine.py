@@ -14,25 +14,39 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
 from ..errors import CLOSED, PenstockError
 from ..system.weak_methods import weakly
-from .auto_executor import resolve
 from .batch.buffer import FailedBatch, Finished, Gathered
-from .contention import Rest
+from .trainer_cost import Rest
+from .segment import BatchWork
+from .segment import worked_late
+from .core.in_flight import ByteBudget
+from .core.in_flight import Reservations
+from .core.in_flight import InFlightBatch
 from .core.connector import Connector, EngineLock
 from .core.in_flight import ByteBudget, InFlightBatch, Reservations
 from .monitor import Monitor
-from .observe.trainer_meter import TrainerMeter
+from .observe.observation import MoveOutcome
 from .plan import AssignedPlan
 from .program.randomness import SeededCalls, Undrawn, seeded_by
 from .recipe import Recipe, SegmentRecipe
 from .segment import BatchWork, PoolMaker, Segment, core_of, note, worked_late
 from .workers import Kind, Watches, no_watch
+from .program.randomness import SeededCalls
+from .program.randomness import Undrawn
+from .program.randomness import seeded_by
+from .recipe import Recipe, SegmentRecipe, resolve
+from .segment import Segment, core_of, note
+from .trainer_cost import Rest, TrainerMeter
+from .segment import PoolMaker
+from .workers import Kind
+from .workers import Watches
+from .workers import no_watch
 
 LOGGER = logging.getLogger("penstock")
 STUCK = (
@@ -76,36 +90,38 @@ class Engine:
         self._assigned = isinstance(recipe.plan, AssignedPlan)
         """Whether it makes what another engine assigns to it."""
         asked, late = recipe.segments, pools.opened_late(recipe, step)
-        recipe = self.recipe = _kept_apart(recipe, late)
+        segments = [  # processes for those whose threads would share late-opened files
+            replace(each, executor="process", thread_safe=False) if at in late else each
+            for at, each in enumerate(asked)
+        ]
+        recipe = self.recipe = replace(recipe, segments=tuple(segments))
         self._late_work = recipe.late_work
         self._pools = pools(recipe, step, watch)
         self.reservations = Reservations(byte_budget, weakly(self._notify))
-        core = core_of(recipe, self.reservations, step)
-        self.engine_lock = EngineLock(core)
+        self.engine_lock = EngineLock(core_of(recipe, self.reservations, step))
         self._suspends = weakly(self._suspend)
         self.segments: list[Segment] = []
         self.rest = Rest(self.engine_lock, self.segments)
         self._step_wanted = True
         self._unweighed: Segment | None = None
-        self._undrawn = Undrawn()
-        self._calls = SeededCalls(recipe.buffers.collate)
+        self._undrawn, self._calls = Undrawn(), SeededCalls(recipe.buffers.collate)
         self.trainer = trainer or TrainerMeter()
         self.monitor = Monitor(
             self.engine_lock, self.segments, self.trainer, recipe.plan
         )
         try:
-            self._begin()
-            self._note_opened_late(asked, late)
+            self._begin(asked, late)
         except BaseException:  # nobody else could end what has begun
             self.close()
             raise
 
-    def _begin(self) -> None:
+    def _begin(
+        self, asked: tuple[SegmentRecipe, ...], late: Mapping[int, object]
+    ) -> None:
         """Start what workers need, and make their pools, still without workers."""
         self._pools.begin()  # first: no thread of this engine exists yet
         recipes = self.recipe.segments
-        callbacks = weakly(self._let_collate), weakly(self._judge)
-        work = BatchWork(self.recipe, *callbacks)
+        work = BatchWork(self.recipe, weakly(self._let_collate), weakly(self._judge))
         lone = sum(not each.per_batch for each in recipes) == 1
         for at, recipe in enumerate(recipes):
             finish, stages = work.finisher(at), len(recipe.stages)
@@ -113,6 +129,10 @@ class Engine:
             make = partial(self._pools.make, connector, recipe)
             alone = lone or recipe.per_batch
             self.segments.append(Segment(recipe, connector, make, alone=alone))
+        for at, finding in late.items():
+            segment, before = self.segments[at], asked[at].executor
+            outcome: MoveOutcome = "stays" if before == "process" else "moved"
+            note(segment, "process", outcome, OPENED_LATE.format(finding), old=before)
 
     def __enter__(self) -> Self:
         """Start the workers."""
@@ -423,20 +443,24 @@ class Engine:
         segment, self._unweighed = self._unweighed, None
         if segment is None or not segment.undecided or segment.inline is None:
             return
-        inline, batch_rows = segment.inline, self.engine_lock.core.batch_rows
-        left = -inline.done % batch_rows
-        safe = segment.recipe.thread_safe
-        found = resolve(*inline.tally, left, batch_rows, thread_safe=safe)
-        if found is None:
+        rows, run_ns = segment.inline.tally
+        batch_rows = self.engine_lock.core.batch_rows
+        suited = resolve(
+            rows,
+            run_ns,
+            left=-segment.inline.done % batch_rows,
+            batch_rows=batch_rows,
+            thread_safe=segment.recipe.thread_safe,
+        )
+        if suited is None:
             return
         segment.undecided = False
-        rows, run_ns = inline.tally
         alone_s = run_ns / 1e9 / max(rows, 1)
         segment.recipe = replace(segment.recipe, alone_s_per_row=alone_s)
-        if found.executor == "inline":
-            note(segment, "inline", "stays", found.reason)
-        elif self._move_or_note(segment, found.executor):
-            note(segment, found.executor, "moved", found.reason, old="inline")
+        if suited.executor == "inline":
+            note(segment, "inline", "stays", suited.reason)
+        elif self._move_or_note(segment, suited.executor):
+            note(segment, suited.executor, "moved", suited.reason, old="inline")
 
     def _follow_all(self) -> None:
         """Give segments the workers that they request; let the old ones leave."""
@@ -475,24 +499,6 @@ class Engine:
             raise self.engine_lock.broken
         if self.engine_lock.closed:
             raise PenstockError(CLOSED)
-
-    def _note_opened_late(
-        self, asked: tuple[SegmentRecipe, ...], late: Mapping[int, object]
-    ) -> None:
-        for at, finding in late.items():
-            segment, why = self.segments[at], OPENED_LATE.format(finding)
-            before = asked[at].executor
-            moved = before != "process"
-            note(segment, "process", "moved" if moved else "stays", why, before)
-
-
-def _kept_apart(recipe: Recipe, late: Container[int]) -> Recipe:
-    """Give processes to segments whose threads would share late-opened files."""
-    segments = [
-        replace(each, executor="process", thread_safe=False) if at in late else each
-        for at, each in enumerate(recipe.segments)
-    ]
-    return replace(recipe, segments=tuple(segments))
 
 
 OPENED_LATE = (

@@ -1,23 +1,44 @@
-"""The feed, where batches leave the engine in order, each with its plan."""
+"""The trainer's end of an engine: batches leave it in order, each with its plan.
+
+A feed takes them out of the engine, and a host is an engine with its feed. The trainer
+itself may be the host, too (`DirectHost`, in `makers.py`).
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import WorkerError, add_note
 from .batch.buffer import BatchBuffer, Buffers, FailedBatch, Finished, Gathered
+from .batch.buffer import BatchBuffer, FailedBatch, Finished, Gathered
+from .segment import worked
+from .segment import worked_late
+from .core.in_flight import ByteBudget
+from .core.in_flight import Chunk
+from .core.in_flight import Failure
+from .core.in_flight import InFlightBatch
 from .core.connector import ReaderLost
 from .core.in_flight import Chunk, Failure, InFlightBatch
 from .engine import Engine
 from .plan import BatchPlan, Cursor, Plan, PlannedBatch, Rows
 from .program.randomness import SampleRandom, SeededCalls
 from .segment import worked, worked_late
+from .far.pools import FarPools
+from .observe.observation import Knob, Move, Observation
+from .plan import BatchPlan, Cursor, PlannedBatch, Rows
+from .program.randomness import SampleRandom
+from .program.randomness import SeededCalls
+from .recipe import Recipe
+from .trainer_cost import TrainerMeter
 
 LOSSES = 5
 """How often the process that reads an iterable may die with no batch in between."""
@@ -46,10 +67,8 @@ class Faults:
     """
 
     def __init__(self, share: float, length: int | None) -> None:
-        self._share = share
-        self._length = length
-        self._epoch = -1
-        self._count = 0
+        self._share, self._length = share, length
+        self._epoch, self._count = -1, 0
 
     def add(self, failures: tuple[Failure, ...], plan: BatchPlan) -> None:
         """Count the failures of a batch.
@@ -78,20 +97,14 @@ class PlannedFeed:
 
     Args:
         engine: makes them ahead; or whoever makes them here and now.
-        cursor: where the first batch starts.
     """
 
-    def __init__(self, engine: Engine, cursor: Cursor) -> None:
+    def __init__(self, engine: Engine) -> None:
         recipe = engine.recipe
         self.engine = engine
         """Makes the batches; another one may go on with the one that is due next."""
-        self._plan = recipe.planned
-        length = recipe.planned.order.epoch_length
-        self.faults = Faults(recipe.batch.error_budget, length)
-        self._start = cursor
-        self._last: BatchPlan | None = None
-        self._left = self._plan.steps_in(cursor.epoch) - cursor.batch
-        """Batches of the epoch that are still due."""
+        self._plan = plan = recipe.planned
+        self.faults = Faults(recipe.batch.error_budget, plan.order.epoch_length)
 
     @property
     def cursor(self) -> Cursor:
@@ -103,8 +116,10 @@ class PlannedFeed:
         self.engine.begin_epoch(cursor.epoch)
         if cursor.step != self.engine.head:
             self.engine.restart(cursor.step)
-        self._start, self._last = cursor, None
+        self._start = cursor
+        self._last: BatchPlan | None = None
         self._left = self._plan.steps_in(cursor.epoch) - cursor.batch
+        """Batches of the epoch that are still due."""
 
     def next(self) -> Delivery | None:
         """Return the next batch of the epoch, or None at its end.
@@ -150,7 +165,7 @@ class PlannedFeed:
         order = self._plan.order
         with self.engine.still():  # nobody else uses the dataset meanwhile
             for position in range(plan.start - 1, -1, -1)[:NEAR]:
-                sample = self._made(order.at(plan.epoch, np.array([position])), plan)
+                sample = self._sample(order.at(plan.epoch, np.array([position])), plan)
                 if sample:
                     buffer = BatchBuffer(recipe.buffers, plan)
                     buffer.place(range(plan.n_rows), [*sample] * plan.n_rows)
@@ -162,7 +177,7 @@ class PlannedFeed:
                     return replace(filled, failures=failed.failures)
         return failed
 
-    def _made(self, rows: Rows, plan: BatchPlan) -> Sequence[Any] | None:
+    def _sample(self, rows: Rows, plan: BatchPlan) -> Sequence[Any] | None:
         """Make one sample as its workers would; None or empty if that fails."""
         recipe = self.engine.recipe
         chunk = Chunk(plan.step, 0, rows.indices, rows.rounds, plan.ctx)
@@ -188,42 +203,37 @@ class RepackFeed:
     blocks begin, and a state only needs the number of tickets used.
     """
 
-    def __init__(self, engine: Engine, cursor: Cursor) -> None:
+    def __init__(self, engine: Engine) -> None:
         recipe = engine.recipe
         self.engine = engine
         """Makes the blocks; another one may go on with the one that is due next."""
-        self._plan = recipe.planned
-        self._batch = recipe.batch
+        self._plan, self._batch = recipe.planned, recipe.batch
         assert recipe.batch.size is not None
         self._size = recipe.batch.size
-        self._buffers: Buffers = replace(recipe.buffers, keep=False)
+        self._buffers = replace(recipe.buffers, keep=False)
         self._calls = SeededCalls(recipe.buffers.collate)
         length = None if recipe.iterable else recipe.planned.order.epoch_length
         self.faults = Faults(recipe.batch.error_budget, length)
         self._tickets: list[int] = []
         """Tickets of the samples that are left over."""
         self._samples: list[Any] = []
-        self._over = False
-        self._clean = True
+        self._over, self._clean = False, True
         self._lost = 0
         """How often the process that reads has died since the last batch."""
-        self.cursor = cursor
 
     def begin(self, cursor: Cursor) -> None:
         self.engine.begin_epoch(cursor.epoch)
-        recipe = self.engine.recipe
-        length = recipe.planned.order.epoch_length
-        step, _ = place(self._plan, cursor)
         self.cursor = cursor
-        # An iterable has no index: what was read before is read again and skipped.
-        there = step == self.engine.head
-        if recipe.iterable:
+        if self.engine.recipe.iterable:
+            # It has no index: what was read before is read again and skipped.
             there = self._clean and cursor.position == 0
+        else:
+            there = self._block(cursor)[0] == self.engine.head
         if not there:
             self._restart()
         self._clean = False
         self._drop()
-        self._over = cursor.position >= length
+        self._over = cursor.position >= self._plan.order.epoch_length
 
     def next(self) -> Delivery | None:
         size = self._size
@@ -269,8 +279,16 @@ class RepackFeed:
     def _restart(self) -> None:
         """Continue at the cursor: an iterable is read again without what was used."""
         self._drop()
-        step, skip = place(self._plan, self.cursor)
+        step, skip = self._block(self.cursor)
         self.engine.restart(step, self.cursor.position - skip)
+
+    def _block(self, cursor: Cursor) -> tuple[int, int]:
+        """Return the block of a cursor's tickets, and how many of its tickets are used.
+
+        A block has as many tickets as a batch was requested to have samples.
+        """
+        block, skip = divmod(cursor.position, self._plan.batch(0).n_rows)
+        return self._plan.first_step(cursor.epoch) + block, skip
 
     def _deliver(self, start: int, stop: int, taken: list[Any]) -> Delivery:
         """Deliver samples of the tickets from `start` to before `stop`."""
@@ -291,41 +309,24 @@ class RepackFeed:
             momentum=None,
         )
         self.cursor = Cursor(cursor.epoch, cursor.batch + 1, cursor.step + 1, stop)
+        recipe, make = self.engine.recipe, partial(self._buffers.together, plan, taken)
         with self.engine.trainer.collating():
-            data = self._collate(plan, taken)
-            data = worked(self.engine.recipe, plan, data)
+            if recipe.buffers.collate is None:
+                data = make()
+            else:
+                data = self._calls.call(make, recipe.seed, plan.epoch, plan.batch)
+            data = worked(recipe, plan, data)
         return Delivery(data, plan)
-
-    def _collate(self, plan: BatchPlan, samples: list[Any]) -> Any:
-        buffers, seed = self._buffers, self.engine.recipe.seed
-        if buffers.collate is None:
-            return buffers.together(plan, samples)
-        make = partial(buffers.together, plan, samples)
-        return self._calls.call(make, seed, plan.epoch, plan.batch)
-
-
-def place(plan: Plan, cursor: Cursor) -> tuple[int, int]:
-    """Return the block of a cursor's tickets, and how many of its tickets are used.
-
-    A block has as many tickets as a batch was requested to have samples.
-
-    Raises:
-        Exception: as `Plan.batch`.
-    """
-    block, skip = divmod(cursor.position, plan.batch(0).n_rows)
-    return plan.first_step(cursor.epoch) + block, skip
 
 
 class DrawnFeed:
     """The feed of a `DrawnPlan`, which the loader begins before each epoch."""
 
-    def __init__(self, engine: Engine, cursor: Cursor) -> None:
+    def __init__(self, engine: Engine) -> None:
         plan = engine.recipe.drawn
         assert plan is not None
         plan.ahead = max(1, plan.most)
-        self._engine = engine
-        self._plan = plan
-        self.cursor = cursor
+        self._engine, self._plan = engine, plan
 
     def begin(self, cursor: Cursor) -> None:
         """Continue at `cursor`, where the plan has begun."""
@@ -342,10 +343,8 @@ class DrawnFeed:
         in_flight, finished = self._engine.pop()
         stamp = in_flight.plan
         self.cursor = plan.cursor_after(stamp)
-        if (
-            plan.most
-        ):  # as torch's workers: once a batch is here, before the loop has it
-            self._draw()
+        if plan.most:
+            self._draw()  # as torch's workers, once a batch is here: before the loop
         if isinstance(finished, FailedBatch):
             try:
                 raise finished.error
@@ -366,5 +365,107 @@ class DrawnFeed:
             engine_lock.wake()
 
 
-Feed = PlannedFeed | RepackFeed | DrawnFeed
-"""Hands over the batches of one epoch after another."""
+class Host(ABC):
+    """What makes the batches, with its feed.
+
+    `next`, `begin` and `cursor` belong to the trainer's thread. Any thread may call
+    `read` and `knobs`, at the same time.
+    """
+
+    engine: Engine | None = None
+    """The engine; None if the trainer makes the batches by itself."""
+
+    moves: deque[Move]
+    """The latest moves of its work between kinds of workers, and their reasons."""
+    kind = "trainer"  # or "process", if all of its work is in worker processes
+
+    @property
+    @abstractmethod
+    def cursor(self) -> Cursor:
+        """Where the next batch starts."""
+
+    @abstractmethod
+    def begin(self, cursor: Cursor) -> None:
+        """Continue at `cursor`, dropping everything in flight for other positions."""
+
+    @abstractmethod
+    def next(self) -> Delivery | None:
+        """Return the next batch of the epoch, not yet stamped; None at its end.
+
+        Raises:
+            Exception: as `PlannedFeed.next`, or what a sampler raised.
+            WorkerError: a process that was needed died repeatedly.
+        """
+
+    @abstractmethod
+    def read(self) -> Observation:
+        """Return the window since the run began."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop everything. Idempotent in each of its steps."""
+
+    def knobs(self) -> tuple[Knob, ...]:
+        """Return everything that may be set."""
+        segments = () if self.engine is None else self.engine.segments
+        return tuple(chain.from_iterable(segment.knobs() for segment in segments))
+
+
+class TrainerHost(Host):
+    """One engine with its feed.
+
+    Args:
+        recipe: what to run.
+        byte_budget: the bytes it may hold.
+        cursor: where the first batch starts.
+        trainer: the meter of whoever calls `next`.
+        feed: a feed that has begun, and continues with this engine; None makes one.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        byte_budget: ByteBudget,
+        cursor: Cursor,
+        trainer: TrainerMeter,
+        feed: PlannedFeed | RepackFeed | None = None,
+    ) -> None:
+        step = cursor.step if feed is None else feed.engine.head
+        engine: Engine | None = None
+        try:
+            engine = Engine(recipe, byte_budget, step, trainer=trainer, pools=FarPools)
+            self.engine: Engine = engine
+            planned = RepackFeed if recipe.repack else PlannedFeed
+            make_feed = DrawnFeed if recipe.drawn else planned
+            self._feed = feed or make_feed(engine)
+            if feed is None:
+                self._feed.begin(cursor)
+            else:
+                engine.begin_epoch(feed.cursor.epoch)
+            engine.__enter__()
+            self.moves = engine.segments[0].moves
+            if feed is not None:  # only now: had it failed, the maker would go on
+                feed.engine = engine
+        except BaseException:  # Ctrl-C, and nobody knows of this engine yet
+            if engine is not None:
+                engine.close()
+            raise
+
+    @property
+    def cursor(self) -> Cursor:
+        return self._feed.cursor
+
+    def begin(self, cursor: Cursor) -> None:
+        self._feed.begin(cursor)
+
+    def next(self) -> Delivery | None:
+        delivery = self._feed.next()
+        if delivery is None:
+            self.engine.end_epoch()
+        return delivery
+
+    def read(self) -> Observation:
+        return self.engine.monitor.read()
+
+    def close(self) -> None:
+        self.engine.close()

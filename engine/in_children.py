@@ -18,7 +18,7 @@ from ..system.forking import FORKS
 from ..system.printing import figures
 from .far.handover import RemoteTraceback, dumps
 from .far.pools import start_method
-from .observe.knob import Restriction
+from .observe.observation import Restriction
 from .program.program import Program
 from .recipe import Recipe, SegmentRecipe
 from .segment import Segment
@@ -52,9 +52,8 @@ def in_children(recipe: Recipe, children: int | None = None) -> Recipe:
     behind = recipe.segments[len(samples) :]
     asked = any(each.executor == "process" for each in samples)
     lone = samples[0].iterable  # only one process can read it
-    if not alike(samples) or any(s.executor == "ray" for s in samples):
-        return recipe
-    if lone and asked:
+    on_ray = any(each.executor == "ray" for each in samples)
+    if on_ray or (lone and asked) or not alike(samples):
         return recipe
     many = None if asked else children
     far = replace(as_one(samples), children=1 if lone else many)
@@ -71,8 +70,9 @@ def alike(segments: Sequence[SegmentRecipe]) -> bool:
 
     Coroutines keep their own, and cannot be seen by whoever enforces that of others.
     """
-    limits = {each.timeout_s for each in segments if not _awaits(each)}
-    return len(limits) < 2 and (limits <= {None} or not any(map(_awaits, segments)))
+    limits = _limits(segments)
+    awaits = any(each.executor == "async" for each in segments)
+    return len(limits) < 2 and (limits <= {None} or not awaits)
 
 
 def taken_along(segments: Sequence[SegmentRecipe]) -> list[SegmentRecipe]:
@@ -86,29 +86,23 @@ def taken_along(segments: Sequence[SegmentRecipe]) -> list[SegmentRecipe]:
         return list(segments)
     stop = len(kinds) - kinds[::-1].index("process")
     start = stop - 1
-    while start > 0 and _goes_along(segments[start - 1 : stop]):
+    for first in reversed(segments[:start]):
+        stays = first.executor in ("inline", "ray") or first.iterable
+        if stays or not alike(segments[start - 1 : stop]):
+            break
         start -= 1
     return [*segments[:start], as_one(segments[start:stop]), *segments[stop:]]
 
 
-def _goes_along(segments: Sequence[SegmentRecipe]) -> bool:
-    """Whether the first of these segments may run in the processes of the others."""
-    first = segments[0]
-    stays = first.executor in ("inline", "ray") or first.iterable
-    return not stays and alike(segments)
-
-
 def as_one(segments: Sequence[SegmentRecipe]) -> SegmentRecipe:
     """Return one segment of processes that do the work of several."""
-    far = [each for each in segments if each.executor == "process"]
-    asked = far or segments
+    asked = [each for each in segments if each.executor == "process"] or segments
     workers = max(each.num_parallel_workers for each in asked)
-    apart = partial(_apart, workers)
     inner = [
         replace(together(list(each)), wide=wide)
-        for (_, _, wide), each in groupby(segments, apart)
+        for (_, _, wide), each in groupby(segments, partial(_apart, workers))
     ]
-    limits = {each.timeout_s for each in segments if not _awaits(each)}
+    limits = _limits(segments)
     return replace(
         together(segments),
         name=asked[-1].name,
@@ -120,8 +114,9 @@ def as_one(segments: Sequence[SegmentRecipe]) -> SegmentRecipe:
     )
 
 
-def _awaits(segment: SegmentRecipe) -> bool:
-    return segment.executor == "async"
+def _limits(segments: Sequence[SegmentRecipe]) -> set[float | None]:
+    """Return the limits of time that hold for samples there, but for coroutines'."""
+    return {each.timeout_s for each in segments if each.executor != "async"}
 
 
 def _apart(workers: int, segment: SegmentRecipe) -> tuple[bool, bool, bool]:
@@ -132,7 +127,7 @@ def _apart(workers: int, segment: SegmentRecipe) -> tuple[bool, bool, bool]:
     """
     threads = segment.executor == "thread" and segment.thread_safe
     wide = threads and segment.num_parallel_workers > workers
-    return _awaits(segment), segment.iterable, wide
+    return segment.executor == "async", segment.iterable, wide
 
 
 def together(segments: Sequence[SegmentRecipe]) -> SegmentRecipe:
@@ -172,9 +167,9 @@ def why_stays(recipe: Recipe) -> str:
         free = segment.executor == "process" and segment.thread_safe
         if segment.stays and not free:
             return segment.stays
-    if recipe.options.host != "auto":
-        return Restriction.HOSTED.format(recipe.options.host)
-    forks = FORKS and start_method(recipe) == "fork"
+    host, forks = recipe.options.host, FORKS and start_method(recipe) == "fork"
+    if host != "auto":
+        return Restriction.HOSTED.format(host)
     return "" if forks else Restriction.FORKLESS
 
 
@@ -184,10 +179,9 @@ def has_cores_to_spare(recipe: Recipe) -> bool:
     Several ranks may share the cores of a host: their tuners divide them. Without a
     tuner, work stays in the trainer's process, where all that it does can be seen.
     """
-    tuned = config.get_enable_autotune()
-    lone = recipe.planned.shard.size == 1
-    kept = recipe.options.persistent_workers
-    return tuned and lone and kept and recipe.cpu_cores >= MANY_CORES
+    kept, lone = recipe.options.persistent_workers, recipe.planned.shard.size == 1
+    many = recipe.cpu_cores >= MANY_CORES
+    return config.get_enable_autotune() and lone and kept and many
 
 
 def crowded(recipe: Recipe, batch_s: float) -> str:

@@ -1,6 +1,9 @@
 """Making batches in the trainer's own thread, from torch's samplers or from a plan.
 
-There is no queue, no lock and no thread here, and nothing is made ahead.
+A trainer that is its own only worker does what torch's loader does with
+`num_workers=0`, at the same cost: no queue, no lock, no thread, and nothing made ahead.
+A pipeline of one segment starts so if nobody asked for workers, and may return to it if
+workers turn out to be slower.
 """
 
 from __future__ import annotations
@@ -9,12 +12,14 @@ import contextlib
 import sys
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import cycle
 from typing import Any
 
-from ..errors import SampleError
+from ..errors import CLOSED, PenstockError, SampleError
 from .batch.buffer import BatchBuffer, FailedBatch, Finished, Gathered
 from .batch.layout import size_of, size_of_all
 from .core.connector import LONG_NS, PartsMeter, SampledClock, own_queue
@@ -22,6 +27,25 @@ from .core.in_flight import Chunk, Failure, InFlightBatch
 from .core.metrics import PartReading, WorkerReading
 from .feed import Delivery, PlannedFeed, RepackFeed
 from .observe.observation import ratio
+from .core.in_flight import ByteBudget
+from .core.in_flight import Chunk
+from .core.in_flight import Failure
+from .core.in_flight import InFlightBatch
+from .core.metrics import ConnectorObservation, PartReading, WorkerReading
+from .core.connector import LONG_NS
+from .core.connector import PartsMeter
+from .core.connector import SampledClock
+from .core.connector import own_queue
+from .feed import Delivery, Host, PlannedFeed, RepackFeed
+from .observe.observation import (
+    Move,
+    MoveOutcome,
+    Observation,
+    Restriction,
+    SegmentObservation,
+    parts_of,
+    ratio,
+)
 from .plan import BatchPlan, Cursor, PlannedBatch
 from .program.operations import SeededRead
 from .program.program import STOPPED, Read, Work
@@ -33,14 +57,20 @@ from .program.randomness import (
     seed_global_generators,
     undisturbed,
 )
-from .recipe import Recipe
+from .recipe import SOON_NS, WORTH_START_NS, Recipe, ResolvedExecutor, resolve
+from .trainer_cost import TrainerMeter
 from .witness.witness import Witness
-
-__all__ = ["BatchMeter", "DrawnMaker", "PlanMaker", "SeededMaker", "maker_of"]
+from .workers import Kind
 
 NOTHING = contextlib.nullcontext()
 WEIGHED = 128
 """One in this many batches that a `collate_fn` makes has its bytes measured."""
+LOOKS = 8
+"""For one in this many batches, estimate what a reader beside the trainer saves."""
+MIN_GAIN = 0.1
+"""Share of a step that reading beside the trainer must save: there is no way back."""
+GIL_COST = 0.3
+"""A thread that shares the GIL with the trainer needs this share more CPU time."""
 
 
 class BatchMeter:
@@ -60,18 +90,16 @@ class BatchMeter:
         self.share: float | None = None
         """Likely share of this batch's time on a CPU; None if it is measured."""
         self._born_ns = time.perf_counter_ns()
-        self.batches = self.rows = 0
-        self.run_ns = self._collate_ns = self._clocked_ns = 0
-        """Nanoseconds: of all batches, of collating them, and of those measured."""
+        self.batches = self.rows = self.run_ns = self._collate_ns = self._clocked_ns = 0
+        """Counts, and nanoseconds: of all batches, of collating them, and of those
+        measured."""
         self._cold = self._slowest = (0, 0)
         """Rows and nanoseconds of the first batch, and of the slowest other one."""
-        self._begun_ns = self._made_ns = 0
-        self.last_ns = LONG_NS
-        """Time of the last batch (ns); before the first one, `LONG_NS`."""
-        self.sample_bytes = 0
-        """Bytes of a sample, as last measured."""
-        self.usual_ns = 0
-        """Time of a sample (ns): the median of the first batch; 0 if unknown."""
+        self._begun_ns, self._made_ns, self.last_ns = 0, 0, LONG_NS
+        """When the batch began and its samples were made; the time of the last one."""
+        self.sample_bytes = self.usual_ns = 0
+        """Bytes of a sample, as last measured, and its time in nanoseconds: the median
+        of the first batch. 0 if unknown."""
 
     def begin(self) -> None:
         """Begin a batch."""
@@ -152,8 +180,7 @@ class DrawnMaker:
         assert isinstance(read, (Read, SeededRead))
         self._plan, self._read, self._buffers = plan, read, recipe.buffers
         self._meter = meter
-        self._start = cursor
-        self._last: BatchPlan | None = None
+        self.begin(cursor)
         self.feed: PlannedFeed | RepackFeed | None = None
         """The feed through which batches come, and which may go on with an engine."""
         self.drew = False
@@ -168,13 +195,14 @@ class DrawnMaker:
 
     def begin(self, cursor: Cursor) -> None:
         """Continue at `cursor`."""
-        self._start, self._last = cursor, None
+        self._start = cursor
+        self._last: BatchPlan | None = None
 
     def next(self) -> Delivery | None:
         """Return the next batch of the epoch; None at its end."""
         last = self._last
         step = self._start.step if last is None else last.step + 1
-        drawn = self._plan.take(step)
+        drawn = self._plan.draw_batch(step)
         if drawn is None:
             return None
         plan, indices = drawn
@@ -236,10 +264,9 @@ class SeededMaker(DrawnMaker):
         self._undrawn = Undrawn()
         self._calls = SeededCalls(recipe.buffers.collate)
         self.drew = bool(self._read.seeds)
-        self._sure = False
-        """Whether a batch has shown what draws."""
-        self._once = False
-        """Whether a sample made twice may differ, because its sources change."""
+        self._sure = self._once = False
+        """Whether a batch has shown what draws, and whether a sample made twice may
+        differ, because its sources change."""
 
     def _made(self, plan: BatchPlan, indices: list[Any]) -> Any:
         if len(indices) == 0:
@@ -295,8 +322,7 @@ class SeededMaker(DrawnMaker):
         data = None if self._sure else Witness([self._read.start.dataset])
         meter.begin()
         each = not self._read.whole and (self.drew or data is not None)
-        make = self._one_by_one if each else self._at_once
-        samples = make(plan, indices)
+        samples = (self._one_by_one if each else self._at_once)(plan, indices)
         meter.collating()
         if self._buffers.collate is not None:
             seed_global_generators(mixed((self._plan.seed, plan.epoch, plan.batch)))
@@ -346,6 +372,7 @@ class PlanMaker:
         self.head = cursor.step
         """The step of the batch, or block, that is made next."""
         self.drew = False
+        """Whether a sample drew from a global generator."""
         self.trainer = self._meter = meter
         self._program = recipe.segments[0].program
         self._weighs = cycle([True] + [False] * (WEIGHED - 1))
@@ -354,12 +381,11 @@ class PlanMaker:
         """Image size of the latest batch."""
         self._rows = 0
         """Rows read for this batch."""
-        self._random = SampleRandom(recipe.seed)
-        self._undrawn = Undrawn()
+        self._random, self._undrawn = SampleRandom(recipe.seed), Undrawn()
         self._calls = SeededCalls(recipe.buffers.collate)
         feed = RepackFeed if recipe.repack else PlannedFeed
         # Not itself: a circle would keep the dataset until the next collection.
-        self.feed: PlannedFeed | RepackFeed = feed(weakref.proxy(self), cursor)
+        self.feed: PlannedFeed | RepackFeed = feed(weakref.proxy(self))
         self.begin(cursor)
 
     @property
@@ -420,10 +446,10 @@ class PlanMaker:
             return self._filled(
                 work, InFlightBatch(plan, rows, buffer=None, remaining=[])
             )
-        planned = PlannedBatch(plan, rows)
+        planned, make = PlannedBatch(plan, rows), self._together
         if self.recipe.buffers.collate is None:
-            return planned, self._together(planned, samples)
-        return planned, self._called(partial(self._together, planned, samples), plan)
+            return planned, make(planned, samples)
+        return planned, self._called(partial(make, planned, samples), plan)
 
     def _called(
         self, collate: Callable[[], Finished | FailedBatch], plan: BatchPlan
@@ -472,3 +498,186 @@ def maker_of(
     (read,) = recipe.segments[0].program.operations
     seeded = isinstance(read, SeededRead)
     return (SeededMaker if seeded else DrawnMaker)(recipe, cursor, meter)
+
+
+class DirectHost(Host):
+    """A host without an engine: the trainer makes its batches.
+
+    Args:
+        recipe: a recipe of one segment.
+        cursor: where the first batch starts.
+        byte_budget: must hold one batch, although a finished batch is the trainer's.
+        trainer: the meter of whoever calls `next`.
+
+    Raises:
+        BudgetError: from `next`, if the budget cannot hold one batch.
+        PenstockError: from `next`, once it is closed.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        byte_budget: ByteBudget,
+        cursor: Cursor,
+        trainer: TrainerMeter,
+    ) -> None:
+        self._recipe, self._byte_budget, self._trainer = recipe, byte_budget, trainer
+        self._closed = False
+        (self.segment,) = recipe.segments
+        self._meter = BatchMeter(len(self.segment.program.operations))
+        self.maker = maker_of(recipe, cursor, self._meter)
+        self._batch_rows = self._before_ns = 0
+        """Rows of the largest batch, and what earlier epochs took, in nanoseconds."""
+        self._saved_s = 0.0
+        """Seconds that reading beside the trainer would have saved so far."""
+        self.undecided = self.segment.executor == "auto" or bool(self.segment.fixed)
+        """Whether nobody knows yet if workers would pay."""
+        self.stays = self.segment.stays
+        """Why the trainer goes on making the batches; empty if it need not."""
+        self._witness = Witness(self.segment.subjects)
+        self.collate = Witness([recipe.buffers.collate])
+        """Whether worker processes may call the `collate_fn`: it keeps no state."""
+        self.moves = deque()
+
+    @property
+    def cursor(self) -> Cursor:
+        return self.maker.cursor
+
+    @property
+    def s_per_row(self) -> float:
+        """Seconds that a sample takes the trainer; 0 if unknown."""
+        rows, run_ns = self._meter.tally
+        return run_ns / 1e9 / rows if rows else 0.0
+
+    def begin(self, cursor: Cursor) -> None:
+        if self.undecided and not (self.stays or self.segment.iterable):
+            suited = self._suited(WORTH_START_NS)
+            if suited is not None and suited.executor != "inline":
+                self.stays = Restriction.SHORT.format(suited.reason)
+        self._before_ns = self._meter.run_ns
+        self.maker.begin(cursor)
+
+    def next(self) -> Delivery | None:
+        if self._closed:
+            raise PenstockError(CLOSED)
+        if self._meter.batches:
+            delivery = self.maker.next()
+        else:
+            with self._witness:
+                delivery = self.maker.next()
+            if delivery is not None:
+                self._witness.note_made(delivery.data, ())
+        if self.undecided and self.segment.iterable:
+            self._saved_s += min(self._trainer.gap_s, self._meter.last_ns / 1e9)
+        if delivery is not None and delivery.plan.n_rows > self._batch_rows:
+            rows = self._batch_rows = delivery.plan.n_rows
+            self._byte_budget.check_fits(rows * self._meter.sample_bytes, rows)
+        return delivery
+
+    def chosen_kind(self) -> Kind | None:
+        """Return the kind of workers that `auto` resolves to, or None for now.
+
+        It resolves once, by the first batches and by what was observed of them.
+        """
+        if not self.undecided or (self.segment.iterable and not self._overlaps()):
+            return None
+        kept = self._recipe.options.persistent_workers
+        spent_ns = self._meter.run_ns - self._before_ns
+        suited = self._suited(WORTH_START_NS if kept else spent_ns)
+        if suited is None:
+            return None
+        (kind, reason), fixed = suited, self.segment.fixed
+        self.undecided, self.stays = False, self.segment.stays
+        if kind == "inline":
+            self._note(kind, "stays", reason)
+            return None
+        why = self.verdict(kind)
+        if fixed:
+            self.stay(why or Restriction.ZERO.format(reason, fixed))
+            return None
+        if not why:
+            self._note(kind, "moved", reason)
+        return kind
+
+    def _suited(self, epoch_ns: int) -> ResolvedExecutor | None:
+        """Return what suits the work, if loading an epoch takes so long."""
+        meter, rows, threads = self._meter, self._batch_rows, self.segment.thread_safe
+        # With threads, the trainer still runs the `collate_fn`.
+        collates = threads or not self.collate.repeats()
+        tally = meter.samples_tally if collates else meter.tally
+        if meter.batches == 1 and meter.usual_ns * rows > SOON_NS:
+            tally = rows, meter.usual_ns * rows
+        return resolve(*tally, 0, rows, thread_safe=threads, epoch_ns=epoch_ns)
+
+    def _overlaps(self) -> bool:
+        """Whether one reader beside the trainer would save it time.
+
+        An iterable can have only one. It reads while the trainer computes, so it saves
+        at most the trainer's own part of a step, and at most the time of a batch, even
+        if the trainer was away for long.
+        """
+        if self._meter.batches % LOOKS:
+            return False
+        saved_s, wait_s = self._saved_s, self._trainer.read().wait_s
+        cost_s = GIL_COST * self._meter.read()[0].cpu_s
+        return saved_s - cost_s >= MIN_GAIN * (saved_s + wait_s)
+
+    def verdict(self, kind: Kind) -> str:
+        """Return why such workers would make other samples; empty if unknown."""
+        drawn, witness = self._recipe.drawn, self._witness
+        witness.drew = self.maker.drew and drawn is None
+        if self.segment.iterable and not witness.drew:
+            return ""  # a thread continues with the existing iterator
+        watches = drawn is not None and not drawn.most
+        return witness.verdict(kind) or (Restriction.SAMPLER if watches else "")
+
+    def stay(
+        self, why: str, new: str = "inline", outcome: MoveOutcome = "stays"
+    ) -> None:
+        """Go on making the batches for good; record why."""
+        self.stays = why
+        self._note(new, outcome, why)
+
+    def _note(self, new: str, outcome: MoveOutcome, reason: str) -> None:
+        """Record where the work goes, or why it stays."""
+        self.moves.append(Move(self.segment.name, "inline", new, outcome, reason))
+
+    def read(self) -> Observation:
+        meter, recipe = self._trainer, self.segment
+        work, costs = self._meter.read()
+        trainer, now_ns = meter.read(), time.perf_counter_ns()
+        window_s = meter.window_s(now_ns, trainer)
+        empty = ratio(work.worker_s, window_s)
+        segment = SegmentObservation(
+            name=recipe.name,
+            queue_name=recipe.queue_name,
+            executor="inline",
+            num_parallel_workers=1,
+            prefetch_size=1,
+            **asdict(work),
+            output=ConnectorObservation(0.0, self._batch_rows, empty),
+            moves=tuple(self.moves),
+            run_queue_s=self._meter.queued_s,
+            parts=parts_of(recipe.program.stages, costs, (*recipe.storable, None)),
+            max_workers=recipe.bounds[1],
+            iterable=recipe.iterable,
+            alive=1,
+            fixed=recipe.fixed,
+            stays=self.stays,
+            held="" if recipe.tunable else Restriction.PINNED,
+        )
+        return Observation(
+            time_s=now_ns / 1e9,
+            window_s=window_s,
+            epoch=meter.epoch,
+            step=meter.step,
+            trainer=trainer,
+            segments=(segment,),
+            regime=self._recipe.plan.regime(self.cursor.step),
+            process_cpu_s=meter.process_cpu_s,
+        )
+
+    def close(self) -> None:
+        """Make no more batches, and release an iterator that was begun."""
+        self._closed = True
+        self.segment.program.restart()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import torch
 
@@ -11,18 +11,19 @@ from ..system.run_queue import Times
 from .core.connector import EngineLock
 from .core.metrics import ConnectorObservation, PartReading, WorkerReading
 from .observe.gil import GilProbe
-from .observe.knob import Restriction
 from .observe.observation import (
     MIN_WAIT,
     Observation,
+    Restriction,
     SegmentObservation,
     TrainerObservation,
     parts_of,
 )
-from .observe.trainer_meter import TrainerMeter
 from .plan import Planning
 from .recipe import Recipe
 from .segment import Segment
+from .workers import PoolStatistics
+from .trainer_cost import TrainerMeter
 from .workers import PoolStatistics
 
 PROBE_AGAIN_S = 60.0
@@ -39,10 +40,8 @@ class Monitor:
         trainer: TrainerMeter,
         plan: Planning,
     ) -> None:
-        self._engine_lock = engine_lock
-        self._plan = plan
-        self._segments = segments
-        self._trainer = trainer
+        self._engine_lock, self._segments = engine_lock, segments
+        self._trainer, self._plan = trainer, plan
         self.probe = GilProbe()
         self._probed_s = -PROBE_AGAIN_S
         # The workers when the GIL was last probed.
@@ -54,32 +53,32 @@ class Monitor:
         # These are files, and must not be read under the lock.
         looks = [segment.run_queue.look() for segment in self._segments]
         pools = [segment.pool.statistics() for segment in self._segments]
-        trainer, seen = self._trainer, self._trainer.read()
+        meter, trainer = self._trainer, self._trainer.read()
         with self._engine_lock.lock:
             now_ns = self._engine_lock.clock()
-            window_s = trainer.window_s(now_ns, seen)
+            window_s = meter.window_s(now_ns, trainer)
             read = [each.connector.read(now_ns, window_s) for each in self._segments]
             reservations = self._engine_lock.core.reservations
             held_bytes, batch_bytes = reservations.held_bytes, reservations.batch_bytes
             begun_next = self._engine_lock.core.next_step
-        self._look_at_gil(now_ns / 1e9, seen)
+        self._look_at_gil(now_ns / 1e9, trainer)
         segments: list[SegmentObservation] = []
         for at, segment in enumerate(self._segments):
             feeding = segments[-1].output if segments else None
-            told = _segment(segment, looks[at], pools[at], *read[at])
-            segments.append(replace(told, input=feeding))
+            work = looks[at], pools[at], *read[at]
+            segments.append(_segment(segment, feeding, *work))
         return Observation(
             time_s=now_ns / 1e9,
             window_s=window_s,
-            epoch=trainer.epoch,
-            step=trainer.step,
-            trainer=seen,
+            epoch=meter.epoch,
+            step=meter.step,
+            trainer=trainer,
             segments=tuple(segments),
             held_bytes=held_bytes,
             peak_bytes=reservations.peak_bytes,
             regime=self._plan.regime(begun_next),
             gil_held=self.probe.held_share,
-            process_cpu_s=trainer.process_cpu_s,
+            process_cpu_s=meter.process_cpu_s,
             torch_threads=torch.get_num_threads(),
             batch_bytes=batch_bytes,
         )
@@ -100,13 +99,14 @@ class Monitor:
 
 def _segment(
     segment: Segment,
+    feeding: ConnectorObservation | None,
     look: Times,
     pool: PoolStatistics,
     work: WorkerReading,
     output: ConnectorObservation,
     costs: tuple[PartReading, ...],
 ) -> SegmentObservation:
-    """Return what one segment has done since the run began, but for its input."""
+    """Return what one segment has done since the run began."""
     recipe = segment.recipe
     return SegmentObservation(
         name=recipe.name,
@@ -115,6 +115,7 @@ def _segment(
         num_parallel_workers=segment.num_parallel_workers,
         prefetch_size=segment.prefetch_size,
         **asdict(work),
+        input=feeding,
         output=output,
         moves=tuple(segment.moves),
         moving=segment.moving,
@@ -138,12 +139,19 @@ def unmeasured(recipe: Recipe) -> Observation:
     """Return the window of a pipeline that has not run yet: nothing happened."""
     segments = tuple(
         SegmentObservation(
-            segment.name,
-            segment.queue_name,
-            segment.executor,
-            segment.num_parallel_workers,
-            segment.prefetch_size,
+            name=segment.name,
+            queue_name=segment.queue_name,
+            executor=segment.executor,
+            num_parallel_workers=segment.num_parallel_workers,
+            prefetch_size=segment.prefetch_size,
         )
         for segment in recipe.segments
     )
-    return Observation(0.0, 0.0, 0, 0, TrainerObservation(), segments)
+    return Observation(
+        time_s=0.0,
+        window_s=0.0,
+        epoch=0,
+        step=0,
+        trainer=TrainerObservation(),
+        segments=segments,
+    )

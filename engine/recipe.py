@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..errors import StateError, check
-from ..system.printing import call
+from ..system.printing import call, figures
 from .batch.buffer import Buffers
 from .batch.device import DeviceStage
 from .plan import AssignedPlan, Cursor, DrawnPlan, Plan, read_state
@@ -23,6 +23,18 @@ if TYPE_CHECKING:
 Executor = Literal["auto", "inline", "thread", "process", "async", "ray"]
 Host = Literal["auto", "trainer", "process"]
 StartMethod = Literal["fork", "forkserver", "spawn"]
+
+WORTH_WORKERS_NS = 2_000_000
+"""Work in a batch that justifies workers: threads, although they may hold the GIL, or
+processes, although each lease costs some 300 us of CPU."""
+SOON_NS = 300_000_000
+"""A batch that will be done within this time is finished inline: workers would hardly
+be ready sooner, and the trainer is waiting for the very first batch."""
+SURE_NS = 10_000_000
+"""Work after which a segment can be judged before it has finished a batch."""
+WORTH_START_NS = 500_000_000
+"""Loading within one epoch that justifies worker processes which end with the epoch and
+are started again for the next one."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -103,15 +115,14 @@ def check_ray_options(options: Any) -> None:
     """
     if options is None:
         return
-    known = isinstance(options, Mapping) and set(options) <= set(RAY_OPTIONS)
     check(
-        known,
+        isinstance(options, Mapping) and set(options) <= set(RAY_OPTIONS),
         f"`ray_options` are the options of a Ray actor that place it,"
         f" {', '.join(RAY_OPTIONS)}, got {options!r}; pass, for example,"
         ' ray_options={"num_cpus": 0.5}',
     )
-    claimed = [options.get(name, 0) for name in RAY_OPTIONS[:3]]
-    claimed += dict(options.get("resources") or {}).values()
+    amounts = (options.get(name, 0) for name in RAY_OPTIONS[:3])
+    claimed = [*amounts, *dict(options.get("resources") or {}).values()]
     check(
         all(isinstance(each, (int, float)) and each >= 0 for each in claimed),
         f"`ray_options` claim amounts >= 0 of num_cpus, num_gpus, memory and resources,"
@@ -120,8 +131,6 @@ def check_ray_options(options: Any) -> None:
 
 
 AS_SHIPPED = Options()
-
-
 ASSIGNED = 4
 """Most batches that a worker process has at once."""
 
@@ -136,7 +145,7 @@ class SegmentRecipe:
     """The operator that its prefetch size is logged under: it fills the queue."""
     program: Program
     executor: Executor
-    """`auto`: inline until it proves to be worth workers."""
+    """`auto`: inline until it proves to be worth workers, as `resolve` says."""
     num_parallel_workers: int
     bounds: tuple[int, int]
     """Smallest and largest number of workers."""
@@ -199,7 +208,7 @@ class SegmentRecipe:
 
         These are coroutines, or the threads of a stage that has more than processes.
         """
-        return tuple(s.executor == "async" or s.wide for s in self.within_all)
+        return tuple(s.executor == "async" or s.wide for s in self.inner or (self,))
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -211,6 +220,49 @@ class SegmentRecipe:
     def iterable(self) -> bool:
         """Whether one worker reads it from start to end: an iterable."""
         return isinstance(self.program.operations[0], ReadOn)
+
+
+class ResolvedExecutor(NamedTuple):
+    """The kind of workers that a segment gets, and why."""
+
+    executor: Literal["inline", "thread", "process"]
+    reason: str
+
+
+def resolve(
+    rows: int,
+    run_ns: int,
+    left: int,
+    batch_rows: int,
+    *,
+    thread_safe: bool,
+    epoch_ns: int = WORTH_START_NS,
+) -> ResolvedExecutor | None:
+    """Return what suits a segment of `auto`; None while too little was done to judge.
+
+    This is asked once for each segment, for its first batches, in the trainer's thread.
+    Everything later is the tuner's decision.
+
+    Args:
+        rows: rows worked on inline so far.
+        run_ns: time that they took, in nanoseconds.
+        left: rows of the current batch that are still to be done.
+        batch_rows: rows of a batch.
+        thread_safe: whether several threads may work on it.
+        epoch_ns: what this epoch took so far, in nanoseconds, if workers end with it.
+    """
+    if rows == 0 or (rows < batch_rows and run_ns < SURE_NS):
+        return None
+    batch_ns = run_ns / rows * batch_rows
+    if 0 < left / batch_rows * batch_ns < SOON_NS:
+        return None
+    executor: Literal["thread", "process"] = "thread" if thread_safe else "process"
+    cost = f"a batch takes {figures(batch_ns / 1e6)} ms"
+    line = f"{WORTH_WORKERS_NS / 1e6:g} ms from which handing it over pays"
+    if batch_ns <= WORTH_WORKERS_NS:
+        return ResolvedExecutor("inline", f"{cost}, less than the {line}")
+    suited = ResolvedExecutor(executor, f"{cost}, more than the {line}")
+    return None if epoch_ns < WORTH_START_NS else suited
 
 
 @dataclass(frozen=True, slots=True)

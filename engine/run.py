@@ -7,14 +7,21 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BudgetError, WorkerError
 from .batch.device import DeviceStage, ToDevice, in_parts
-from .contention import ContentionMeter
+from .trainer_cost import ContentionMeter
 from .core.in_flight import ByteBudget
 from .feed import Delivery
-from .hosts import DirectHost, Host, TrainerHost
+from .feed import Host
+from .makers import DirectHost
+from .feed import TrainerHost
+from .batch.device import DeviceStage, ToDevice
+from .batch.device import in_parts
+from .core.in_flight import ByteBudget
+from .feed import Delivery, Host, TrainerHost
 from .in_children import (
     check_may_leave,
     crowded,
@@ -23,16 +30,12 @@ from .in_children import (
     is_of_worker,
     why_stays,
 )
-from .observe.knob import Knob
-from .observe.observation import (
-    Move,
-    Observation,
-    TrainerObservation,
-)
-from .observe.trainer_meter import TrainerMeter
+from .makers import DirectHost
+from .observe.observation import Knob, Move, Observation, TrainerObservation
 from .plan import BatchPlan, Cursor
 from .recipe import Recipe, SegmentRecipe
 from .segment import Segment, as_now
+from .trainer_cost import WARM_STEPS, ContentionMeter, TrainerMeter
 from .witness.witness import ChangeWatch, Witness
 from .workers import Kind
 
@@ -44,12 +47,10 @@ if TYPE_CHECKING:
 
 NAME = "Pipeline"
 """The name of the engine as a whole in the log."""
-WARM_STEPS = 5
-"""After this many steps, the first one, which had to start workers, is left out."""
 HISTORY = 10
 """Readings kept for `recent`."""
 NOTE_S = 1.0
-"""Minimum time between two of them, in seconds."""
+"""Minimum time between two of them, in seconds: enough for the last ten seconds."""
 CHANGED = (
     "`{}` has changed since workers load: batches made ahead are made again, and the"
     " trainer loads from here on, so that each change shows in the next batch"
@@ -85,9 +86,9 @@ class Run:
         for cache in self._caches:
             cache.open()  # before any process forks, so that all find it
         self._home, self._byte_budget = recipe, byte_budget
-        self._far = recipe.options.host == "process"
-        """Whether all work is in a worker process."""
-        self._recipe = in_children(recipe, 1) if self._far else recipe
+        self._kind = "process" if recipe.options.host == "process" else "trainer"
+        """Where all work is: in a worker process, or wherever each segment's is."""
+        self._recipe = in_children(recipe, 1) if self._kind == "process" else recipe
         """What runs now; `_home` is the same in the trainer's process."""
         alone = recipe.direct and self._lane is None
         (first, *_) = recipe.segments
@@ -146,7 +147,10 @@ class Run:
         if self._lane is not None:
             self._lane.drop()
         if self._watch is not None and self._watch.changed() is not None:
-            self._start_over(cursor)
+            # Workers get the present data; those of one epoch are forked again anyway.
+            if self._recipe.options.persistent_workers:
+                self._recipe = replace(self._recipe, segments=self._segments_now())
+                self._start_again(cursor)
             self._watch.renew()
         self.host.begin(cursor)
         reading, (_, last) = self.host.read(), self._history[-1]
@@ -193,8 +197,8 @@ class Run:
             # The next step begins here, before the counters are read.
             self._warm = host, host.read().since(left_ns / 1e9)
             self._note(self._warm[1])
-        elif (reading := self.host.glance(left_ns)) is not None:
-            self._note(reading)
+        elif left_ns / 1e9 - self._history[-1][1].time_s >= NOTE_S:
+            self._note(host.read())
         return delivery
 
     def _follow(self, data: Any, plan: BatchPlan) -> None:
@@ -203,7 +207,7 @@ class Run:
         if alone is not None:
             if alone.undecided:
                 self.contention.given(None, plan)
-                kind = kind or alone.found()
+                kind = kind or alone.chosen_kind()
             if kind is not None and self._direct is not None:
                 self._hand_to(alone, self._direct, kind)
             return
@@ -222,7 +226,9 @@ class Run:
             except Exception as error:  # noqa: BLE001 whatever the user's functions raise
                 self._stays = str(error) or type(error).__name__
                 self._wanted = self._kind
-                move = Move(NAME, "trainer", "process", "failed", self._stays, "host")
+                move = Move(
+                    NAME, "trainer", "process", "failed", self._stays, knob="host"
+                )
                 self._moves = (*self._moves, move)
             else:
                 self._settle_in(host)
@@ -238,7 +244,7 @@ class Run:
         if not why or all(s.executor != "thread" for s in ours):
             return
         self._wanted = "process"
-        move = Move(NAME, "trainer", "process", "moved", why, "host")
+        move = Move(NAME, "trainer", "process", "moved", why, knob="host")
         self._moves = (*self._moves, move)
 
     def _start_again(self, cursor: Cursor, *, alone: bool = False) -> Host:
@@ -263,10 +269,8 @@ class Run:
         self._workers = None
         if kind == "inline":
             return
-        name = host.segment.name
         if why := host.verdict(kind):
-            host.stays = why
-            host.moves.append(Move(name, "inline", "inline", "stays", why))
+            host.stay(why)
             self._direct = None
             return
         segment = replace(
@@ -282,12 +286,11 @@ class Run:
                 feed=host.maker.feed,
             )
         except Exception as error:  # noqa: BLE001 whatever the user's functions raise
-            host.stays = str(error) or type(error).__name__
-            host.moves.append(Move(name, "inline", kind, "failed", host.stays))
+            host.stay(str(error) or type(error).__name__, kind, "failed")
             self._direct = None
             return
         workers.moves.extend(host.moves)
-        if host.collate_moves and not direct.repack:
+        if host.collate.repeats() and not direct.repack:
             workers.engine.segments[0].connector.keeps_nothing()
         if direct.iterable:
             self._direct = None  # its reader keeps its place, and cannot come back
@@ -299,7 +302,7 @@ class Run:
         host, engine = self.host, self.host.engine
         if self._direct is None or engine is None:
             return
-        self._far = False
+        self._kind = "trainer"
         (segment,) = as_now(engine.segments)
         self._watch = None
         program = self._direct.segments[0].program
@@ -316,7 +319,7 @@ class Run:
             segment.executor == "inline" or segment.recipe.name not in chosen
             for segment in engine.segments
         )
-        if self._far or not here:
+        if self._kind == "process" or not here:
             subjects = [each for s in chosen.values() for each in s.subjects]
             collate = self._collate
             # One that keeps state runs in the trainer, and changes by itself.
@@ -324,43 +327,41 @@ class Run:
             self._watch = ChangeWatch(subjects)
 
     def _taken(self) -> Delivery | None:
-        host = self.host
-        return host.next() if self._lane is None else self._lane.next(host)
+        lane = self._lane
+        return self.host.next() if lane is None else lane.next(self.host)
 
     def _watched(self) -> Delivery | None:
         """Return the next batch, made of the data as the loop has left it."""
-        cursor = self._place()
+        cursor, watch, why = self._next_cursor(), self._watch, ""
+        assert watch is not None
         try:
             delivery = self._taken()
-            why = "" if delivery is None else self._changed()
+            if delivery is None:
+                return None
         except (BudgetError, WorkerError):
             raise
         except Exception as error:
             if self._closed or not is_of_worker(error):
                 raise
             said = f"{type(error).__name__}: {error}".partition("\n")[0]
-            why = self._changed() or FAILED.format(said)
+            why = FAILED.format(said)
+        if (path := watch.changed()) is not None:
+            why = CHANGED.format(path)
         if why:
             # Out of the handler: the trainer's own error has no other one before it.
             self._come_home(cursor, why)
             return self._taken()
         return delivery
 
-    def _changed(self) -> str:
-        """Return that the loop has changed what samples are made of, or nothing."""
-        path = self._watch and self._watch.changed()
-        return "" if path is None else CHANGED.format(path)
-
-    def _place(self) -> Cursor:
+    def _next_cursor(self) -> Cursor:
         """Return where the loop goes on.
 
         A state leads to a batch that has failed; the loop has its error, and goes on
         after it.
         """
         recipe, engine, cursor = self._recipe, self.host.engine, self.cursor
-        if recipe.repack or recipe.drawn or self._lane is not None or engine is None:
-            return cursor
-        if cursor.step == engine.head:
+        own = recipe.repack or recipe.drawn or self._lane is not None
+        if own or engine is None or cursor.step == engine.head:
             return cursor
         return recipe.planned.cursor_after(recipe.planned.batch(engine.head - 1))
 
@@ -370,7 +371,8 @@ class Run:
         self._watch, self._chosen, self._stays = None, {}, why
         if self._lane is not None:
             self._lane.drop()
-        segments = self._home.segments if self._far else self._segments_now()
+        away = self._kind == "process"
+        segments = self._home.segments if away else self._segments_now()
         of_ours = [s for s in segments if s.name in chosen]
         moved = next((s for s in of_ours if s.executor != "inline"), of_ours[0])
         home = tuple(
@@ -378,20 +380,13 @@ class Run:
             for s in segments
         )
         direct, self._direct, self._workers = self._direct, None, None
-        self._far = False
+        self._kind = "trainer"
         self._recipe = replace(direct or self._recipe, segments=home)
         host = self._start_again(cursor, alone=direct is not None)
         host.moves.append(Move(moved.name, moved.executor, "inline", "moved", why))
         if isinstance(host, DirectHost):
             host.stays = why
-        self._wanted = self._kind
-
-    def _start_over(self, cursor: Cursor) -> None:
-        """Give workers the present data, which has changed between two epochs."""
-        if not self._recipe.options.persistent_workers:
-            return  # they are forked again for each epoch
-        self._recipe = replace(self._recipe, segments=self._segments_now())
-        self._start_again(cursor)
+        self._wanted = self._kind  # last: no later request may undo it
 
     def _segments_now(self) -> tuple[SegmentRecipe, ...]:
         """Return recipes that start as the segments are now."""
@@ -409,26 +404,21 @@ class Run:
         assert engine is not None
         recipe = self._home
         quiet: AbstractContextManager[None] = nullcontext()
-        if not self._far:
+        leaves = self._kind == "trainer"
+        if leaves:
             check_may_leave(data, engine.segments, self._collate)
             self._home = replace(self._recipe, segments=self._segments_now())
             recipe = in_children(self._home)
             quiet = engine.still()  # a fork copies the locks that threads hold
         with quiet:
             after = TrainerHost(recipe, self._byte_budget, before.cursor, trainer)
-        self._far, self._recipe = not self._far, recipe
+        # Not what is wanted: that may have changed meanwhile.
+        self._kind, self._recipe = "process" if leaves else "trainer", recipe
         with ExitStack() as undo:
             undo.callback(after.close)  # even if Ctrl-C interrupts
             before.close()
             undo.pop_all()
         return after
-
-    @property
-    def _kind(self) -> str:
-        return "process" if self._far else "trainer"
-
-    def _want(self, kind: str) -> None:
-        self._wanted = kind
 
     # The tuner's side: the plant that it tunes
 
@@ -471,11 +461,11 @@ class Run:
         host = Knob(
             NAME,
             "host",
-            0,
-            0,
-            all(segment.tunable for segment in self._recipe.segments),
-            lambda: self._wanted,
-            self._want,
+            lower=0,
+            upper=0,
+            tunable=all(segment.tunable for segment in self._recipe.segments),
+            read=lambda: self._wanted,
+            write=partial(setattr, self, "_wanted"),
             choices=("trainer", "process"),
         )
         return (*knobs, host)
@@ -512,11 +502,11 @@ class Run:
         knob = Knob(
             recipe.name,
             "executor",
-            0,
-            0,
-            recipe.tunable,
-            read,
-            write,
+            lower=0,
+            upper=0,
+            tunable=recipe.tunable,
+            read=read,
+            write=write,
             choices=("inline", *kinds),
         )
         return (*(each for each in knobs if each.name != "executor"), knob)
@@ -569,14 +559,15 @@ class Run:
             caches=caches,
             segments=segments,
             host=host.kind,
-            contention=self.contention.found,
+            contention=self.contention.comparison,
             moves=self._moves,
             face="DataLoader" if recipe.drawn else "Pipeline",
         )
 
     def is_free(self) -> bool:
         """Whether no thread, this one included, is stuck holding a lock of ours."""
-        return self.host.is_free()
+        engine = self.host.engine
+        return engine is None or engine.is_free()
 
     def close(self) -> None:
         """Stop everything. Idempotent."""

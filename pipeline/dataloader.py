@@ -41,8 +41,8 @@ from .sources.source import length_of, warn_of
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
-    from ..engine.observe.trainer_meter import TrainerMeter
     from ..engine.run import Run
+    from ..engine.trainer_cost import TrainerMeter
     from .torch_workers import ShareWatch
 
 BYPASSED = (
@@ -316,7 +316,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
 
         If torch's own workers load, only the time that the trainer waits is known.
         """
-        from ..engine.observe.trainer_meter import TrainerMeter
+        from ..engine.trainer_cost import TrainerMeter
 
         meter = self._torchs_meter
         if meter is None and self._why_torchs() is None:
@@ -401,7 +401,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         return next((why for why, applies in reasons.items() if applies), None)
 
     def _iterate_torchs(self, drawing: Drawing) -> Iterator[Any]:
-        from ..engine.observe.trainer_meter import TrainerMeter
+        from ..engine.trainer_cost import TrainerMeter
         from .torch_workers import ShareWatch, TorchsRow, resumed, tell_of_cuda
 
         if self.num_workers:

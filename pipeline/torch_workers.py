@@ -21,8 +21,8 @@ import torch
 from torch.utils.data._utils import worker as torchs
 
 from .. import config
-from ..engine.observe.trainer_meter import TrainerMeter
 from ..engine.plan import Drawing
+from ..engine.trainer_cost import TrainerMeter
 from ..engine.witness.hazards import find_on_device
 from ..errors import StateError
 from .session import at_exit, looping_threads, rank_of_process, torchs_rows

@@ -28,8 +28,8 @@ Journeys = dict[str, frozenset[str]]
 """The modules of each journey, by its name."""
 
 LOOK = "penstock.autotune.tuner", "step"
-SET = "penstock.engine.observe.knob", "set"
-ASKED = "penstock.engine.program.operations", "_now"
+SET = "penstock.engine.observe.observation", "set"
+ASKED = "penstock.engine.program.cached", "_now"
 """Where a decision begins and ends, and where a cache is asked: module and function."""
 STRETCHES, STEPS = 4, 24
 WARM_STEPS = 100

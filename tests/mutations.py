@@ -79,7 +79,6 @@ CORE = "engine/core/core.py"
 BUDGET = "engine/core/in_flight.py"
 ORDER = "engine/plan/order.py"
 PLAN = "engine/plan/plan.py"
-TIMELINE = "engine/plan/timeline.py"
 TRIAL = "autotune/trial.py"
 CURVE = "autotune/policies/curve.py"
 
@@ -87,8 +86,12 @@ TESTS = {
     CORE: ("engine/core/test_core.py", "engine/core/test_core_machine.py"),
     BUDGET: ("engine/core/test_byte_budget.py", "engine/core/test_core_machine.py"),
     ORDER: ("engine/plan/test_order.py", "engine/plan/test_permutation.py"),
-    PLAN: ("engine/plan/test_plan.py", "engine/plan/test_cursor.py"),
-    TIMELINE: ("engine/plan/test_timeline.py", "engine/plan/test_schedule.py"),
+    PLAN: (
+        "engine/plan/test_timeline.py",
+        "engine/plan/test_plan.py",
+        "engine/plan/test_cursor.py",
+        "engine/plan/test_schedule.py",
+    ),
     TRIAL: ("autotune/test_trial.py", "autotune/test_noise.py"),
     CURVE: ("autotune/test_curve.py", "autotune/test_bottleneck_law.py"),
 }
@@ -145,15 +148,15 @@ MUTATIONS = [
     Mutation(ORDER, "np.diff(keys[places])) + 1", "np.diff(keys[places]))"),
     Mutation(PLAN, "min(max(n_global - first, 0), n_rows)", "min(n_global - first, n_rows)"),
     Mutation(PLAN, "n_local * ranks / n_global", "n_local / n_global"),
-    Mutation(PLAN, "rows %= span.n_true", "rows = np.minimum(rows, span.n_true - 1)"),
+    Mutation(PLAN, "rows %= n_true", "rows = np.minimum(rows, n_true - 1)"),
     Mutation(PLAN, "if cursor.batch > steps or cursor", "if cursor"),
     Mutation(PLAN, "is timeline.run_at(epoch, stop - 1)", "is not None"),
     # Where a batch starts
-    Mutation(TIMELINE, "self.locate(change.value - 1)", "self.locate(change.value)"),
-    Mutation(TIMELINE, "return (epoch, batch) if inside else (epoch + 1, 0)", "return epoch, batch"),
-    Mutation(TIMELINE, "(epoch - self.epoch - 1) * self.per_epoch", "(epoch - self.epoch) * self.per_epoch"),
-    Mutation(TIMELINE, "end = min(place.position, self.epoch_length)", "end = place.position"),
-    Mutation(TIMELINE, "change.value > now,", "change.value >= now,"),
+    Mutation(PLAN, "self.locate(change.value - 1)", "self.locate(change.value)"),
+    Mutation(PLAN, "return (epoch, batch) if inside else (epoch + 1, 0)", "return epoch, batch"),
+    Mutation(PLAN, "(epoch - self.epoch - 1) * self.per_epoch", "(epoch - self.epoch) * self.per_epoch"),
+    Mutation(PLAN, "end = min(place.position, self.epoch_length)", "end = place.position"),
+    Mutation(PLAN, "change.value > now,", "change.value >= now,"),
     # What is kept, and tried next
     Mutation(TRIAL, "change > max(WORSE, STANDARD_ERRORS * error)", "change > WORSE"),
     Mutation(TRIAL, "if len(self.after) < MIN_FOR_RELEASE:", "if not self.after:"),

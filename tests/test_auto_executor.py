@@ -19,7 +19,7 @@ import pytest
 
 import penstock as ps
 from penstock.autotune import tuner
-from penstock.engine import auto_executor
+from penstock.engine import recipe
 from penstock.engine.engine import Engine
 from penstock.engine.far.slabs import block_at
 from penstock.engine.segment import Kind
@@ -265,7 +265,7 @@ def test_workers_are_not_blamed_for_the_trainers_absence(
 def test_a_cheap_function_stays_inline_without_a_probe(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(auto_executor, "WORTH_WORKERS_NS", 10**12)  # any is cheap
+    monkeypatch.setattr(recipe, "WORTH_WORKERS_NS", 10**12)  # any is cheap
     with ps.Pipeline.from_dataset(range(2_000)).batch(32) as pipe:
         for _ in pipe:
             assert not [t for t in threading.enumerate() if "gil probe" in t.name]

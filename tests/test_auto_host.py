@@ -13,8 +13,8 @@ import penstock as ps
 from penstock.autotune import tuner
 from penstock.autotune.policies.kinds import Kinds
 from penstock.autotune.trial import Trial, Verdict
-from penstock.engine import auto_executor, contention
-from penstock.engine.hosts import TrainerHost
+from penstock.engine import recipe, trainer_cost
+from penstock.engine.feed import TrainerHost
 from penstock.engine.observe.observation import ContentionObservation
 from penstock.engine.run import Run
 from support.datasets import Numbers
@@ -80,7 +80,7 @@ def host_once_measured(pipe: ps.Pipeline, step: Any) -> str:
     for _ in pipe:
         step()
         run = run_of(pipe)
-        after -= run.contention.found is not None
+        after -= run.contention.comparison is not None
         if after <= 0:
             return run.read().host
         assert time.monotonic() < deadline_s
@@ -96,8 +96,8 @@ def _tuned(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choose threads for any work, and measure and decide from the first steps on."""
-    monkeypatch.setattr(auto_executor, "WORTH_WORKERS_NS", 0)
-    monkeypatch.setattr(contention, "SHARE", 0.5)
+    monkeypatch.setattr(recipe, "WORTH_WORKERS_NS", 0)
+    monkeypatch.setattr(trainer_cost, "SHARE", 0.5)
     monkeypatch.setattr(tuner, "CONTROL_S", 0.05)
 
 
@@ -105,7 +105,7 @@ def always_moved(monkeypatch: pytest.MonkeyPatch, *, kept: bool) -> None:
     """Make every measurement lead to a move, and every trial end as requested."""
     wanted = Verdict.KEEP if kept else Verdict.ROLL_BACK
     found = ContentionObservation(20.0, 10.0, certain=True)
-    monkeypatch.setattr(contention, "compare", lambda *_, **__: found)
+    monkeypatch.setattr(trainer_cost, "compare", lambda *_, **__: found)
     monkeypatch.setattr(Trial, "verdict", lambda *_: wanted)
     monkeypatch.setattr(Kinds, "other_executor", lambda *_, **__: ())
     monkeypatch.setattr(Kinds, "unprobed", lambda *_: False)
@@ -150,7 +150,7 @@ def test_without_autotune_the_engine_stays_and_its_cost_is_measured() -> None:
             assert time.monotonic() < deadline_s
             if run.contention._looks:  # noqa: SLF001 what looks have found
                 break
-        assert run.contention.found is not None
+        assert run.contention.comparison is not None
 
 
 @pytest.mark.usefixtures("soon")
@@ -301,7 +301,7 @@ def test_a_loop_that_is_left_while_the_engine_is_paused_ends_at_once(
 def test_an_epoch_that_ends_while_the_engine_is_paused_is_followed_by_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(contention, "KNOWN", 1 << 30)
+    monkeypatch.setattr(trainer_cost, "KNOWN", 1 << 30)
     paused: list[bool] = []
     while not any(paused):
         for batches in range(29, 33):

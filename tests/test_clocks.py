@@ -25,8 +25,8 @@ TURNED = {
     "autotune/test_simulated.py": "a simulated plant's clock",
     "autotune/test_tuner.py": "a simulated plant's clock",
     "engine/core/test_metrics.py": "times that the test gives the meter",
-    "engine/test_contention.py": "a clock that the test turns",
     "engine/observe/test_monitor.py": "times that the test gives the monitor",
+    "engine/test_trainer_cost.py": "a clock that the test turns",
     "system/test_file_locks.py": "a clock that the test turns",
     "test_time_limit.py": "a clock that the test turns",
 }

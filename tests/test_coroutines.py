@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.engine.observe.knob import Knob
+from penstock.engine.observe.observation import Knob
 from support.coroutines import hand_on, pipe_of
 from support.datasets import KINDS, Counting, Numbers, Sample
 from support.functions import augment, digest, indices

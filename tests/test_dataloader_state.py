@@ -87,6 +87,30 @@ def test_a_state_knows_an_order_that_is_drawn_after_the_loop_began(
     assert sorted(torch.cat(seen + rest).tolist()) == list(range(LENGTH))
 
 
+class OwnIterator:
+    """A sampler of batches that is its own iterator; `iter` begins it again."""
+
+    def __iter__(self) -> Self:
+        order = torch.randperm(LENGTH)
+        self.batches = iter(order.split(BATCH))
+        return self
+
+    def __next__(self) -> list[int]:
+        return next(self.batches).tolist()
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_a_state_before_the_first_batch_does_not_begin_the_order_again(
+    *, tuned: bool
+) -> None:
+    ps.set_enable_autotune(tuned)
+    data: Any = range(LENGTH)
+    loader: Any = DataLoader(data, batch_sampler=OwnIterator(), num_workers=0)
+    batches = iter(loader)
+    loader.state_dict()
+    assert sorted(torch.cat(list(batches)).tolist()) == list(range(LENGTH))
+
+
 class Refusing(torchs.Sampler[int]):
     """A sampler that cannot begin."""
 

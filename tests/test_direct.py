@@ -15,9 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.engine import hosts, makers, run
+from penstock.engine import makers, run
 from penstock.engine.core import connector
-from penstock.engine.hosts import DirectHost, TrainerHost
+from penstock.engine.makers import DirectHost
+from penstock.engine.feed import TrainerHost
+from penstock.engine import makers, run
+from penstock.engine.core import metrics
+from penstock.engine.feed import TrainerHost
+from penstock.engine.makers import DirectHost
 
 LENGTH = 40
 
@@ -164,7 +169,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     turned = Clock()
-    for module in (hosts, makers, connector, run):
+    for module in (makers, connector, run):
         monkeypatch.setattr(module, "time", turned)
     return turned
 

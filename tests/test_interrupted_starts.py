@@ -16,7 +16,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.far.child import Child
 from penstock.engine.far.fork_server import ForkServer
 from penstock.engine.far.pools import FarPools
-from penstock.engine.hosts import TrainerHost
+from penstock.engine.feed import TrainerHost
 from penstock.engine.run import Run
 
 STARTS = (

@@ -19,7 +19,7 @@ import pytest
 
 import penstock as ps
 from penstock.autotune.explain import explain
-from penstock.engine.observe.knob import Knob
+from penstock.engine.observe.observation import Knob
 from penstock.system.resources import Budget
 
 LENGTH = 4_000

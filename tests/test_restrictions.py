@@ -27,8 +27,13 @@ from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw
 from penstock.autotune.tuner import Tuner
 from penstock.engine import in_children
-from penstock.engine.observe.knob import Knob, Restriction
-from penstock.engine.observe.observation import Move, Observation, TrainerObservation
+from penstock.engine.observe.observation import (
+    Knob,
+    Move,
+    Observation,
+    Restriction,
+    TrainerObservation,
+)
 from penstock.system.resources import Budget
 from support.windows import DECODE, READ, ROOMY, computing, starved
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from math import inf, sqrt
 
-from ...engine.observe.knob import KnobName
-from ...engine.observe.observation import ratio
+from ...engine.observe.observation import KnobName, ratio
 from ..situation import DecisionOutcome
 from ..thresholds import WORTH
 

@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ...engine.auto_executor import WORTH_WORKERS_NS
 from ...engine.in_children import MANY_CORES
 from ...engine.observe.observation import Observation, SegmentObservation, ratio
+from ...engine.recipe import WORTH_WORKERS_NS
 from ...system.printing import figures
 from .. import phrases
 from ..situation import Decision, DecisionOutcome, KnobKey, Situation

@@ -23,11 +23,11 @@ from ...errors import SampleError
 from ..batch.buffer import FailedBatch, Finished
 from ..core.in_flight import ByteBudget, Chunk, Failure, InFlightBatch, Outcome
 from ..engine import Engine
-from ..observe.trainer_meter import TrainerMeter
 from ..plan import AssignedPlan, PlannedBatch
 from ..program.program import Unread, Watch
 from ..program.randomness import mixed, seed_global_generators
 from ..recipe import Recipe, SegmentRecipe
+from ..trainer_cost import TrainerMeter
 from ..witness.witness import Witness
 from ..workers import Kind, Watches, no_watch
 from .handover import loads, travel

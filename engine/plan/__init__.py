@@ -1,19 +1,18 @@
 """What is loaded and when, decided in advance: pure, and O(1) in the dataset.
 
     order.py        Order: which sample is at which position of an epoch, shuffled by a
-                    Shuffle, a permutation with random access
-    timeline.py     Schedule: batch size, image size, learning rate, momentum by place;
-                    Timeline: batch numbers to positions and back, across sizes
-    group_shuffle.py
-                    GroupShuffle: shards first, then the samples of a few of them
-    part_shuffle.py PartShuffle: each rank reads its own part of the data
+                    Shuffle, a permutation with random access;
+                    BatchPlan: the stamp that a batch carries; Planning: what an engine
+                    asks; AssignedPlan: the work of a worker process, as it comes
+    shuffles.py     GroupShuffle: shards first, then the samples of a few of them;
+                    PartShuffle: each rank reads its own part of the data
     buckets.py      Buckets: samples of similar length together; BudgetTimeline:
                     batches of a number of tokens
     shard.py        Shard: this rank's part of a global batch
-    plan.py         Plan: all of these together, by step
-    batch_plan.py   BatchPlan: the stamp that a batch carries
-    cursor.py       Cursor: where the next batch starts, and its state dict
-    assigned.py     AssignedPlan: the work of a worker process, as it comes
+    plan.py         Schedule: batch size, image size, learning rate, momentum by place;
+                    Timeline: batch numbers to positions and back, across sizes;
+                    Plan: all of these together, by step;
+                    Cursor: where the next batch starts, and its state dict
     drawn.py        DrawnPlan: batches drawn by torch's samplers, not pure, not O(1);
                     Drawing: the origin of their order, and its state dict
 
@@ -22,17 +21,31 @@ Other packages use only the names below.
 
 from __future__ import annotations
 
-from .assigned import AssignedPlan
-from .batch_plan import BatchPlan, Context
 from .buckets import Buckets, Lengths
-from .cursor import Cursor, read_state
 from .drawn import Drawing, DrawnPlan, as_yielded
-from .group_shuffle import group_shuffle
-from .order import Order, PlannedBatch, Planning, Rows, Shuffle
-from .part_shuffle import shuffled_by_part
-from .plan import Plan, Tail
+from .order import (
+    AssignedPlan,
+    BatchPlan,
+    Context,
+    Order,
+    Place,
+    PlannedBatch,
+    Planning,
+    Rows,
+    Shuffle,
+)
+from .plan import (
+    Change,
+    ConstantSchedule,
+    Cursor,
+    Plan,
+    Schedule,
+    Setting,
+    Tail,
+    read_state,
+)
 from .shard import Shard
-from .timeline import Change, ConstantSchedule, Place, Schedule, Setting
+from .shuffles import group_shuffle, shuffled_by_part
 
 __all__ = [
     "AssignedPlan",

@@ -16,18 +16,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import SpecError, check
-from .group_shuffle import GroupShuffle
 from .order import (
     Numbers,
     Order,
+    Place,
     Recent,
     Rows,
     Shuffle,
+    Span,
     by_key,
     drawn_order,
     sealed,
 )
-from .timeline import Place, Span
+from .shuffles import GroupShuffle
 
 KEPT_WINDOWS = 4
 """Recently planned windows that are kept: a prefetching engine moves between a few."""
@@ -146,11 +147,9 @@ class Buckets:
         def at(window: int, positions: Numbers) -> Numbers:
             start = window * self.span
             planned = self.planned(int(rows.rounds[0]), window)
-            found: Numbers = start + planned.places[positions - start]
-            return found
+            return start + planned.places[positions - start]
 
-        found = by_key(rows.indices // self.span, rows.indices, at)
-        return Rows(found, rows.rounds)
+        return Rows(by_key(rows.indices // self.span, rows.indices, at), rows.rounds)
 
     def planned(self, epoch: int, window: int) -> PlannedWindow:
         """Return the batches of a window; safe in any thread."""
@@ -164,7 +163,7 @@ class Buckets:
         places = np.argsort(-lengths, kind="stable")
         ends = self._cut(lengths[places])
         steps = self.before.steps
-        seeds = [s.seed for s in steps if isinstance(s, (Shuffle, GroupShuffle))]
+        seeds = [s.seed for s in steps if isinstance(s, Shuffle | GroupShuffle)]
         if not seeds:
             return PlannedWindow(places, ends)
         key = f"penstock buckets, seed {seeds[-1]}, epoch {epoch}, window {window}"
@@ -220,8 +219,7 @@ class BudgetTimeline:
     """Empty: no batch's size is known in advance."""
 
     def __init__(self, buckets: Buckets) -> None:
-        self.epoch_length = buckets.length
-        self._buckets = buckets
+        self.epoch_length, self._buckets = buckets.length, buckets
         self._counted: Recent[tuple[int, ...]] = Recent(KEPT_EPOCHS)
         self._first: dict[int, int] = {0: 0}
         """By epoch: batches before it."""

@@ -11,7 +11,6 @@ import base64
 import binascii
 import contextlib
 import hashlib
-import itertools
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
@@ -22,9 +21,8 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import SpecError, StateError
-from .batch_plan import BatchPlan
-from .cursor import CURE, Cursor, count
-from .order import GOLDEN, PlannedBatch, Planning, Rows, objects
+from .order import GOLDEN, BatchPlan, PlannedBatch, Planning, Rows, objects
+from .plan import CURE, Cursor, count
 
 VERSION = 1
 
@@ -125,9 +123,8 @@ class Drawing:
     def end(self) -> None:
         """End the epoch: the next one has not begun."""
         self.epoch, self.batch, self.torchs, self.own = self.epoch + 1, 0, None, None
-        self.seed = None
-        self.whole, self.data, self.dataset, self.later = False, None, None, None
-        self.keeper = self.owner = None
+        self.seed = self.data = self.dataset = self.later = None
+        self.whole, self.keeper, self.owner = False, None, None
 
     def to_state(self) -> dict[str, object]:
         """Return it as JSON values.
@@ -138,9 +135,7 @@ class Drawing:
         """
         if self.undrawn is not None and (order := self.undrawn()) is not None:
             order.begin()
-        now = self.now
-        if now is None:
-            now = _digest(torch.default_generator.get_state())
+        here = torch.default_generator.get_state()
         return {
             "version": VERSION,
             "kind": "drawn",
@@ -150,7 +145,7 @@ class Drawing:
             "generator": _text(self.own),
             "base": self.base,
             "seed": self.seed,
-            "now": now,
+            "now": _digest(here) if self.now is None else self.now,
             "workers": self.workers,
             "data": self.data if self.keeper is None else self.keeper.state_dict(),
             "dataset": self.dataset,
@@ -172,17 +167,19 @@ class Drawing:
                 " load it with the release of penstock that wrote it"
             )
         return cls(
-            count("epoch", state.get("epoch")),
-            count("batch", state.get("batch")),
-            _read("torch", state.get("torch")),
-            _read("generator", state.get("generator")),
-            None if (n := state.get("base")) is None else count("base", n),
-            None if (n := state.get("seed")) is None else count("seed", n),
-            str(state.get("now") or ""),
-            None if (n := state.get("workers")) is None else count("workers", n),
-            state.get("data"),
-            state.get("dataset"),
-            state.get("later"),
+            epoch=count("epoch", state.get("epoch")),
+            batch=count("batch", state.get("batch")),
+            torchs=_read("torch", state.get("torch")),
+            own=_read("generator", state.get("generator")),
+            base=None if (n := state.get("base")) is None else count("base", n),
+            seed=None if (n := state.get("seed")) is None else count("seed", n),
+            now=str(state.get("now") or ""),
+            workers=None
+            if (n := state.get("workers")) is None
+            else count("workers", n),
+            data=state.get("data"),
+            dataset=state.get("dataset"),
+            later=state.get("later"),
         )
 
 
@@ -210,6 +207,9 @@ class LateOrder(Iterator[Any]):
         self._drawing, self._seed, self._generator = drawing, seed, generator
         self._before: object = _states(generator)
         """The generators' states after the seed; None once the order has begun."""
+        self._first: list[Any] = []
+        self._error: Exception | None = None
+        """The first batch, or what the sampler raised instead, if drawn early."""
         drawing.undrawn = weakref.ref(self)
 
     def begin(self) -> None:
@@ -219,12 +219,11 @@ class LateOrder(Iterator[Any]):
         """
         if self._before is None:
             return
+        # Not by itertools: a sampler's `iter` might draw another order.
         try:
-            first = list(itertools.islice(self, 1))
+            self._first = [next(self)]
         except Exception as error:  # noqa: BLE001 whatever the user's sampler raises
-            self._batches = _raising(error)
-        else:
-            self._batches = itertools.chain(first, self._batches)
+            self._error = error
 
     def __next__(self) -> Any:
         if self._before is not None:
@@ -232,17 +231,14 @@ class LateOrder(Iterator[Any]):
                 self._drawing.note(self._generator)
                 self._drawing.seed = self._seed
             self._before = None
-        return next(self._batches)
-
-
-def _raising(error: Exception) -> Iterator[Any]:
-    raise error
-    yield
+        if (error := self._error) is not None:
+            self._error = None
+            raise error
+        return self._first.pop() if self._first else next(self._batches)
 
 
 def _states(generator: torch.Generator | None) -> list[bytes]:
-    known = filter(None, (torch.default_generator, generator))
-    return [_bytes(each) for each in known]
+    return [_bytes(each) for each in (torch.default_generator, generator) if each]
 
 
 def _bytes(generator: torch.Generator) -> bytes:
@@ -290,7 +286,7 @@ EMPTY = (
 class DrawnPlan(Planning):
     """The batches of the current epoch.
 
-    `begin`, `draw` and `take` belong to the trainer's thread; any thread may call
+    `begin`, `draw` and `draw_batch` belong to the trainer's thread; any thread may call
     `batch` and `rows`. Steps continue over all epochs, as workers do.
 
     Args:
@@ -386,7 +382,7 @@ class DrawnPlan(Planning):
             self._kept += 1
         return self.stop > before
 
-    def take(self, step: int) -> tuple[BatchPlan, Any] | None:
+    def draw_batch(self, step: int) -> tuple[BatchPlan, Any] | None:
         """Return the batch of this step, with indices as the sampler yielded them.
 
         An iterator becomes a list; at the end there is None. For a trainer that loads
@@ -411,8 +407,7 @@ class DrawnPlan(Planning):
     def seeds(self, plan: BatchPlan) -> list[int]:
         """Return the seeds of a batch's samples."""
         positions = np.arange(plan.start, plan.start + plan.n_rows)
-        found: list[int] = seeds(self.seed, positions).tolist()
-        return found
+        return [*seeds(self.seed, positions).tolist()]
 
     def _next(self) -> Iterable[Any] | None:
         first, self._first_batch = self._first_batch, None

@@ -8,19 +8,106 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import SpecError, check, checked_seed
-from .batch_plan import BatchPlan
 
 LONGEST = 2**63 - 1
 Numbers: TypeAlias = NDArray[np.int64]
 Value = TypeVar("Value")
+
+
+class Context(NamedTuple):
+    """What a function that takes `ctx` receives; the same for a whole batch."""
+
+    epoch: int
+    step: int
+    """Global: counted over all epochs."""
+    image_size: int | None
+    """Pixels per side; None if no schedule sets it."""
+    strength: float | None = None
+    """Strength of augmentation; None if no schedule sets it."""
+
+
+class BatchPlan(NamedTuple):
+    """One rank's view of one global batch."""
+
+    epoch: int
+    step: int
+    """Global: counted over all epochs."""
+    batch: int
+    """Its number within its epoch."""
+    start: int
+    """Its first position within its epoch."""
+    last: bool
+    """Whether it is the last batch of its epoch."""
+    n_global: int
+    """Samples that count, over all ranks."""
+    n_rows: int
+    """Rows that this rank delivers, including padding."""
+    n_local: int
+    """Samples among them that count: the first `n_local` rows. May be 0."""
+    loss_weight: float
+    """Factor on this rank's mean loss that makes the mean over ranks exact.
+
+    Data-parallel training averages gradients over `world` ranks as if each had the same
+    number of samples. With w_r = n_local_r * world / n_global,
+    (1 / world) * sum_r(w_r * mean_r) = sum_r(sum of losses of r) / n_global:
+    the mean over the global batch. It is 1.0 if all ranks have equally many.
+    """
+    image_size: int | None
+    """Pixels per side; None if no schedule sets it."""
+    lr_mult: float
+    """Factor on the learning rate."""
+    momentum: float | None
+    """None leaves the optimiser's own."""
+    substituted: tuple[int, ...] = ()
+    """Rows of this rank that hold another sample because their own failed."""
+    strength: float | None = None
+    """Strength of augmentation; None if no schedule sets it."""
+
+    @property
+    def padded(self) -> int:
+        """Rows at the end that repeat others and do not count."""
+        return self.n_rows - self.n_local
+
+    @property
+    def ctx(self) -> Context:
+        """The value of `ctx` for functions that take it."""
+        return Context(self.epoch, self.step, self.image_size, self.strength)
+
+
+class Place(NamedTuple):
+    """Where a batch starts: all that a schedule may depend on."""
+
+    epoch: int
+    position: int
+    """Positions of the epoch before it."""
+    step: int
+    """Batches before it, over all epochs."""
+    epoch_length: int
+    """Positions in every epoch."""
+
+    @property
+    def samples(self) -> int:
+        """Positions before it, over all epochs, including dropped tails."""
+        return self.epoch * self.epoch_length + self.position
+
+
+class Span(NamedTuple):
+    """The positions of one global batch."""
+
+    place: Place
+    stop: int
+    """One past its last position; it has `stop - place.position` samples."""
+    size: int
+    """The global size that applies; an epoch's tail has fewer samples."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,8 +162,13 @@ class PlannedBatch:
     """A sample for each row, if they were begun elsewhere."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fields = self.plan, self.rows, self.first_row, self.whole, self.inputs
-        return PlannedBatch, fields
+        return PlannedBatch, (
+            self.plan,
+            self.rows,
+            self.first_row,
+            self.whole,
+            self.inputs,
+        )
 
 
 class Planning(Protocol):
@@ -91,6 +183,36 @@ class Planning(Protocol):
         So it is where a sampler decides the sizes, and where the trainer knows them.
         """
         return ""
+
+
+class AssignedPlan(Planning):
+    """Batches, or rows of some, numbered as they come. The engine's lock guards it."""
+
+    def __init__(self) -> None:
+        self.stop = 0
+        """Number of assignments received."""
+        self.oldest = 0
+        """Number of the oldest one that is not done."""
+        self._waiting: deque[tuple[PlannedBatch, int]] = deque()
+
+    def add(self, planned: PlannedBatch, seed: int) -> None:
+        """Plan to make these rows next; `seed` is of their collate_fn's draws."""
+        self._waiting.append((planned, seed))
+        self.stop += 1
+
+    def planned(self, number: int) -> PlannedBatch:
+        """Return an assignment that is not done."""
+        return self._waiting[number - self.oldest][0]
+
+    @property
+    def seed(self) -> int:
+        """Seed of the draws of the collate_fn for the oldest assignment."""
+        return self._waiting[0][1]
+
+    def forget(self) -> None:
+        """Note that the oldest assignment is done."""
+        self._waiting.popleft()
+        self.oldest += 1
 
 
 class Step(Protocol):
@@ -225,8 +347,7 @@ class Order:
         Raises:
             SpecError: `length` is not an int >= 1.
         """
-        cure = "pass a dataset that has samples"
-        return cls(whole("length", length, LONGEST, cure))
+        return cls(whole("length", length, LONGEST, "pass a dataset that has samples"))
 
     @property
     def epoch_length(self) -> int:
@@ -267,7 +388,21 @@ class Order:
             SpecError: there are none, they are not integers, or one is outside
                 [0, epoch_length).
         """
-        chosen = selection(indices, self.epoch_length)
+        given, length = np.asarray(indices), self.epoch_length
+        check(given.size, "`indices` must not be empty; select at least one sample")
+        check(
+            given.ndim == 1 and given.dtype.kind in "iu",
+            f"`indices` must be integers [N], got {given.dtype} {list(given.shape)}; "
+            "turn a mask into indices with numpy.flatnonzero(mask)",
+        )
+        outside = np.flatnonzero((given < 0) | (given >= length))
+        if outside.size:
+            place = int(outside[0])
+            raise SpecError(
+                f"`indices` must be >= 0 and < {length}, the number of samples, got "
+                f"{given[place]} at place {place}; leave out indices without a sample"
+            )
+        chosen = given.astype(np.int64)
         return self.then(Select(chosen, sealed(chosen)))
 
     def rows(self, epoch: int, start: int, stop: int) -> Rows:
@@ -351,29 +486,6 @@ def whole(name: str, value: int, most: int, cure: str) -> int:
         rule = ">= 1" if number < 1 else f"<= {most}"
         raise SpecError(f"`{name}` must be an int {rule}, got {value!r}; {cure}")
     return number
-
-
-def selection(indices: Sequence[int] | NDArray[np.integer], length: int) -> Numbers:
-    """Return `indices` as a copy, `int64 [N]`.
-
-    Raises:
-        SpecError: there are none, they are not integers, or one is out of range.
-    """
-    given = np.asarray(indices)
-    check(given.size, "`indices` must not be empty; select at least one sample")
-    check(
-        given.ndim == 1 and given.dtype.kind in "iu",
-        f"`indices` must be integers [N], got {given.dtype} {list(given.shape)}; "
-        "turn a mask into indices with numpy.flatnonzero(mask)",
-    )
-    outside = np.flatnonzero((given < 0) | (given >= length))
-    if outside.size:
-        place = int(outside[0])
-        raise SpecError(
-            f"`indices` must be >= 0 and < {length}, the number of samples, got "
-            f"{given[place]} at place {place}; leave out indices without a sample"
-        )
-    return given.astype(np.int64)
 
 
 # Up to this length the permutation is made by sorting, which is exactly uniform. Over

@@ -1,25 +1,364 @@
-"""The plan: every batch of every epoch as a pure function of its number."""
+"""The plan: every batch of every epoch as a pure function of its number.
+
+What a batch is like is a pure function of its place, never of a clock. A schedule
+answers two questions. `at`: which setting applies to the batch that starts here?
+`next_change`: until where, at least, does its global size hold? The second makes
+lengths and random access exact without walking over the steps: a timeline has the
+batches of all epochs as a few runs of equal size. Whatever does not change the number
+of batches (image size, learning rate, momentum) may differ at every step without
+announcing a change.
+
+A place in the plan is saved as a state: O(1), plain JSON, and the same on every rank.
+
+    {"version": 1, "plan": HASH, "facts": {NAME: int | str},
+     "epoch": int, "batch": int, "step": int, "position": int}
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import accumulate
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 
 from ...errors import SpecError, StateError, check
-from .batch_plan import BatchPlan
 from .buckets import Buckets, BudgetTimeline
-from .cursor import STATE_VERSION, Cursor, read_state
-from .order import Numbers, Order, PlannedBatch, Rows
-from .part_shuffle import PartShuffle, check_parts
+from .order import BatchPlan, Numbers, Order, Place, PlannedBatch, Rows, Span
 from .shard import Shard
-from .timeline import ConstantSchedule, Place, Schedule, Setting, Timeline
+from .shuffles import PartShuffle, check_parts
+
+STATE_VERSION = 1
+"""Increased when states can no longer be read as before."""
+
+Facts = Mapping[str, int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where the next batch starts; after an epoch's last one, that epoch's end."""
+
+    epoch: int
+    batch: int
+    """Batches of the epoch that are consumed."""
+    step: int
+    """Batches consumed over all epochs."""
+    position: int
+    """Positions of the epoch that are consumed."""
+
+
+def read_state(
+    state: Mapping[str, object], plan_hash: str, facts: Facts, *, override: bool = False
+) -> Cursor:
+    """Return the cursor in `state`; with `override`, whatever plan it belongs to.
+
+    Raises:
+        StateError: it is not a state, is damaged, or is of another version or plan.
+    """
+    if not isinstance(state, Mapping):
+        raise StateError(f"a state must be a dict, got {type(state).__name__}; {CURE}")
+    version = state.get("version")
+    if type(version) is not int or version != STATE_VERSION:
+        raise StateError(
+            f"state `version` must be {STATE_VERSION}, got {version!r}; "
+            "load it with the release of penstock that wrote it"
+        )
+    if state.get("plan") != plan_hash and not override:
+        raise StateError(difference(state.get("facts"), facts))
+    return Cursor(*(count(each.name, state.get(each.name)) for each in fields(Cursor)))
+
+
+CURE = "pass what state_dict() returned, whole"
+
+
+def count(name: str, value: object) -> int:
+    """Return `value` if it is an int >= 0.
+
+    Raises:
+        StateError: it is not.
+    """
+    if type(value) is not int or value < 0:
+        raise StateError(f"state `{name}` must be an int >= 0, got {value!r}; {CURE}")
+    return value
+
+
+def difference(saved: object, facts: Facts) -> str:
+    """Describe how the plan of a state differs from this one."""
+    differing = (
+        [
+            f"{name}: saved {saved.get(name)!r}, now {value!r}"
+            for name, value in facts.items()
+            if saved.get(name) != value
+        ]
+        if isinstance(saved, Mapping)
+        else []
+    )
+    if not differing:
+        return f"the state is damaged: its `plan` and `facts` do not agree; {CURE}"
+    return (
+        f"the state belongs to another plan ({'; '.join(differing)}); "
+        "build the pipeline as it was when the state was saved, or continue this one "
+        "from the same sample of the epoch with load_state_dict(state, override=True)"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What applies to one global batch.
+
+    Raises:
+        SpecError: a value is out of its range.
+    """
+
+    global_size: int
+    """Samples over all ranks, >= 1."""
+    image_size: int | None = None
+    """Pixels per side, >= 1; None if the pipeline's own operators decide."""
+    lr_mult: float = 1.0
+    """Factor on the learning rate, >= 0."""
+    momentum: float | None = None
+    """0 to 1; None leaves the optimiser's own."""
+    strength: float | None = None
+    """Strength of augmentation, >= 0; None if nothing sets it."""
+
+    def __post_init__(self) -> None:
+        size, momentum, strength = self.image_size, self.momentum, self.strength
+        for kept, rule in (
+            (
+                self.global_size >= 1,
+                f"`global_size` must be >= 1, got {self.global_size}",
+            ),
+            (
+                size is None or size >= 1,
+                f"`image_size` must be >= 1 pixel or None, got {size}",
+            ),
+            (self.lr_mult >= 0, f"`lr_mult` must be >= 0, got {self.lr_mult}"),
+            (
+                momentum is None or 0 <= momentum <= 1,
+                f"`momentum` must be 0 to 1 or None, got {momentum}",
+            ),
+            (
+                strength is None or strength >= 0,
+                f"`strength` must be >= 0 or None, got {strength}",
+            ),
+        ):
+            check(kept, f"{rule}; correct the batch size or the schedule")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The earliest place at which another global size may apply."""
+
+    unit: Literal["samples", "steps"]
+    """As `Place.samples` or `Place.step` counts. Epoch e is sample e * epoch_length."""
+    value: int
+
+
+class Schedule(Protocol):
+    """Decides the setting of each batch.
+
+    It is pure, the same on every rank, and changes the global size finitely many times.
+    """
+
+    def at(self, place: Place) -> Setting:
+        """Return what applies to the batch that starts at `place`."""
+
+    def next_change(self, place: Place) -> Change | None:
+        """Return how far beyond `place` the global size holds; None: without end.
+
+        The first batch at or after the change has the size that `at` returns there,
+        even if it is the same. The next change is then requested from there.
+        """
+
+    def describe(self) -> Mapping[str, object]:
+        """Return what identifies it: small, JSON, global sizes only."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantSchedule:
+    """The same setting for every batch."""
+
+    setting: Setting
+
+    def at(self, place: Place) -> Setting:  # noqa: ARG002 - the same everywhere
+        return self.setting
+
+    def next_change(self, place: Place) -> Change | None:  # noqa: ARG002 - there is none
+        return None
+
+    def describe(self) -> Mapping[str, object]:
+        setting = asdict(self.setting)
+        if self.setting.strength is None:  # states from before it existed lack it
+            del setting["strength"]
+        return {"kind": "constant", **setting}
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRun:
+    """Batches of one global size: from one batch up to the next run, or without end.
+
+    Attributes `epoch`, `batch`, `position` and `step` say where its first batch starts.
+    """
+
+    epoch: int
+    batch: int
+    position: int
+    step: int
+    size: int
+    epoch_length: int
+    here: int
+    """Batches in its first epoch, from its first one to the epoch's end."""
+    per_epoch: int
+    """Batches in each later epoch."""
+
+    def locate(self, step: int) -> tuple[int, int]:
+        """Return (epoch, batch) of `step`."""
+        beyond = step - self.step - self.here
+        if beyond < 0:
+            return self.epoch, self.batch + self.here + beyond
+        epochs, batch = divmod(beyond, self.per_epoch)
+        return self.epoch + 1 + epochs, batch
+
+    def place(self, epoch: int, batch: int) -> Place:
+        """Return where `batch` of `epoch` starts, or would start."""
+        if epoch == self.epoch:
+            ahead = batch - self.batch
+            step, position = self.step + ahead, self.position + ahead * self.size
+        else:
+            before = self.here + (epoch - self.epoch - 1) * self.per_epoch
+            step, position = self.step + before + batch, batch * self.size
+        return Place(epoch, position, step, self.epoch_length)
+
+    def span(self, epoch: int, batch: int) -> Span:
+        """Return the positions of `batch` of `epoch`."""
+        place = self.place(epoch, batch)
+        return Span(
+            place, min(place.position + self.size, self.epoch_length), self.size
+        )
+
+    def until(self, change: Change) -> tuple[int, int]:
+        """Return (epoch, batch) of the first batch at or after `change`.
+
+        The place after an epoch's last whole batch counts as well if samples are left
+        there: they are dropped if this size stays, but a smaller batch may still fit.
+        """
+        if change.unit == "steps":
+            # The batch after the last one before the change.
+            epoch, batch = self.locate(change.value - 1)
+            batch += 1
+        else:
+            epoch, position = divmod(change.value, self.epoch_length)
+            is_first = epoch == self.epoch
+            first, start = (self.batch, self.position) if is_first else (0, 0)
+            batch = first - (start - position) // self.size
+        inside = self.place(epoch, batch).position < self.epoch_length
+        return (epoch, batch) if inside else (epoch + 1, 0)
+
+
+class Timeline:
+    """All batches of all epochs under one schedule. Immutable; ignores ranks and tails.
+
+    Args:
+        schedule: provides sizes and where they change.
+        epoch_length: positions in an epoch, >= 1.
+        drop_last: whether an epoch ends with its last whole batch.
+
+    Raises:
+        SpecError: an epoch would have no batch, or the schedule contradicts itself.
+    """
+
+    def __init__(
+        self, schedule: Schedule, epoch_length: int, *, drop_last: bool
+    ) -> None:
+        self.epoch_length = epoch_length
+        self.drop_last = drop_last
+        self.runs = self._all_runs(schedule)
+        self._steps = [run.step for run in self.runs]
+        self._starts = [(run.epoch, run.batch) for run in self.runs]
+
+    def find(self, step: int) -> tuple[Span, int]:
+        """Return the positions of the global `step`, and its number in its epoch."""
+        run = self.runs[bisect_right(self._steps, step) - 1]
+        epoch, batch = run.locate(step)
+        return run.span(epoch, batch), batch
+
+    def place(self, epoch: int, batch: int) -> Place:
+        """Return where `batch` of `epoch` starts, or where the last one ends."""
+        place = self.run_at(epoch, batch).place(epoch, batch)
+        end = min(place.position, self.epoch_length)
+        return place._replace(position=end)
+
+    def span(self, epoch: int, batch: int) -> Span:
+        """Return the positions of `batch`, which `epoch` must have."""
+        return self.run_at(epoch, batch).span(epoch, batch)
+
+    def batch_of(self, epoch: int, position: int) -> int:
+        """Return the batch of `epoch` that holds `position`, or the epoch's end."""
+        steps = self.steps_in(epoch)
+        after = bisect_right(
+            range(steps), position, key=lambda b: self.span(epoch, b).place.position
+        )
+        batch = max(after - 1, 0)
+        return batch if position < self.span(epoch, batch).stop else steps
+
+    def run_at(self, epoch: int, batch: int) -> SettingRun:
+        """Return the run, of batches of one global size, that holds this batch."""
+        return self.runs[bisect_right(self._starts, (epoch, batch)) - 1]
+
+    def steps_in(self, epoch: int) -> int:
+        """Return the number of batches in `epoch`."""
+        last = self.runs[-1]
+        if last.epoch > epoch:
+            last = self.runs[bisect_right(self._starts, (epoch, math.inf)) - 1]
+        return last.batch + last.here if last.epoch == epoch else last.per_epoch
+
+    def _all_runs(self, schedule: Schedule) -> tuple[SettingRun, ...]:
+        place, batch = Place(0, 0, 0, self.epoch_length), 0
+        runs: list[SettingRun] = []
+        while True:
+            run = self._run(place, batch, schedule.at(place).global_size)
+            runs.append(run)
+            change = schedule.next_change(place)
+            if change is None:
+                return tuple(runs)
+            now = place.samples if change.unit == "samples" else place.step
+            check(
+                change.value > now,
+                f"`next_change` must lie beyond {now} {change.unit}, got {change.value}"
+                "; return the next change after `place`, or None if there is none",
+            )
+            epoch, batch = run.until(change)
+            place = run.place(epoch, batch)
+
+    def _run(self, place: Place, batch: int, size: int) -> SettingRun:
+        per_epoch = self._count(self.epoch_length, size)
+        check(
+            per_epoch,
+            f"with drop_last=True an epoch of {self.epoch_length} samples has no batch"
+            f" of {size} samples, the size from epoch {place.epoch} on; lower the batch"
+            " size or pass drop_last=False",
+        )
+        here = self._count(self.epoch_length - place.position, size)
+        return SettingRun(
+            epoch=place.epoch,
+            batch=batch,
+            position=place.position,
+            step=place.step,
+            size=size,
+            epoch_length=place.epoch_length,
+            here=here,
+            per_epoch=per_epoch,
+        )
+
+    def _count(self, samples: int, size: int) -> int:
+        return samples // size if self.drop_last else -(-samples // size)
+
 
 Tail = Literal["pad_mask", "pad_repeat"]
 """What several ranks do with an epoch's short last batch, unless it is dropped. Each
@@ -69,11 +408,11 @@ class Plan:
         )
         length, ranks = self.order.epoch_length, self.shard.size
         last = self.order.steps[-1] if self.order.steps else None
-        timeline: Timeline | BudgetTimeline
-        if isinstance(last, Buckets) and last.tokens is not None:
-            timeline = BudgetTimeline(last)
-        else:
-            timeline = Timeline(self.schedule, length, drop_last=self.drop_last)
+        timeline: Timeline | BudgetTimeline = (
+            BudgetTimeline(last)
+            if isinstance(last, Buckets) and last.tokens is not None
+            else Timeline(self.schedule, length, drop_last=self.drop_last)
+        )
         for run in timeline.runs:
             check(
                 run.size >= ranks,
@@ -82,9 +421,11 @@ class Plan:
             )
         check_parts(self.order, [run.size for run in timeline.runs])
         parts = last if isinstance(last, PartShuffle) else None
+        facts = canonical({"plan_version": PLAN_VERSION, **self.facts()})
+        digest = hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
         object.__setattr__(self, "_parts", parts)
         object.__setattr__(self, "timeline", timeline)
-        object.__setattr__(self, "hash", fingerprint(self.facts()))
+        object.__setattr__(self, "hash", digest)
 
     def steps_in(self, epoch: int) -> int:
         """Return the number of batches in `epoch`, the same on every rank."""
@@ -104,9 +445,8 @@ class Plan:
         """
         if step < 0:
             raise IndexError(f"`step` must be >= 0, got {step}")
-        span, batch = self.timeline.find(step)
-        place, size, n_global = span.place, span.size, span.n_true
-        setting = self._setting(place, size)
+        (place, stop, size), batch = self.timeline.find(step)
+        setting, n_global = self._setting(place, size), stop - place.position
         ranks = self.shard.size
         n_local = n_rows = n_global
         if ranks > 1:
@@ -140,22 +480,20 @@ class Plan:
         Raises:
             Exception: as `batch`.
         """
+        constant = isinstance(self.schedule, ConstantSchedule)
+        constant = constant and isinstance(self.timeline, Timeline)
         while start < stop:
             plan = self.batch(start)
             yield plan
-            alike = self._alike_after(plan, stop - start - 1)
+            alike = 0
+            if constant and not plan.last:
+                left = self.timeline.steps_in(plan.epoch) - plan.batch - 2
+                alike = min(stop - start - 1, left)
             start += alike + 1
             (epoch, step, batch, position, *_), shared = plan, plan[4:]
             for ahead in range(1, alike + 1):
                 place = step + ahead, batch + ahead, position + ahead * plan.n_global
                 yield BatchPlan._make((epoch, *place, *shared))
-
-    def _alike_after(self, plan: BatchPlan, most: int) -> int:
-        """Return how many batches after one surely differ from it only in place."""
-        constant = isinstance(self.schedule, ConstantSchedule)
-        if plan.last or not constant or isinstance(self.timeline, BudgetTimeline):
-            return 0
-        return min(most, self.timeline.steps_in(plan.epoch) - plan.batch - 2)
 
     def regime(self, step: int) -> str:
         """Return what loading the batch of a global step is like.
@@ -168,8 +506,10 @@ class Plan:
             return ""
         with suppress(Exception):
             batch = self.batch(step)
-            before = batch.last and batch.batch
-            return (self.batch(step - 1) if before else batch).regime
+            if batch.last and batch.batch:
+                batch = self.batch(step - 1)
+            size = "" if batch.image_size is None else f" of {batch.image_size} px"
+            return f"batches of {batch.n_global}{size}"
         return ""
 
     def rows(self, plan: BatchPlan) -> Rows:
@@ -177,9 +517,12 @@ class Plan:
         for window in self._windows:
             if (found := window.find(plan)) is not None:
                 return found
-        window = self._window(plan)
-        self._windows[:] = [window]
-        return window.rows.part(0, plan.n_rows)
+        # Those of the batches after it, too: they are cheapest in bulk.
+        positions, ends = self._ahead(plan)
+        rows = self.order.at(plan.epoch, positions)
+        rows.indices.flags.writeable = rows.rounds.flags.writeable = False
+        self._windows[:] = [IndexWindow(plan.epoch, plan.batch, (0, *ends), rows)]
+        return rows.part(0, plan.n_rows)
 
     def planned(self, number: int) -> PlannedBatch:
         """Return the batch of a global step with its samples.
@@ -255,14 +598,6 @@ class Plan:
             )
         return setting
 
-    def _window(self, plan: BatchPlan) -> IndexWindow:
-        """Read the rows of `plan` and the batches after it: cheapest in bulk."""
-        positions, ends = self._ahead(plan)
-        rows = self.order.at(plan.epoch, positions)
-        rows.indices.flags.writeable = False
-        rows.rounds.flags.writeable = False
-        return IndexWindow(plan.epoch, plan.batch, (0, *ends), rows)
-
     def _ahead(self, plan: BatchPlan) -> tuple[Numbers, list[int]]:
         """Return the positions of `plan` and the batches after it, and their ends."""
         count = min(max(WINDOW_ROWS // plan.n_rows, 1), WINDOW_BATCHES)
@@ -282,29 +617,21 @@ class Plan:
         return np.concatenate(parts), list(accumulate(part.size for part in parts))
 
     def _positions(self, epoch: int, batch: int) -> Numbers:
-        span = self.timeline.span(epoch, batch)
-        ranks = self.shard.size
+        (_, start, *_), stop, size = self.timeline.span(epoch, batch)
+        ranks, n_true = self.shard.size, stop - start
         # A single rank does not pad.
-        dealt = span.n_true if ranks == 1 else max(span.size, ranks)
+        dealt = n_true if ranks == 1 else max(size, ranks)
         first, n_rows = self.shard.share(dealt)
-        start = span.place.position
         rows = np.arange(first, first + n_rows, dtype=np.int64)
-        if first + n_rows > span.n_true:
-            rows %= span.n_true
-        if self._parts is not None:
-            return self._parts.positions(start, span.size, rows)
-        return start + rows
+        if first + n_rows > n_true:
+            rows %= n_true
+        parts = self._parts
+        return start + rows if parts is None else parts.positions(start, size, rows)
 
 
 def canonical(value: object) -> str:
     """Return the unique JSON text of `value`."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-def fingerprint(facts: Mapping[str, int | str]) -> str:
-    """Return 32 hex digits that identify `facts`."""
-    text = canonical({"plan_version": PLAN_VERSION, **facts})
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 class IndexWindow(NamedTuple):
@@ -318,7 +645,6 @@ class IndexWindow(NamedTuple):
 
     def find(self, plan: BatchPlan) -> Rows | None:
         """Return the rows of a batch, or None if it is not in the window."""
-        place = plan.batch - self.first_batch
-        if plan.epoch != self.epoch or not 0 <= place < len(self.bounds) - 1:
-            return None
-        return self.rows.part(self.bounds[place], self.bounds[place + 1])
+        at, bounds = plan.batch - self.first_batch, self.bounds
+        inside = plan.epoch == self.epoch and 0 <= at < len(bounds) - 1
+        return self.rows.part(bounds[at], bounds[at + 1]) if inside else None

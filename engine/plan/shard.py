@@ -51,9 +51,8 @@ class Shard:
         If ranks of a group share data (tensor, context, pipeline parallelism), use
         `from_device_mesh` instead.
         """
-        if dist.is_available() and dist.is_initialized():
-            return cls.from_process_group()
-        return cls.single()
+        grouped = dist.is_available() and dist.is_initialized()
+        return cls.from_process_group() if grouped else cls.single()
 
     @classmethod
     def from_process_group(cls, group: ProcessGroup | None = None) -> Shard:
@@ -99,11 +98,10 @@ class Shard:
             f"`dims` must name dimensions of the mesh, {names}, got {wanted}; name"
             " them by init_device_mesh(..., mesh_dim_names=...)",
         )
-        rank = size = 0
-        for place, name in enumerate(wanted):
+        rank, size = 0, 1
+        for name in wanted:
             length = mesh.size(names.index(name))
-            rank = rank * length + mesh.get_local_rank(name)
-            size = length if place == 0 else size * length
+            rank, size = rank * length + mesh.get_local_rank(name), size * length
         return cls(rank, size)
 
     def share(self, n: int) -> tuple[int, int]:

@@ -24,8 +24,7 @@ from ..batch.buffer import Finished
 from ..batch.device import DeviceStage, ToDevice, map_tensors
 from ..far.handover import is_dense
 from ..far.slabs import block_at
-from ..feed import Delivery
-from ..hosts import Host
+from ..feed import Delivery, Host
 from ..plan import BatchPlan, Cursor
 from .cuda import Bus
 

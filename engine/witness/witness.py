@@ -22,7 +22,7 @@ import torch
 
 from ...system.descriptors import Place, ReadFile, read_places, read_since
 from ...system.printing import name_of
-from ..observe.knob import Restriction
+from ..observe.observation import Restriction
 from .contents import difference, is_per_process, memory_of, snapshot
 from .hazards import BOUND, POSITION, STATE, UNSHARED, Finding, find_bound, find_unsafe
 from .reach import View, is_a, views_of, walk

@@ -24,7 +24,7 @@ from ...config import MAX_WORKERS, Settings
 from ...engine.batch.array_rows import ArrayRowReader
 from ...engine.batch.buffer import Buffers
 from ...engine.in_children import taken_along
-from ...engine.observe.knob import Restriction
+from ...engine.observe.observation import Restriction
 from ...engine.plan import Order
 from ...engine.program.operations import Cached, Collate, Stored, with_fused_maps
 from ...engine.program.program import (

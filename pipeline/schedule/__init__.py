@@ -20,7 +20,7 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal
 
 from ...engine.plan import Change, Place, Setting
-from ...engine.plan.timeline import Timeline
+from ...engine.plan.plan import Timeline
 from ...errors import SpecError, check
 from ...system.printing import Printed
 from .curves import Constant, Curve, Function, Ramp, Stages, Unit, as_curve

@@ -17,7 +17,7 @@ MORE: dict[str, set[str]] = {
     "autotune/causes.py": set(),
     "autotune/explain.py": {"line", "cache_advice", "of_torchs"},
     "autotune/log.py": {"failed", "_give_up"},
-    "engine/observe/knob.py": {
+    "engine/observe/observation.py": {
         # of `Restriction`
         *("PINNED", "GIVEN", "ZERO", "SHORT", "SAMPLER", "CHANGES", "BELONGS"),
         *("DREW", "GRADIENTS", "FORKLESS", "MEMORY", "TRIED", "TRIED_MORE", "ALONE"),

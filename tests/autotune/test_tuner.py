@@ -28,8 +28,8 @@ from penstock.autotune.situation import Decision, Situation
 from penstock.autotune.thresholds import wait_share
 from penstock.autotune.tuner import Tuner, TunerThread
 from penstock.autotune.window import latest
-from penstock.engine.observe.knob import Knob
 from penstock.engine.observe.observation import (
+    Knob,
     Move,
     Observation,
     TrainerObservation,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.engine.auto_executor import SOON_NS, WORTH_START_NS, resolve
+from penstock.engine.recipe import SOON_NS, WORTH_START_NS, resolve
 
 MS = 1_000_000
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from penstock.engine.core.metrics import ConnectorObservation
-from penstock.engine.observe.knob import Knob
 from penstock.engine.observe.observation import (
+    Knob,
     Move,
     Observation,
     SegmentObservation,

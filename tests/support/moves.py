@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.engine import engine, hosts
-from penstock.engine.auto_executor import ResolvedExecutor
+from penstock.engine import engine, makers
+from penstock.engine.recipe import ResolvedExecutor
 
 __all__ = ["workers_pay"]
 
@@ -28,8 +28,8 @@ def workers_pay(after: int = 1) -> Iterator[None]:
         return ResolvedExecutor(executor, "as the test says")  # type: ignore[arg-type]
 
     known = engine.resolve
-    engine.resolve = hosts.resolve = found
+    engine.resolve = makers.resolve = found
     try:
         yield
     finally:
-        engine.resolve = hosts.resolve = known
+        engine.resolve = makers.resolve = known

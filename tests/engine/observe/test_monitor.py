@@ -11,20 +11,21 @@ import pytest
 
 import penstock as ps
 from penstock.config import Settings
-from penstock.engine import hosts
+from penstock.engine import run
+from penstock.engine.core.in_flight import ByteBudget
+from penstock.engine import run
 from penstock.engine.core.in_flight import ByteBudget
 from penstock.engine.core.metrics import ConnectorObservation
 from penstock.engine.engine import Engine
-from penstock.engine.hosts import TrainerHost
 from penstock.engine.monitor import Monitor, unmeasured
 from penstock.engine.observe.observation import (
     Observation,
     SegmentObservation,
     TrainerObservation,
 )
-from penstock.engine.observe.trainer_meter import TrainerMeter
 from penstock.engine.plan import BatchPlan, Cursor, Shard
 from penstock.engine.run import Run
+from penstock.engine.trainer_cost import TrainerMeter
 from penstock.pipeline.compile.recipes import compile_recipe
 from penstock.pipeline.stages import BatchStage, MapStage, SourceStage
 from support.core_script import Script
@@ -292,16 +293,19 @@ def test_waits_for_the_first_batches_of_loops_count_separately() -> None:
     assert (found.wait_s, found.first_s, found.gap_s) == (8.0, 6.0, 4.0)
 
 
-def test_an_engine_s_host_gives_a_reading_now_and_then(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    start = RECIPE.planned.start(0)
-    with closing(
-        TrainerHost(RECIPE, ByteBudget(1 << 30), start, TrainerMeter())
-    ) as host:
-        assert host.glance(time.perf_counter_ns()) is None
-        monkeypatch.setattr(hosts, "NOTE_NS", 0)
-        assert isinstance(host.glance(time.perf_counter_ns()), Observation)
+def test_a_run_notes_a_reading_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ps.Pipeline.from_dataset(list(range(64))).batch(1) as pipe:
+        batches = iter(pipe)
+        next(batches)
+        history = pipe._slot.run._history  # type: ignore[union-attr]  # noqa: SLF001
+        (_, noted), seconds = history[-1], run.NOTE_S
+        monkeypatch.setattr(run, "NOTE_S", 3600.0)
+        next(batches)
+        assert history[-1][1] is noted
+        monkeypatch.setattr(run, "NOTE_S", 0.0)
+        next(batches)
+        assert history[-1][1] is not noted
+        assert seconds > 0
 
 
 def test_what_the_process_did_before_a_run_is_no_part_of_it() -> None:

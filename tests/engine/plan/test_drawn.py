@@ -32,7 +32,7 @@ def test_a_trainer_that_loads_draws_one_batch_at_a_time() -> None:
     plan = DrawnPlan()
     plan.begin(0, batches(), 1, most=0)
     for step in range(3):
-        taken = plan.take(step)
+        taken = plan.draw_batch(step)
         assert taken is not None
         assert taken[1] == [step]
         assert yielded == [*range(step + 1)]

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.engine.plan import Change, ConstantSchedule, Place, Setting
-from penstock.engine.plan.timeline import Timeline
+from penstock.engine.plan.plan import Timeline
 from penstock.errors import SpecError
 
 

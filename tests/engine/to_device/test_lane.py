@@ -21,10 +21,13 @@ from penstock.config import Settings
 from penstock.engine import run
 from penstock.engine.batch.device import DeviceStage, ToDevice
 from penstock.engine.core.in_flight import ByteBudget
-from penstock.engine.hosts import TrainerHost
-from penstock.engine.observe.trainer_meter import TrainerMeter
+from penstock.engine.feed import TrainerHost
+from penstock.engine.trainer_cost import TrainerMeter
+from penstock.engine.core.in_flight import ByteBudget
+from penstock.engine.feed import TrainerHost
 from penstock.engine.plan import Cursor, Shard
 from penstock.engine.to_device.lane import DEPTH, Lane, is_ready
+from penstock.engine.trainer_cost import TrainerMeter
 from penstock.pipeline.compile.recipes import compile_recipe
 from penstock.pipeline.stages import BatchStage, SourceStage
 from support import warm

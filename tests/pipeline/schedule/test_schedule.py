@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.engine.plan import Place
-from penstock.engine.plan.timeline import Timeline
+from penstock.engine.plan.plan import Timeline
 from penstock.pipeline.schedule.curves import Curve, as_curve
 
 LENGTH = 1000

@@ -8,8 +8,7 @@ from functools import partial
 from operator import mul
 from typing import NamedTuple
 
-from penstock.engine.observe.knob import Knob
-from penstock.engine.observe.observation import Observation, TrainerObservation
+from penstock.engine.observe.observation import Knob, Observation, TrainerObservation
 from support.simulator.machine import Machine, Parts, Ranks
 from support.simulator.station import Done, Station
 from support.simulator.workload import SimulatedStage, Trainer, Workload

@@ -7,8 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from penstock.engine.core.metrics import ConnectorObservation
-from penstock.engine.observe.knob import Knob
-from penstock.engine.observe.observation import SegmentObservation
+from penstock.engine.observe.observation import Knob, SegmentObservation
 from support.simulator.machine import Parts
 from support.simulator.workload import SimulatedStage, Workload
 

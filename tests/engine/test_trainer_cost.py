@@ -6,8 +6,9 @@ import random
 
 import pytest
 
-from penstock.engine import contention
-from penstock.engine.contention import (
+from penstock.engine import trainer_cost
+from penstock.engine.plan import BatchPlan
+from penstock.engine.trainer_cost import (
     KNOWN,
     MIN_BESIDE,
     RARE_S,
@@ -16,7 +17,6 @@ from penstock.engine.contention import (
     ContentionMeter,
     compare,
 )
-from penstock.engine.plan import BatchPlan
 
 MARGIN = 0.05
 """Growth that is worth acting on."""
@@ -108,7 +108,7 @@ class World:
         self.rested_s = 0.0
         self.until_ns = 0
         self.pauses = 0
-        monkeypatch.setattr(contention, "time", self)
+        monkeypatch.setattr(trainer_cost, "time", self)
         self.meter = ContentionMeter(one_by_one=one_by_one)
 
     def monotonic(self) -> float:
@@ -172,7 +172,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 def test_looks_find_what_loading_costs_and_take_a_bounded_share(world: World) -> None:
     begun_s = world.now_s
     world.train(2000)
-    found = world.meter.found
+    found = world.meter.comparison
     assert found is not None
     assert found.certain
     assert (found.beside_s, found.alone_s) == (SLOWED_S, STEP_S)
@@ -183,7 +183,7 @@ def test_looks_find_what_loading_costs_and_take_a_bounded_share(world: World) ->
 def test_ranks_in_step_share_what_looks_may_take(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contention, "ranks", lambda: 4)
+    monkeypatch.setattr(trainer_cost, "ranks", lambda: 4)
     begun_s = world.now_s
     world.train(8000)
     assert world.pauses >= 3
@@ -214,11 +214,11 @@ def test_steps_of_a_trainer_that_makes_its_batches_itself_are_alone(
 ) -> None:
     world.beside = None
     world.train(WARM_STEPS + 3 + 2)
-    assert world.meter.found is None
+    assert world.meter.comparison is None
     world.beside = True
     world.train(MIN_BESIDE + 1)
     assert world.pauses == 0
-    found = world.meter.found
+    found = world.meter.comparison
     assert found is not None
     assert found.growth == pytest.approx(0.6)
 
@@ -230,11 +230,11 @@ def test_a_trainer_that_waits_for_a_device_is_not_called_slowed(
     rests_after_s: float,
     one_by_one: bool,  # noqa: FBT001
 ) -> None:
-    monkeypatch.setattr(contention, "waits_for_others", lambda: True)
+    monkeypatch.setattr(trainer_cost, "waits_for_others", lambda: True)
     world = World(monkeypatch, one_by_one=one_by_one)
     world.absorbs, world.step_s, world.rests_after_s = True, 0.02, rests_after_s
     world.train(4000)
-    found = world.meter.found
+    found = world.meter.comparison
     assert world.pauses >= 3
     assert found is not None
     assert found.growth == pytest.approx(0.0, abs=0.02)
@@ -246,8 +246,8 @@ def test_a_trainer_with_other_work_is_not_compared_with_what_it_was(
     world.slowed = 1.0
     world.train(2000)
     world.step_s *= 1.6  # more layers are trained now, for instance
-    world.train(2 * contention.KEPT)
-    found = world.meter.found
+    world.train(2 * trainer_cost.KEPT)
+    found = world.meter.comparison
     assert found is None or not found.certain
 
 
@@ -264,7 +264,7 @@ def test_a_trainer_whose_own_steps_differ_is_not_called_slowed(
         for at in range(20_000):
             world.step_s = STEP_S * steps[at % len(steps)]
             world.train(1)
-        found = world.meter.found
+        found = world.meter.comparison
         mistaken += found is not None and found.certain and found.growth > MARGIN
     assert mistaken == 0
 
@@ -276,7 +276,7 @@ def test_an_engine_that_does_not_rest_is_asked_ever_more_seldom(world: World) ->
         world.train(20_000)
         pauses.append(world.pauses)
     assert world.paused_s is None
-    assert world.meter.found is None
+    assert world.meter.comparison is None
     assert 1 <= pauses[0] < 8
     assert pauses[4] - pauses[3] <= 1
     assert world.paused_for_s <= SHARE * (world.now_s - 100.0)
@@ -291,7 +291,7 @@ def test_children_go_on_by_themselves_if_the_step_is_a_long_one(world: World) ->
     world.now_s += 60.0
     world.meter.asked(60.0)  # it validated, for instance
     assert world.paused_s is None
-    assert world.meter.found is None
+    assert world.meter.comparison is None
     world.train(2000)
     assert world.pauses > pauses
 
@@ -324,7 +324,7 @@ def test_a_batch_that_does_not_come_is_not_waited_for(world: World) -> None:
     begun_s = world.now_s
     world.train(5000)
     assert world.pauses == 0
-    assert world.now_s - begun_s < 5000 * 0.014 + 8 * contention.HOLD_S
+    assert world.now_s - begun_s < 5000 * 0.014 + 8 * trainer_cost.HOLD_S
 
 
 def test_the_trainer_does_not_wait_for_workers_that_it_feeds(world: World) -> None:
@@ -333,7 +333,7 @@ def test_the_trainer_does_not_wait_for_workers_that_it_feeds(world: World) -> No
     world.train(2000)
     assert world.pauses >= 3
     assert world.now_s - begun_s < 2000 * 0.0135
-    found = world.meter.found
+    found = world.meter.comparison
     assert found is not None
     assert found.certain
 
@@ -368,12 +368,12 @@ def test_no_engine_stays_paused_after_the_trainer_leaves_its_loop(
 def test_what_was_measured_is_dropped_once_it_has_changed(world: World) -> None:
     world.train(2000)
     world.meter.forget()
-    assert world.meter.found is None
+    assert world.meter.comparison is None
     world.train(MIN_BESIDE + 1)
-    assert world.meter.found is not None
+    assert world.meter.comparison is not None
     world.meter.renew()
     world.train(MIN_BESIDE - 1)
-    assert world.meter.found is None
+    assert world.meter.comparison is None
 
 
 @pytest.mark.parametrize("drops", ["forget", "renew"])
@@ -389,10 +389,10 @@ def test_what_another_thread_drops_during_a_look_harms_nothing(
 
 def test_nothing_is_said_of_loading_that_has_come_home(world: World) -> None:
     world.train(2000)
-    assert world.meter.found is not None
+    assert world.meter.comparison is not None
     world.beside = False
     world.train(1)
-    assert world.meter.found is None
+    assert world.meter.comparison is None
 
 
 def test_a_look_that_is_interrupted_ends_with_the_next_step(

@@ -1,4 +1,7 @@
-"""What loading beside the trainer costs it: its own part of a step, beside and alone.
+"""What loading costs the trainer: its waits, and its own part of a step beside loading.
+
+`TrainerMeter` measures how long `next()` makes it wait. `ContentionMeter` compares the
+trainer's own part of a step beside loading and alone.
 
 Workers compete with the trainer for the GIL, the cores and the caches, so what it does
 between two batches takes longer than it would alone. How busy each is does not show how
@@ -12,22 +15,32 @@ rests: the batches that are ready last for longer.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
 import torch
 
+from ..system.run_queue import RunQueue
 from .core.connector import EngineLock
-from .observe.observation import MIN_GROWTH, MIN_WAIT, ContentionObservation
+from .observe.observation import (
+    MIN_GROWTH,
+    MIN_WAIT,
+    ContentionObservation,
+    TrainerObservation,
+)
 from .plan import BatchPlan, Shard
 from .segment import Segment
 
+AWAY_NS = 1_000_000_000
+AWAY = 20
+"""A gap this many times the usual one, and at least `AWAY_NS`, means it was away."""
 BESIDE = frozenset(("thread", "async", "process"))
 """Kinds of workers that take something from a trainer on this machine."""
 SHARE = 0.005
@@ -75,6 +88,114 @@ CHOSEN = 0.25
 """Probability that a step begins a look once one is due: the number of steps between
 two looks must not keep the rhythm of the trainer's own, as of gradients that are
 accumulated over some batches."""
+
+
+class TrainerMeter:
+    """Measures how long `next()` made the trainer wait.
+
+    A step's times are counted when its batch is handed over, together with the batch,
+    so a window never holds half a step. Only the trainer's thread writes; any thread
+    may read at any time.
+    """
+
+    def __init__(self) -> None:
+        self._began_s = time.perf_counter_ns() / 1e9
+        self._began_cpu_s = time.process_time()
+        self.epoch = self.step = 0
+        self._totals: tuple[int, ...] = (0, 0, 0, 0, 0, 0, 0)
+        """Steps, rows, and nanoseconds: waits, gaps, the part of the waits for copying
+        to the device, time away, and waits for first batches. Replaced as a whole, so
+        readers need no lock."""
+        self.collate_ns = 0
+        """Time spent in the user's `collate_fn`, in nanoseconds."""
+        self.begin_ns = 0
+        """How long the start of the loop took, in nanoseconds: the trainer waited."""
+        self._loops, self._loop_ns = 0, (0, 0)
+        """Loops begun; when the last one began, and how long the one before took."""
+        self._left_ns: int | None = None
+        self._asked_ns = self._gap_ns = self._thread = 0
+        self._first = False
+        self._run_queue = RunQueue(lambda: [f"/proc/self/task/{self._thread}"])
+
+    @property
+    def training(self) -> bool:
+        """Whether the trainer is in its loop."""
+        return self._left_ns is not None
+
+    @property
+    def gap_s(self) -> float:
+        """Seconds between the last batch and this request; 0 at the start of a loop."""
+        return self._gap_ns / 1e9
+
+    def ask(self, now_ns: int) -> None:
+        """Note that the trainer calls `next()`."""
+        self._first = self._left_ns is None
+        if self._first:
+            self._thread = threading.get_native_id()
+        self._gap_ns = 0 if self._left_ns is None else now_ns - self._left_ns
+        self._asked_ns, self._left_ns = now_ns - self.begin_ns, now_ns
+        self.begin_ns = 0
+
+    def get(self, now_ns: int, plan: BatchPlan, copy_ns: int = 0) -> None:
+        """Note a batch; `copy_ns` of its wait went into copying it to the device."""
+        self.count(now_ns, plan.n_rows, copy_ns)
+        self.epoch, self.step = plan.epoch, plan.step
+
+    def count(self, now_ns: int, n_rows: int, copy_ns: int = 0) -> None:
+        """Note a batch that has no plan."""
+        steps, rows, wait_ns, gap_ns, copied_ns, away_ns, first_ns = self._totals
+        gap, wait = self._gap_ns, now_ns - self._asked_ns
+        if self._first:
+            first_ns += wait
+            begun_ns, _ = self._loop_ns
+            self._loop_ns = self._asked_ns, self._asked_ns - begun_ns
+            self._loops += 1
+        if gap > AWAY_NS and gap * steps > AWAY * (gap_ns + away_ns) > 0:
+            gap, away_ns = 0, away_ns + gap
+        self._totals = (
+            steps + 1,
+            rows + n_rows,
+            wait_ns + wait,
+            gap_ns + gap,
+            copied_ns + copy_ns,
+            away_ns,
+            first_ns,
+        )
+        self._left_ns = now_ns
+
+    @contextlib.contextmanager
+    def collating(self) -> Iterator[None]:
+        """Measure the user's `collate_fn` in the trainer's thread."""
+        begun_ns = time.perf_counter_ns()
+        yield
+        self.collate_ns += time.perf_counter_ns() - begun_ns
+
+    def stop(self) -> None:
+        """Note that it left the loop: the last step ends here, and no gap begins."""
+        steps, rows, wait_ns, gap_ns, *others = self._totals
+        self._totals = steps, rows, wait_ns, gap_ns + self._gap_ns, *others
+        self._left_ns = None
+
+    def read(self) -> TrainerObservation:
+        """Return the totals over whole steps."""
+        steps, rows, *spent_ns = self._totals
+        spent_ns.insert(3, self.collate_ns)
+        spent_ns.append(self._run_queue.look().waited_ns)
+        spent_s = (ns / 1e9 for ns in spent_ns)
+        loops, (begun_ns, last_ns) = self._loops, self._loop_ns
+        # A long loop may follow a short one.
+        age_ns = (self._left_ns or begun_ns) - begun_ns
+        loop_s = max(last_ns, age_ns) / 1e9 if loops > 1 else 0.0
+        return TrainerObservation(steps, rows, *spent_s, loops=loops, loop_s=loop_s)
+
+    @property
+    def process_cpu_s(self) -> float:
+        """CPU-seconds of this process since the run began."""
+        return time.process_time() - self._began_cpu_s
+
+    def window_s(self, now_ns: int, trainer: TrainerObservation) -> float:
+        """Return the seconds since the run began, without those that it was away."""
+        return now_ns / 1e9 - self._began_s - trainer.away_s
 
 
 class Rest:
@@ -217,7 +338,8 @@ def waits_for_others() -> bool:
 class ContentionMeter:
     """Measures one trainer, in its own thread.
 
-    The tuner's thread writes `armed`; any thread may read `found`, `renew` or `forget`.
+    The tuner's thread writes `armed`. Any thread may read `comparison`, and call
+    `renew` or `forget`.
 
     Args:
         one_by_one: whether `next()` takes a single batch of the engine's, which may be
@@ -258,7 +380,7 @@ class ContentionMeter:
         self._dice = random.Random(0)
 
     @property
-    def found(self) -> ContentionObservation | None:
+    def comparison(self) -> ContentionObservation | None:
         """What is known of loading as it is now; None if too little, or none loads."""
         if not self._loads:
             return None
@@ -329,8 +451,8 @@ class ContentionMeter:
         self._beside.clear()
         self._steps.clear()
         self._setting += 1
-        self._odd = 0
-        self._failed, self._due_s = 0, 0.0
+        self._odd = self._failed = 0
+        self._due_s = 0.0
 
     def renew(self) -> None:
         """Drop all that was measured: the trainer's steps have become other ones."""
