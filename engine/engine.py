@@ -22,31 +22,16 @@ from typing import Any, Self
 from ..errors import CLOSED, PenstockError
 from ..system.weak_methods import weakly
 from .batch.buffer import FailedBatch, Finished, Gathered
-from .trainer_cost import Rest
-from .segment import BatchWork
-from .segment import worked_late
-from .core.in_flight import ByteBudget
-from .core.in_flight import Reservations
-from .core.in_flight import InFlightBatch
 from .core.connector import Connector, EngineLock
 from .core.in_flight import ByteBudget, InFlightBatch, Reservations
 from .monitor import Monitor
 from .observe.observation import MoveOutcome
 from .plan import AssignedPlan
 from .program.randomness import SeededCalls, Undrawn, seeded_by
-from .recipe import Recipe, SegmentRecipe
-from .segment import BatchWork, PoolMaker, Segment, core_of, note, worked_late
-from .workers import Kind, Watches, no_watch
-from .program.randomness import SeededCalls
-from .program.randomness import Undrawn
-from .program.randomness import seeded_by
 from .recipe import Recipe, SegmentRecipe, resolve
-from .segment import Segment, core_of, note
+from .segment import BatchWork, PoolMaker, Segment, core_of, note, worked_late
 from .trainer_cost import Rest, TrainerMeter
-from .segment import PoolMaker
-from .workers import Kind
-from .workers import Watches
-from .workers import no_watch
+from .workers import Kind, Watches, no_watch
 
 LOGGER = logging.getLogger("penstock")
 STUCK = (

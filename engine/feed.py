@@ -18,26 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import WorkerError, add_note
-from .batch.buffer import BatchBuffer, Buffers, FailedBatch, Finished, Gathered
 from .batch.buffer import BatchBuffer, FailedBatch, Finished, Gathered
-from .segment import worked
-from .segment import worked_late
-from .core.in_flight import ByteBudget
-from .core.in_flight import Chunk
-from .core.in_flight import Failure
-from .core.in_flight import InFlightBatch
 from .core.connector import ReaderLost
-from .core.in_flight import Chunk, Failure, InFlightBatch
+from .core.in_flight import ByteBudget, Chunk, Failure, InFlightBatch
 from .engine import Engine
-from .plan import BatchPlan, Cursor, Plan, PlannedBatch, Rows
-from .program.randomness import SampleRandom, SeededCalls
-from .segment import worked, worked_late
 from .far.pools import FarPools
 from .observe.observation import Knob, Move, Observation
 from .plan import BatchPlan, Cursor, PlannedBatch, Rows
-from .program.randomness import SampleRandom
-from .program.randomness import SeededCalls
+from .program.randomness import SampleRandom, SeededCalls
 from .recipe import Recipe
+from .segment import worked, worked_late
 from .trainer_cost import TrainerMeter
 
 LOSSES = 5

@@ -23,19 +23,8 @@ from ..errors import CLOSED, PenstockError, SampleError
 from .batch.buffer import BatchBuffer, FailedBatch, Finished, Gathered
 from .batch.layout import size_of, size_of_all
 from .core.connector import LONG_NS, PartsMeter, SampledClock, own_queue
-from .core.in_flight import Chunk, Failure, InFlightBatch
-from .core.metrics import PartReading, WorkerReading
-from .feed import Delivery, PlannedFeed, RepackFeed
-from .observe.observation import ratio
-from .core.in_flight import ByteBudget
-from .core.in_flight import Chunk
-from .core.in_flight import Failure
-from .core.in_flight import InFlightBatch
+from .core.in_flight import ByteBudget, Chunk, Failure, InFlightBatch
 from .core.metrics import ConnectorObservation, PartReading, WorkerReading
-from .core.connector import LONG_NS
-from .core.connector import PartsMeter
-from .core.connector import SampledClock
-from .core.connector import own_queue
 from .feed import Delivery, Host, PlannedFeed, RepackFeed
 from .observe.observation import (
     Move,

@@ -22,7 +22,6 @@ from .observe.observation import (
 from .plan import Planning
 from .recipe import Recipe
 from .segment import Segment
-from .workers import PoolStatistics
 from .trainer_cost import TrainerMeter
 from .workers import PoolStatistics
 

@@ -12,14 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import BudgetError, WorkerError
 from .batch.device import DeviceStage, ToDevice, in_parts
-from .trainer_cost import ContentionMeter
-from .core.in_flight import ByteBudget
-from .feed import Delivery
-from .feed import Host
-from .makers import DirectHost
-from .feed import TrainerHost
-from .batch.device import DeviceStage, ToDevice
-from .batch.device import in_parts
 from .core.in_flight import ByteBudget
 from .feed import Delivery, Host, TrainerHost
 from .in_children import (

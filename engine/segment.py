@@ -26,16 +26,10 @@ from .batch.buffer import FailedBatch, Finished, Gathered
 from .core.connector import Connector
 from .core.core import Core, Gauge, SegmentState
 from .core.in_flight import Chunk, Failure, InFlightBatch, Onward, Reservations
-from .observe.observation import Knob
-from .observe.observation import Restriction
-from .observe.observation import Move, MoveOutcome
+from .observe.observation import Knob, Move, MoveOutcome, Restriction
 from .plan import AssignedPlan, BatchPlan
 from .program.operations import Collate
 from .program.randomness import SampleRandom
-from .core.core import Core, SegmentState
-from .core.core import Gauge
-from .observe.observation import Knob, Move, MoveOutcome, Restriction
-from .plan import AssignedPlan
 from .recipe import Recipe, SegmentRecipe
 from .witness.hazards import Finding
 from .witness.witness import Witness

@@ -29,7 +29,7 @@ Journeys = dict[str, frozenset[str]]
 
 LOOK = "penstock.autotune.tuner", "step"
 SET = "penstock.engine.observe.observation", "set"
-ASKED = "penstock.engine.program.cached", "_now"
+ASKED = "penstock.engine.program.operations", "_now"
 """Where a decision begins and ends, and where a cache is asked: module and function."""
 STRETCHES, STEPS = 4, 24
 WARM_STEPS = 100

@@ -17,10 +17,6 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.engine import makers, run
 from penstock.engine.core import connector
-from penstock.engine.makers import DirectHost
-from penstock.engine.feed import TrainerHost
-from penstock.engine import makers, run
-from penstock.engine.core import metrics
 from penstock.engine.feed import TrainerHost
 from penstock.engine.makers import DirectHost
 

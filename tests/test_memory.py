@@ -15,8 +15,6 @@ import pytest
 import penstock as ps
 from penstock.engine.core.in_flight import process_byte_budget
 from penstock.engine.feed import TrainerHost
-from penstock.engine.core.in_flight import process_byte_budget
-from penstock.engine.feed import TrainerHost
 from support.datasets import KINDS, Numbers
 from support.functions import indices
 

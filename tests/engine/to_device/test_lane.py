@@ -22,9 +22,6 @@ from penstock.engine import run
 from penstock.engine.batch.device import DeviceStage, ToDevice
 from penstock.engine.core.in_flight import ByteBudget
 from penstock.engine.feed import TrainerHost
-from penstock.engine.trainer_cost import TrainerMeter
-from penstock.engine.core.in_flight import ByteBudget
-from penstock.engine.feed import TrainerHost
 from penstock.engine.plan import Cursor, Shard
 from penstock.engine.to_device.lane import DEPTH, Lane, is_ready
 from penstock.engine.trainer_cost import TrainerMeter
