@@ -38,14 +38,14 @@ from ..core.core import FAR_LEASE_NS
 from ..core.metrics import WorkerMeter
 from ..recipe import Recipe, SegmentRecipe
 from ..workers.pool import Holding, PoolStatistics, join_all
-from .assigned_engine import (
+from .far_pool import FarChild, FarPool
+from .handover import Flat, flattened, loads, pack, restored
+from .worker import (
     AssignedEngine,
     Assignment,
     be_worker,
     set_up_libraries,
 )
-from .far_pool import FarChild, FarPool
-from .handover import Flat, flattened, loads, pack, restored
 
 LOGGER = logging.getLogger("penstock")
 TICK_S = 1.0

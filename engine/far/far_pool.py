@@ -28,8 +28,8 @@ from ..core.metrics import WorkerMeter
 from ..plan import PlannedBatch, Rows
 from ..recipe import Recipe
 from ..workers.pool import ServedPool
-from .assigned_engine import Assignment, Result, failed_outcome
 from .handover import dumps
+from .worker import Assignment, Result, failed_outcome
 
 LOGGER = logging.getLogger("penstock")
 BARREN = 60

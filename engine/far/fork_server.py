@@ -32,11 +32,17 @@ from typing import NamedTuple
 from ...system.forking import interrupts_deferred
 from ...system.shared_memory import shared_file
 from ..recipe import Recipe, SegmentRecipe, StartMethod
-from .assigned_engine import be_worker, find_libraries, set_up_libraries
-from .child import Child, StatusPage, fork_child, post_status, run_child
+from .child import (
+    Child,
+    Pipe,
+    StatusPage,
+    fork_child,
+    post_status,
+    run_child,
+    shut_down,
+)
 from .handover import loads, pack
-from .pipe import Pipe, shut_down
-from .worker import Worker, daemonic
+from .worker import Worker, be_worker, daemonic, find_libraries, set_up_libraries
 
 LEAVE_S = 0.5
 """How long workers may take to finish their current tasks, in seconds. A worker that is

@@ -33,11 +33,11 @@ from ..core.metrics import WorkerMeter
 from ..program.cached import Cached
 from ..recipe import ASSIGNED, Recipe
 from ..workers.pool import Holding, PoolStatistics
-from .assigned_engine import Assignment, Result, Share
 from .child import (
     ALL_ROWS,
     STACK_SIGNAL,
     Child,
+    Pipe,
     StatusPage,
     cause_of,
     is_stopped,
@@ -45,8 +45,8 @@ from .child import (
 from .far_pool import FarChild, FarPool
 from .fork_server import LEAVE_S, ForkServer
 from .handover import dumps, plain_dumps
-from .pipe import Pipe
 from .slabs import Unpacker
+from .worker import Assignment, Result, Share
 
 LOGGER = logging.getLogger("penstock")
 NO_SLAB = (

@@ -28,9 +28,8 @@ from ..program.randomness import SampleRandom
 from ..recipe import Recipe, SegmentRecipe
 from ..witness.hazards import Finding, leads_away
 from ..witness.witness import Witness
-from .assigned_engine import set_up_libraries
-from .child import Child
-from .pipe import Pipe
+from .child import Child, Pipe
+from .worker import set_up_libraries
 
 WAIT_S = 5.0
 """How long the child may take to answer: it may wait for a thread that it lacks."""

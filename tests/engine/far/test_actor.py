@@ -15,8 +15,8 @@ import torch
 from penstock.engine.batch.buffer import FailedBatch, Finished
 from penstock.engine.core.chunk import Chunk, Outcome
 from penstock.engine.far.actors import Actor
-from penstock.engine.far.assigned_engine import Assignment, Result
 from penstock.engine.far.handover import dumps, pack, restored
+from penstock.engine.far.worker import Assignment, Result
 from penstock.engine.plan import BatchPlan, Context, PlannedBatch
 from penstock.engine.plan import Rows as PlannedRows
 from penstock.engine.program.randomness import SampleRandom

@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from penstock.engine.far.pipe import Pipe, kept
+from penstock.engine.far.child import Pipe, kept
 from support.pipes import receive
 
 
