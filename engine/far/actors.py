@@ -125,11 +125,7 @@ class Actor:
     def run(self, assignment: Assignment) -> Flat:
         """Make what is assigned; return the result, packed, with all data in it."""
         self._engine.assign(assignment)
-        made = self._engine.make()
-        try:
-            return flattened(made[0])
-        except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
-            return flattened(self._engine.unsendable(*made, error))
+        return self._engine.make(lambda result, _: flattened(result))
 
 
 class RemoteActor(FarChild):

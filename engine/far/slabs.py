@@ -148,9 +148,6 @@ class Slab:
             os.close(self.descriptor)
             self.descriptor = -1
 
-    def __repr__(self) -> str:
-        return f"<Slab {self.key}: {self.nbytes} bytes, fd {self.descriptor}>"
-
 
 class Sent(NamedTuple):
     """Data as it is sent: a batch in a slab, or pickled, with its arrays in a slab."""
@@ -305,20 +302,19 @@ class Shelf:
             self._lent[id(slab.memory)] = slab
         return slab.memory
 
-    def has(self, memory: Any) -> bool:
-        """Whether this memory is lent."""
-        slab = self._lent.get(id(memory))
-        return slab is not None and slab.memory is memory
-
-    def send(self, memory: Any) -> tuple[Sent, tuple[int, ...]]:
+    def send(self, memory: Any) -> tuple[Sent, tuple[int, ...]] | None:
         """Return a batch made in lent memory as it is sent, with its descriptor.
+
+        None if this memory was not lent.
 
         Raises:
             Exception: whatever pickling a class that the layout names raises; the
                 memory is still lent.
         """
         with self._lock:
-            slab = self._lent[id(memory)]
+            slab = self._lent.get(id(memory))
+            if slab is None:
+                return None
             if not slab.sent:
                 plain_dumps(slab.layout)
             del self._lent[id(memory)]

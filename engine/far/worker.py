@@ -28,12 +28,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import torch
 
 from ...errors import PenstockError, SampleError
-from ..batch.buffer import FailedBatch, Finished, on_heap
+from ..batch.buffer import BatchBuffer, FailedBatch, Finished, on_heap
 from ..batch.layout import Layout
 from ..core.byte_budget import ByteBudget
 from ..core.chunk import Chunk, Failure, InFlightBatch, Outcome
@@ -185,6 +185,9 @@ class CollatingMeter(TrainerMeter):
             self._status.end()
 
 
+Packed = TypeVar("Packed")
+
+
 class AssignedEngine:
     """An engine with a plan of assignments. `assign` and `stop` are for any thread.
 
@@ -289,15 +292,32 @@ class AssignedEngine:
                 continue
             segment.request(kind, workers)
 
-    def make(self) -> tuple[Result, InFlightBatch]:
-        """Make what was assigned first.
+    def make(self, pack: Callable[[Result, BatchBuffer], Packed]) -> Packed:
+        """Make what was assigned first; return what became of it, packed.
 
-        Returns:
-            What became of it, before it is sent; and the batch, or its rows.
+        A batch that cannot be packed is left to the trainer: its samples are packed in
+        its place, or the error that says why. Nothing here refers to it afterwards.
+
+        Args:
+            pack: returns a result as it is sent; raises what pickling user objects does.
 
         Raises:
             PenstockError: it was stopped.
         """
+        result, in_flight = self._made()
+        try:
+            return pack(result, in_flight.buffer)
+        except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
+            failed = self._unsendable(result, in_flight, error)
+        kept = in_flight.buffer.kept
+        if result.whole and len(kept) == result.outcome.done:
+            rows = result.as_rows(kept, in_flight.first_row)
+            with contextlib.suppress(Exception):
+                return pack(rows, in_flight.buffer)
+        return pack(failed, in_flight.buffer)
+
+    def _made(self) -> tuple[Result, InFlightBatch]:
+        """Make what was assigned first; return what became of it, and the batch."""
         doubts = self._doubts
         with doubts or contextlib.nullcontext():
             in_flight, finished = self._engine.pop()
@@ -311,7 +331,7 @@ class AssignedEngine:
             self.share(self._share)
         return result, in_flight
 
-    def unsendable(
+    def _unsendable(
         self, result: Result, in_flight: InFlightBatch, error: Exception
     ) -> Result:
         """Return the failure of all rows, as what was made cannot be pickled."""
@@ -387,6 +407,8 @@ KEEP = 40
 """Slabs that the trainer may hold, including those of batches it has not taken yet."""
 LISTEN_S = 0.005
 """How often a worker that is the main thread looks whether it must end, at most."""
+Message = tuple[bytes, tuple[int, ...]]
+"""What is sent, packed, and the descriptors that go with it."""
 
 
 class Worker:
@@ -451,7 +473,7 @@ class Worker:
         while self._receiver is None and not self._engine.left:
             with self._taking:
                 self._take(self._pipe.receive_all)
-        self._reply(*self._engine.make())
+        self._pipe.send_packed(*self._engine.make(self._packed))
         self._let_receive()
 
     # Whoever receives
@@ -506,39 +528,22 @@ class Worker:
 
     # The main thread
 
-    def _reply(self, result: Result, in_flight: InFlightBatch) -> None:
-        """Send a result. A batch that cannot be pickled is left to the trainer."""
-        buffer = in_flight.buffer
-        memory = buffer.memory
+    def _packed(self, result: Result, buffer: BatchBuffer) -> Message:
+        """Return a result as it is sent, and descriptors to send with it.
+
+        Raises:
+            Exception: whatever pickling what was made raises.
+        """
+        memory, short = buffer.memory, ""
         sealed = result.whole and self._bare and buffer.sealed
-        try:
-            if sealed and self._shelf.has(memory):
-                sent, descriptors = self._shelf.send(memory)
-                result.outcome.nbytes = sent.nbytes
-                message = plain_dumps(result._replace(sent=sent)), descriptors
-            else:
-                self._shelf.put_back(memory)
-                message = self._packed(result)
-        except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
-            self._shelf.put_back(memory)
-            message = self._instead(result, in_flight, error)
-        self._pipe.send_packed(*message)
-
-    def _instead(
-        self, result: Result, in_flight: InFlightBatch, error: Exception
-    ) -> tuple[bytes, tuple[int, ...]]:
-        """Return the samples of a batch that cannot be sent, or the error for that."""
-        kept = in_flight.buffer.kept
-        if result.whole and len(kept) == result.outcome.done:
-            with contextlib.suppress(Exception):
-                return self._packed(result.as_rows(kept, in_flight.first_row))
-        return dumps(self._engine.unsendable(result, in_flight, error)), ()
-
-    def _packed(self, result: Result) -> tuple[bytes, tuple[int, ...]]:
-        """Return a result as it is sent, and descriptors to send with it."""
-        if result.outcome.made is not None:  # the batch has failed
+        lent = self._shelf.send(memory) if sealed else None
+        if lent is not None:
+            sent, descriptors = lent
+            result.outcome.nbytes = sent.nbytes
+            return plain_dumps(result._replace(sent=sent)), descriptors
+        self._shelf.put_back(memory)
+        if result.sent is None:  # it has failed
             return dumps(result), ()
-        short = ""
         try:
             sent, descriptors = self._shelf.pack(result.sent)
         except OSError as error:  # there is no shared memory left
