@@ -381,8 +381,7 @@ class Child:
     """
 
     def __init__(self, pipe: Pipe, pid: int = 0) -> None:
-        self.pipe = pipe
-        self.pid = 0
+        self.pipe, self.pid = pipe, 0
         self._process = -1
         if pid:
             self.hello(pid)

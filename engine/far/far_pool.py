@@ -106,9 +106,7 @@ class FarChild:
     """
 
     def __init__(self, number: int, generation: int, meter: WorkerMeter) -> None:
-        self.number = number
-        self.generation = generation
-        self.meter = meter
+        self.number, self.generation, self.meter = number, generation, meter
         self.errands: dict[int, Errand] = {}
         """What it was sent and has not returned, by number; it works on the first."""
         self.numbers = count()
@@ -363,22 +361,18 @@ class FarPool(ServedPool, Generic[AChild]):
             outcome.failures = []
         if outcome.made is not None:
             in_flight.made, in_flight.elsewhere = outcome.made, True
-        elif self._program.places:
-            self._place_here(lease, outcome, made or [])
+        elif self._program.places:  # nobody there could write to their batch
+            if made:
+                offsets = outcome.offsets or range(len(made))
+                rows = [chunk.first_row + offset for offset in offsets]
+                outcome.nbytes = in_flight.buffer.place(rows, made)
+            outcome.offsets = None
         else:
             outcome.outputs = made
         if outcome.changed is not None:
             self._connector.on_look(outcome.changed)
         self._lease_ns += LEARNING * (outcome.run_ns - self._lease_ns)
         self._connector.settle(lease, outcome, child.meter)
-
-    def _place_here(self, lease: Lease, outcome: Outcome, samples: list[Any]) -> None:
-        """Place rows that were sent back: nobody there could write to their batch."""
-        buffer = lease.in_flight.buffer
-        first, offsets = lease.chunk.first_row, outcome.offsets or range(len(samples))
-        if samples:
-            outcome.nbytes = buffer.place([first + each for each in offsets], samples)
-        outcome.offsets = None
 
     def _key(self, chunk: Chunk, row: int) -> Any:
         """Return what identifies a row to the user: the step, for a whole batch."""

@@ -62,7 +62,10 @@ class Pickler(pickle.Pickler):
         if type(obj) is not torch.Tensor:
             return NotImplemented
         if is_dense(obj):
-            if not is_compact(obj):
+            fills_its_memory = obj.is_contiguous() or (
+                obj.stride() == torch.empty_like(obj, device="meta").stride()
+            )
+            if not fills_its_memory:
                 place = torch.empty(obj.nbytes, dtype=torch.uint8, device="cpu")
                 obj = copied(obj, place.view(obj.dtype))
             line = obj.as_strided((obj.numel(),), (1,)).view(torch.uint8)
@@ -162,13 +165,6 @@ def is_dense(value: Any) -> bool:
         and not value.is_conj()
         and not value.is_neg()
         and not value.__dict__
-    )
-
-
-def is_compact(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill its memory, in whatever order."""
-    return tensor.is_contiguous() or (
-        tensor.stride() == torch.empty_like(tensor, device="meta").stride()
     )
 
 

@@ -57,9 +57,7 @@ class Carrier:
     """
 
     def __init__(self, bus: Bus, to_device: ToDevice, most: int) -> None:
-        self._bus = bus
-        self._to_device = to_device
-        self._most = most
+        self._bus, self._to_device, self._most = bus, to_device, most
         # Whether the system pins slabs: if it refuses one, no more are tried.
         self._pins = True
         # Sources of unfinished copies: while one lives, so does its slab.
@@ -304,8 +302,7 @@ class Pinning:
     """
 
     def __init__(self, device: int, *, slabs: bool) -> None:
-        self._device = device
-        self._slabs = slabs
+        self._device, self._slabs = device, slabs
         self._able = True
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -12,14 +12,13 @@ next batch. So a watch compares the objects with what they were then.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import mmap
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, count, islice
 from operator import is_not
 from typing import Any, NamedTuple
 
@@ -427,7 +426,7 @@ def _summary(thing: Any, memory: Memory) -> Any:
         contents = thing.shape, memory.digest(*_reach(thing))
     elif kind is bytearray:
         contents = len(thing), hash(bytes(thing[:PAGE]))
-    elif kind is itertools.count:
+    elif kind is count:
         contents = repr(thing)  # where it is
     elif kind is LRU_CACHE:
         held = thing.cache_info().currsize
