@@ -22,7 +22,7 @@ import select
 import socket
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -43,6 +43,7 @@ from .handover import Flat, flattened, loads, pack, restored
 from .worker import (
     AssignedEngine,
     Assignment,
+    Seeds,
     be_worker,
     set_up_libraries,
 )
@@ -159,8 +160,7 @@ class ActorPool(FarPool[RemoteActor]):
         recipe: the engine's recipe.
         cluster: where the actors live.
         claim: the stage that has joined the cluster, and whose pool this is.
-        seeds: the seed of the samples' random streams, and what distinguishes this run
-            from others with the same seed.
+        seeds: seeds the global generators of each actor.
         options: Ray's options for each actor.
 
     Raises:
@@ -176,7 +176,7 @@ class ActorPool(FarPool[RemoteActor]):
         recipe: Recipe,
         cluster: RayCluster,
         claim: Claim,
-        seeds: tuple[int, ...],
+        seeds: Seeds,
         options: Mapping[str, Any],
     ) -> None:
         import ray
@@ -184,10 +184,7 @@ class ActorPool(FarPool[RemoteActor]):
         super().__init__(connector, recipe, "Ray actors")
         self._ray = ray
         self._cluster, self._claim = cluster, claim
-        self._seeds = *seeds, connector.segment
-        self._options = dict(options)
-        self._made: Counter[int] = Counter()
-        """Actors created so far, by number."""
+        self._seeds, self._options = seeds, dict(options)
         self._generation = 0
         self._parcel = self._pack()
         self._class = ray.remote(**options)(Actor)
@@ -311,10 +308,9 @@ class ActorPool(FarPool[RemoteActor]):
             LOGGER.warning(FEWER, self._stage, placed, self._wanted)
 
     def _start_child(self, number: int) -> None:
-        before, self._made[number] = self._made[number], self._made[number] + 1
         actor = RemoteActor(self._class.remote(), number, self._generation)
         self._children.append(actor)
-        given = self._parcel, (*self._seeds, before), number
+        given = self._parcel, self._seeds(self._connector.segment, number), number
         self._follow(actor, None, actor.handle.begin.remote(*given))
 
     def _post(self, actor: RemoteActor, packed: Assignment, number: int) -> None:
@@ -431,8 +427,7 @@ class RayCluster:
     ) -> None:
         import ray
 
-        self._ray = ray
-        self._ours = ours
+        self._ray, self._ours = ray, ours
         self._lock = threading.Lock()
         self._claims: dict[Claim, int] = {}
         """The actors that each stage wants: one, until it has a pool."""

@@ -6,7 +6,10 @@ first one starts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from itertools import count
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -22,6 +25,7 @@ from ..workers.pool import Kind, Watches, WorkerPool, no_watch
 if TYPE_CHECKING:
     from .actors import ActorPool, Claim, RayCluster
     from .fork_server import ForkServer
+    from .worker import Seeds
 
 ACTOR = {
     "num_cpus": 1,
@@ -136,13 +140,20 @@ class FarPools(PoolMaker):
         if self._cluster is not None:
             self._cluster.leave(*self._claims)
 
-    @property
-    def _seeds(self) -> tuple[int, ...]:
-        """The seed of the samples, and what distinguishes this run from others."""
+    @cached_property
+    def _seeds(self) -> Seeds:
+        """Returns the seeds of one more worker of a segment, by its number.
+
+        Processes and actors are counted together: one may take the place of the other,
+        and must not draw the same values again.
+        """
         recipe = self._recipe
-        if recipe.drawn:
-            return recipe.seed, recipe.drawn.seed
-        return recipe.seed, self._begun_at, recipe.planned.shard.rank
+        earlier: defaultdict[tuple[int, int], Iterator[int]] = defaultdict(count)
+        drawn = recipe.drawn
+        where = (drawn.seed,) if drawn else (self._begun_at, recipe.planned.shard.rank)
+        run = recipe.seed, *where
+        # It refers to nothing else: the fork server must not keep these pools alive.
+        return lambda segment, number: (*run, segment, next(earlier[segment, number]))
 
 
 def start_method(recipe: Recipe) -> StartMethod:

@@ -16,8 +16,6 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
-import functools
-import itertools
 import multiprocessing.process
 import multiprocessing.util
 import os
@@ -27,7 +25,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import chain, repeat
+from functools import lru_cache
+from itertools import chain, cycle, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import torch
@@ -86,7 +85,7 @@ def find_libraries() -> ThreadpoolController:
     return _find_libraries(len(sys.modules))
 
 
-@functools.lru_cache(maxsize=1)
+@lru_cache(maxsize=1)
 def _find_libraries(_: int) -> ThreadpoolController:
     from threadpoolctl import ThreadpoolController
 
@@ -107,6 +106,10 @@ def set_up_libraries() -> None:
     find_libraries().limit(limits=1)
     if "cv2" in sys.modules:
         sys.modules["cv2"].setNumThreads(0)
+
+
+Seeds = Callable[[int, int], tuple[int, ...]]
+"""Returns the seeds for one more worker, by its segment and its number there."""
 
 
 def be_worker(segment: SegmentRecipe, seeds: tuple[int, ...], number: int) -> None:
@@ -299,7 +302,7 @@ class AssignedEngine:
         its place, or the error that says why. Nothing here refers to it afterwards.
 
         Args:
-            pack: returns a result as it is sent; raises what pickling user objects does.
+            pack: returns a result as it is sent; raises what pickling it raises.
 
         Raises:
             PenstockError: it was stopped.
@@ -437,7 +440,7 @@ class Worker:
         own = any(each.per_batch for each in recipe.segments) or recipe.buffers.collate
         self._bare = not own
         """Whether a batch is its rows, as their layout says."""
-        numbers = itertools.cycle(range(MAX_LANES))
+        numbers = cycle(range(MAX_LANES))
         self._receiver: threading.Thread | None = None
         self._taking = threading.Lock()
         """Held while messages are received and heard, so that each is in its turn."""
