@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import select
 import socket
 import threading
@@ -371,14 +372,12 @@ def told(error: BaseException) -> str:
     """Return what happened, in one line: Ray's messages are long."""
     cause = getattr(error, "cause", None)
     text = f"{type(cause).__name__}: {cause}" if cause else str(error)
-    text = " ".join(text.split())
-    for start in ("The actor died because ", "The actor is dead because "):
-        text = text.partition(start)[2] or text
-    for end in (" Some common causes", " The actor never ran"):
-        text = text.partition(end)[0]
-    return text[:MAX_TOLD]
+    why = BEFORE_WHY.sub("", " ".join(text.split()))
+    return AFTER_WHY.sub("", why)[:MAX_TOLD]
 
 
+BEFORE_WHY = re.compile(".*?The actor (?:died|is dead) because ")
+AFTER_WHY = re.compile(" (?:Some common causes|The actor never ran).*")
 MAX_TOLD = 600
 """Characters of Ray's messages that are shown."""
 

@@ -474,11 +474,10 @@ NAMES = {int(number): number.name for number in signal.Signals}
 
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped, by SIGSTOP or a debugger."""
-    try:
-        status = psutil.Process(pid).status()
-    except psutil.Error:
-        return False
-    return status in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}
+    stopped = psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP
+    with contextlib.suppress(psutil.Error):  # it has ended
+        return psutil.Process(pid).status() in stopped
+    return False
 
 
 # The page: what a child is working on

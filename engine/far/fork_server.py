@@ -25,7 +25,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from multiprocessing import util
-from typing import NamedTuple
 
 from ...system.forking import interrupts_deferred
 from ...system.shared_memory import shared_file
@@ -52,16 +51,9 @@ FAILED = 1 << 8
 BOOT = "import sys; sys.path[:] = {path}; from {module} import main; main()"
 
 
-class Post(NamedTuple):
-    """The position that a worker is started for."""
-
-    segment: int
-    number: int
-    """Its number among the worker processes, from 0, free when it starts."""
-    seeds: tuple[int, ...]
-    """As for `be_worker`."""
-
-
+Post = tuple[int, int, tuple[int, ...]]
+"""What a worker is started for: a segment, its number among the worker processes there,
+from 0 and free when it starts, and seeds as for `be_worker`."""
 Works = Mapping[int, tuple[Recipe, SegmentRecipe]]
 """By segment: what a worker process works by, and the segment in the trainer."""
 Load = Callable[[], Works]
@@ -103,7 +95,7 @@ class ForkServer:
         with self._lock:
             generation = self.generation - self.expired
             if not self.expired:
-                post = Post(segment, number, self._seeds(segment, number))
+                post = segment, number, self._seeds(segment, number)
                 self._send(post, theirs.fileno(), status_page.descriptor)
         theirs.close()
         return ours, status_page, generation
@@ -279,12 +271,12 @@ def run_worker(load: Load, post: Post, pipe: Pipe) -> None:
     """Run a worker process: work until told to stop, or until the trainer is gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # functions may run commands
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    page = StatusPage(pipe.descriptors.popleft())
+    page, (at, number, seeds) = StatusPage(pipe.descriptors.popleft()), post
     try:
-        recipe, segment = load()[post.segment]
+        recipe, segment = load()[at]
     except Exception:
         os.write(page.descriptor, traceback.format_exc().encode())
         raise
-    be_worker(segment, post.seeds, post.number)
+    be_worker(segment, seeds, number)
     with daemonic():
         Worker(pipe, recipe, segment, page).run()

@@ -1,7 +1,8 @@
 """What is loaded and when, decided in advance: pure, and O(1) in the dataset.
 
     order.py        Order: which sample is at which position of an epoch, shuffled by a
-                    Shuffle, a permutation with random access
+                    Shuffle, a permutation with random access; AssignedPlan: the
+                    work of a worker process, as it comes
     timeline.py     Schedule: batch size, image size, learning rate, momentum by place;
                     Timeline: batch numbers to positions and back, across sizes
     group_shuffle.py
@@ -13,7 +14,6 @@
     plan.py         Plan: all of these together, by step
     batch_plan.py   BatchPlan: the stamp that a batch carries
     cursor.py       Cursor: where the next batch starts, and its state dict
-    assigned.py     AssignedPlan: the work of a worker process, as it comes
     drawn.py        DrawnPlan: batches drawn by torch's samplers, not pure, not O(1);
                     Drawing: the origin of their order, and its state dict
 
@@ -22,13 +22,12 @@ Other packages use only the names below.
 
 from __future__ import annotations
 
-from .assigned import AssignedPlan
 from .batch_plan import BatchPlan, Context
 from .buckets import Buckets, Lengths
 from .cursor import Cursor, read_state
 from .drawn import Drawing, DrawnPlan, as_yielded
 from .group_shuffle import group_shuffle
-from .order import Order, PlannedBatch, Planning, Rows, Shuffle
+from .order import AssignedPlan, Order, PlannedBatch, Planning, Rows, Shuffle
 from .part_shuffle import shuffled_by_part
 from .plan import Plan, Tail
 from .shard import Shard
