@@ -18,7 +18,7 @@ def weakly(method: C) -> C:
     reference = weakref.WeakMethod(method)
 
     def call(*args: Any) -> Any:
-        found = reference()
-        return None if found is None else found(*args)
+        bound = reference()
+        return None if bound is None else bound(*args)
 
     return cast("C", call)

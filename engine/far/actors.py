@@ -311,8 +311,8 @@ class ActorPool(FarPool[RemoteActor]):
     def _start_child(self, number: int) -> None:
         actor = RemoteActor(self._class.remote(), number, self._generation)
         self._children.append(actor)
-        given = self._parcel, self._seeds(self._connector.segment, number), number
-        self._follow(actor, None, actor.handle.begin.remote(*given))
+        arguments = self._parcel, self._seeds(self._connector.segment, number), number
+        self._follow(actor, None, actor.handle.begin.remote(*arguments))
 
     def _post(self, actor: RemoteActor, packed: Assignment, number: int) -> None:
         self._follow(actor, number, actor.handle.run.remote(packed))

@@ -248,8 +248,8 @@ class Pipe:
         self._coming += self._read[:got]
         if header.control_length:
             length, _, _ = CONTROL.unpack_from(self._control)
-            found = self._control[CONTROL.size : min(header.control_length, length)]
-            self.descriptors += memoryview(found).cast("i")
+            rights = self._control[CONTROL.size : min(header.control_length, length)]
+            self.descriptors += memoryview(rights).cast("i")
         if header.flags & socket.MSG_CTRUNC:
             text = (
                 "this process has too many open files to receive another, which workers"

@@ -320,11 +320,11 @@ class FarPool(ServedPool, Generic[AChild]):
         Raises:
             Exception: whatever pickling their inputs raises.
         """
-        chunk, given = lease.chunk, lease.inputs
+        chunk, samples = lease.chunk, lease.inputs
         suspect = None if self._per_batch else self._blame.first(chunk)
         if suspect is not None:  # it must run alone, after the rows before
             chunk = chunk.part(0, max(1, suspect))
-        inputs = None if given is None else dumps(given[: len(chunk)])
+        inputs = None if samples is None else dumps(samples[: len(chunk)])
         whole = lease.whole and len(chunk) == len(lease.chunk)
         rows = Rows(chunk.indices, chunk.rounds)
         if self._per_batch and inputs:
@@ -352,23 +352,23 @@ class FarPool(ServedPool, Generic[AChild]):
         errand = child.errands.pop(result.number)
         lease, chunk = errand.lease, errand.chunk
         in_flight, outcome = lease.in_flight, result.outcome
-        made: Any = result.sent
+        data: Any = result.sent
         self._barren = 0
         self._blame.acquit(chunk)
         outcome.done = len(chunk)  # more than one row, if what was sent is a batch
         if result.whole:
-            outcome.made = Finished(made, tuple(outcome.failures))
+            outcome.made = Finished(data, tuple(outcome.failures))
             outcome.failures = []
         if outcome.made is not None:
             in_flight.made, in_flight.elsewhere = outcome.made, True
         elif self._program.places:  # nobody there could write to their batch
-            if made:
-                offsets = outcome.offsets or range(len(made))
+            if data:
+                offsets = outcome.offsets or range(len(data))
                 rows = [chunk.first_row + offset for offset in offsets]
-                outcome.nbytes = in_flight.buffer.place(rows, made)
+                outcome.nbytes = in_flight.buffer.place(rows, data)
             outcome.offsets = None
         else:
-            outcome.outputs = made
+            outcome.outputs = data
         if outcome.changed is not None:
             self._connector.on_look(outcome.changed)
         self._lease_ns += LEARNING * (outcome.run_ns - self._lease_ns)

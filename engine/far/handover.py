@@ -289,10 +289,10 @@ def _obstacle(thing: Any, name: str) -> ObjectPart:
     with suppress(Exception):  # the same again
         pickler.dump(thing)
     whole = ObjectPart(name, thing)
-    given = [whole, *_given(thing)]
-    known = {id(p.thing): p for root in given for p in walk(root.thing, root.path)}
-    last = known.get(id(pickler.seen[-1])) if pickler.seen else None
-    roots = {id(root.thing): root for root in given}
+    named = [whole, *_given(thing)]
+    parts = {id(p.thing): p for root in named for p in walk(root.thing, root.path)}
+    last = parts.get(id(pickler.seen[-1])) if pickler.seen else None
+    roots = {id(root.thing): root for root in named}
     inside = (roots[id(each)] for each in reversed(pickler.seen) if id(each) in roots)
     return last or next(inside, whole)
 

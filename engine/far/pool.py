@@ -117,7 +117,8 @@ class WorkerChild(Child, FarChild):
         """Task and row that took too long."""
         self.asked_ns = self.killed_ns = 0
         """When it was asked for its stacks, and when it was killed for being stuck."""
-        self._was_stopped = False
+        self._stuck_how = ""
+        """How it was stuck, in words; empty if it was not."""
         self._kills = oom_kills()
 
     @property
@@ -125,11 +126,6 @@ class WorkerChild(Child, FarChild):
         """Whether it exited by itself before it was at work."""
         status = self.status_page.status
         return not self.pid and status is not None and os.WIFEXITED(status)
-
-    @property
-    def begins(self) -> bool:
-        """Whether it is starting, or working on its first leases."""
-        return not self.pid or self.meter.begins
 
     @property
     def ready(self) -> bool:
@@ -140,8 +136,7 @@ class WorkerChild(Child, FarChild):
         """Return an assignment as it is sent, with the slabs that were returned."""
         plain = assignment.planned.rows.indices.dtype == np.int64
         packed = (plain_dumps if plain else dumps)(assignment)
-        returned = self.unpacker.returned()
-        return plain_dumps((returned if any(returned) else None, packed))
+        return plain_dumps((self.unpacker.returned(), packed))
 
     def receive(self, result: Result) -> Result:
         """Return a result with what was made, as it is.
@@ -151,8 +146,8 @@ class WorkerChild(Child, FarChild):
         """
         if result.sent is None:
             return result
-        made = self.unpacker.receive(result.sent, self.pipe.descriptors)
-        return result._replace(sent=made)
+        data = self.unpacker.receive(result.sent, self.pipe.descriptors)
+        return result._replace(sent=data)
 
     def look(self, limit_ns: int, now_ns: int) -> int | None:
         """Enforce the time limit of samples: who exceeds it is asked for its stacks.
@@ -178,7 +173,8 @@ class WorkerChild(Child, FarChild):
         if first is None or now_ns < first[0]:
             return None if first is None else first[0]
         self.stuck, self.asked_ns = first[1:], now_ns
-        self._was_stopped = is_stopped(self.pid)
+        stopped = ", stopped by a signal (SIGSTOP, or a debugger)"
+        self._stuck_how = "replaced as it was stuck" + stopped * is_stopped(self.pid)
         self._signal(STACK_SIGNAL)
         return now_ns + STACKS_NS
 
@@ -186,8 +182,8 @@ class WorkerChild(Child, FarChild):
         """Return the earliest deadline: when, and of which task and row."""
         if not self.errands or not self.pid:  # it is starting
             return None
-        held = (at for at in self.status_page.held() if at.task in self.errands)
-        due = [(at.since_ns + limit_ns, at.task, at.row) for at in held]
+        samples = (at for at in self.status_page.held() if at.task in self.errands)
+        due = [(at.since_ns + limit_ns, at.task, at.row) for at in samples]
         if not due:  # nobody works there, yet tasks are waiting
             moved_ns = self.status_page.moved_ns()
             due = [
@@ -213,11 +209,8 @@ class WorkerChild(Child, FarChild):
 
     def how_it_ended(self) -> str:
         """Return why it ended, and what it wrote before that."""
-        if self.stuck is None:
-            cause = cause_of(self.status_page.status, self._kills, oom_kills())
-        else:
-            stopped = ", stopped by a signal (SIGSTOP, or a debugger)"
-            cause = "replaced as it was stuck" + stopped * self._was_stopped
+        status = self.status_page.status
+        cause = self._stuck_how or cause_of(status, self._kills, oom_kills())
         lines = self.status_page.text().strip().splitlines()[:MAX_LINES]
         return "\n".join([f"{cause}; it wrote:", *lines]) if lines else cause
 
@@ -284,7 +277,9 @@ class ProcessPool(FarPool[WorkerChild]):
         workers = sum(child.share.workers for child in children)
         beginning = 0
         if asked != self._begun:
-            begun = sum(child.share.workers for child in children if not child.begins)
+            begun = sum(
+                c.share.workers for c in children if c.pid and not c.meter.begins
+            )
             beginning = max(0, min(asked, workers or asked) - begun)
             self._begun = self._begun if beginning else asked
         return PoolStatistics(workers, beginning, children=len(children))
@@ -446,8 +441,8 @@ class ProcessPool(FarPool[WorkerChild]):
         return False
 
     def _start_child(self, number: int) -> None:
-        made = self._fork_server.start_worker(self._connector.segment, number)
-        child = WorkerChild(*made, number, self._connector.enter())
+        start = self._fork_server.start_worker(self._connector.segment, number)
+        child = WorkerChild(*start, number, self._connector.enter())
         self._children.append(child)
         self._selector.register(child.pipe, READ, child)
 

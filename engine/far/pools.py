@@ -163,12 +163,12 @@ def start_method(recipe: Recipe) -> StartMethod:
     a function holds CUDA tensors, which a forked process cannot use. Whoever has set
     another method for the whole program had a reason.
     """
-    if (said := recipe.options.multiprocessing_context) is not None:
-        return said
+    if (setting := recipe.options.multiprocessing_context) is not None:
+        return setting
     usual = torch.multiprocessing.get_start_method(allow_none=True)
     if usual in ("spawn", "forkserver"):
         return cast("StartMethod", usual)
     subjects = [each.subjects for each in recipe.segments]
     cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    held = cuda and find_on_device(subjects, "subjects", "cuda") is not None
-    return "forkserver" if held else "fork"
+    on_gpu = cuda and find_on_device(subjects, "subjects", "cuda") is not None
+    return "forkserver" if on_gpu else "fork"

@@ -69,8 +69,8 @@ def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
 def _answer(child: Child) -> Mapping[int, Finding]:
     """Return what a child has found; nothing if it dies or takes too long."""
     with suppress(EOFError):
-        for found in child.pipe.receive_all(WAIT_S):
-            return {at: each for at, each in found.items() if each.is_ownable}
+        for findings in child.pipe.receive_all(WAIT_S):
+            return {at: each for at, each in findings.items() if each.is_ownable}
         child.kill()
     return {}
 
@@ -113,15 +113,15 @@ def _try(
     """Make these samples; report what is held then, or has changed."""
     set_up_libraries()
     works = [Work(chunk, SampleRandom(seed), []) for chunk in chunks]
-    held: dict[int, Finding | None] = {}
+    findings: dict[int, Finding | None] = {}
     for at, segment in enumerate(segments):
         witness = Witness(segment.program.doubtful)
         with witness:
             for operation, work in product(_uncached(segment.program), works):
                 operation.run(work)
         if at in doubted:
-            held[at] = witness.finding()
-    pipe.send({at: finding for at, finding in held.items() if finding is not None})
+            findings[at] = witness.finding()
+    pipe.send({at: finding for at, finding in findings.items() if finding is not None})
 
 
 def _uncached(program: Program) -> Iterator[Operation]:

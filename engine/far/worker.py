@@ -519,14 +519,13 @@ class Worker:
         for message in messages:
             self._hear(message)
 
-    def _hear(self, message: Share | tuple[Returned | None, bytes]) -> None:
+    def _hear(self, message: Share | tuple[Returned, bytes]) -> None:
         if isinstance(message, Share):
             self._engine.share(message)
             self._let_receive()
         else:
             returned, packed = message
-            if returned is not None:
-                self._shelf.take_back(returned)
+            self._shelf.take_back(returned)
             self._engine.assign(loads(packed))
 
     # The main thread

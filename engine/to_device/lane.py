@@ -162,14 +162,14 @@ def sweep(sources: deque[Source]) -> None:
 
 def tensors_of(data: Any) -> list[torch.Tensor]:
     """Return all tensors of a batch."""
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
+        tensors.append(tensor)
         return tensor
 
     map_tensors(data, note)
-    return found
+    return tensors
 
 
 class Ahead(NamedTuple):

@@ -78,8 +78,8 @@ def walk(thing: Any, name: str) -> Iterator[ObjectPart]:
     Every object comes once. Numbers and text are left out.
     """
     yield ObjectPart(name, thing)
-    found = (part for _, _, part, is_new in edges([ObjectPart(name, thing)]) if is_new)
-    yield from islice(found, MAX_PARTS - 1)
+    parts = (part for _, _, part, is_new in edges([ObjectPart(name, thing)]) if is_new)
+    yield from islice(parts, MAX_PARTS - 1)
 
 
 def edges(
@@ -203,8 +203,8 @@ def _dict_of(thing: Any) -> dict[Any, Any]:
     for owner in type(thing).__mro__:
         descriptor = owner.__dict__.get("__dict__")
         if type(descriptor) is types.GetSetDescriptorType:
-            found: dict[Any, Any] = descriptor.__get__(thing)
-            return found
+            attributes: dict[Any, Any] = descriptor.__get__(thing)
+            return attributes
     return {}
 
 

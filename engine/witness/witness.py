@@ -89,8 +89,8 @@ class Witness:
 
     def changed(self) -> str | None:
         """Return the path of something that has changed, or None."""
-        found = difference(self._before, self.subjects)
-        return None if found is None else found[1]
+        change = difference(self._before, self.subjects)
+        return None if change is None else change[1]
 
     def verdict(self, kind: str) -> str:
         """Return why workers of a kind would make other samples; empty if unknown.
@@ -105,8 +105,8 @@ class Witness:
             return Restriction.CHANGES.format(path)
         if self._grows and kind != "thread":
             return Restriction.GRADIENTS
-        found = self._bound(UNSHARED if kind == "thread" else BOUND)
-        return "" if found is None else Restriction.BELONGS.format(found)
+        thing = self._bound(UNSHARED if kind == "thread" else BOUND)
+        return "" if thing is None else Restriction.BELONGS.format(thing)
 
     @property
     def _open_file(self) -> str | None:
@@ -118,8 +118,8 @@ class Witness:
         return not any(unsafe) and self.changed() is None and not self._bound(BOUND)
 
     def _bound(self, classes: frozenset[str]) -> str | None:
-        found = (find_bound(each, name_of(each), classes) for each in self.subjects)
-        return next(filter(None, found), None)
+        things = (find_bound(each, name_of(each), classes) for each in self.subjects)
+        return next(filter(None, things), None)
 
     def finding(self) -> Finding | None:
         """Return the nearest thing that threads must not share, or None."""
@@ -128,9 +128,9 @@ class Witness:
                 return unsafe
         if (path := self._open_file) is not None:
             return Finding(path, "file", POSITION)
-        if (found := difference(self._before, self.subjects)) is None:
+        if (change := difference(self._before, self.subjects)) is None:
             return None
-        return Finding(name_of(self.subjects[found[0]]) + found[1], "value", STATE)
+        return Finding(name_of(self.subjects[change[0]]) + change[1], "value", STATE)
 
     # The only worker of a stage, which has a copy
 
@@ -210,8 +210,8 @@ class ChangeWatch:
             return next(name for name in said if said[name] != self._surroundings[name])
         if not touched and start < self._due_s:
             return None
-        if (found := difference(self._before, self._subjects)) is not None:
-            return name_of(self._subjects[found[0]]) + found[1]
+        if (change := difference(self._before, self._subjects)) is not None:
+            return name_of(self._subjects[change[0]]) + change[1]
         if touched:  # by something equal
             self.renew()
         else:
@@ -247,11 +247,11 @@ def _within(views: Iterable[View]) -> Iterator[tuple[View, tuple[Any, ...]]]:
     """Yield views with what they show now, as long as a look can compare that."""
     left = MAX_ALL
     for view in views:
-        held = _held(view)
-        left -= len(held)
+        members = _held(view)
+        left -= len(members)
         if left < 0:
             return
-        yield view, held
+        yield view, members
 
 
 def _held(view: View) -> tuple[Any, ...]:
@@ -287,7 +287,7 @@ def snapshot(things: Iterable[Any]) -> dict[str, Any]:
     everything else by identity. Of large arrays, some pages are looked at. An object
     whose class says `PER_PROCESS`, as a source does, is left out.
     """
-    found: dict[str, Any] = {}
+    summaries: dict[str, Any] = {}
     memory = Memory()
     level = [
         ObjectPart(str(at), thing)
@@ -296,8 +296,8 @@ def snapshot(things: Iterable[Any]) -> dict[str, Any]:
     ]
     for holder, step, (path, part), _ in islice(edges(level), MAX_SUMMARIES):
         summary = _summary(part, memory)
-        found[path] = WorkedOut(summary) if _is_cached(holder, step) else summary
-    return found
+        summaries[path] = WorkedOut(summary) if _is_cached(holder, step) else summary
+    return summaries
 
 
 def is_per_process(thing: Any) -> bool:

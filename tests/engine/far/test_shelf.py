@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engine.far.slabs import Returned
 from support.ferry import Ferry, ferries, layout_of
 
 ROWS = 4
@@ -86,7 +85,7 @@ def test_a_slab_that_a_fork_shares_is_not_used_again(ferry: Ferry) -> None:
     ferry.carry(IMAGE, 5)
     (first,) = ferry.sent
     ferry.unpacker.returned()
-    ferry.shelf.take_back(Returned((), (first.key,)))
+    ferry.shelf.take_back(((), (first.key,)))
     ferry.carry(IMAGE, 6)
     assert ferry.sent[-1].key != first.key
     assert ferry.sent[-1].forget == (first.key,)
