@@ -54,7 +54,10 @@ HEADER = struct.Struct("!Q")
 CONTROL = struct.Struct("@Nii")
 """C's `struct cmsghdr`, which precedes descriptors (nothing else comes with a frame):
 its length, level and type."""
+# Enough: a frame comes with two at most (a pipe and a page), and the system does not
+# join those of several frames in one read.
 MAX_DESCRIPTORS = 8
+# More than waits in a socket by default (212,992 bytes): one read takes all of it.
 READ_BYTES = 1 << 18
 LARGE_BYTES = 1 << 16
 """Larger frames are sent without the GIL: copying them takes a while."""

@@ -76,7 +76,8 @@ class ForkServer:
         self._works, self._seeds = works, seeds
         self._method = method
         self._lock = threading.Lock()
-        """Guards the following: several worker pools start workers."""
+        """Guards the following, and sending: several worker pools start workers, and a
+        pipe has one sender at a time."""
         self.generation = 0
         """Workers of an earlier generation have an outdated copy of the dataset."""
         self.expired = False

@@ -499,13 +499,13 @@ class ProcessPool(FarPool[WorkerChild]):
 
     def _end_all(self) -> None:
         """Stop every child; the fork server waits until they are gone."""
-        with self._serving:
+        with self._serving:  # the trainer may be serving them at this moment
             self._ended = True
         stores = any(isinstance(each, Cached) for each in self._program.operations)
         end_s = time.monotonic() + (STORE_S if stores else LEAVE_S)
         children, self._children = self._children, []
         self._selector.close()
-        for child in children:
+        for child in children:  # all pipes first: so they end side by side
             self._connector.leave(child.meter)
             child.pipe.close()
         for child in children:

@@ -362,9 +362,10 @@ class AssignedEngine:
             failures, outcome.failures = tuple(outcome.failures), []
             outcome.made = FailedBatch(travel(finished.error), failures)
             return Result(number, outcome)
-        result = Result(number, outcome, finished.data, in_flight.whole)
-        whole = in_flight.whole
-        return result if whole else result.as_rows(finished.data, in_flight.first_row)
+        result = Result(number, outcome, finished.data, whole=True)
+        if in_flight.whole:
+            return result
+        return result.as_rows(finished.data, in_flight.first_row)
 
     def _add_costs(self, outcome: Outcome) -> None:
         """Note what was spent since the last time."""
@@ -437,8 +438,8 @@ class Worker:
         self._pipe, self._status_page = pipe, status_page
         self._program = segment.program
         self._shelf = Shelf(KEEP)
-        own = any(each.per_batch for each in recipe.segments) or recipe.buffers.collate
-        self._bare = not own
+        users = any(each.per_batch for each in recipe.segments)
+        self._bare = not (users or recipe.buffers.collate)
         """Whether a batch is its rows, as their layout says."""
         numbers = cycle(range(MAX_LANES))
         self._receiver: threading.Thread | None = None

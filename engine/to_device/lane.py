@@ -86,7 +86,7 @@ class Carrier:
         if any(tensor.device.type != "cpu" for tensor in tensors):
             # Made in some stream of the user's: the trainer's stream must continue.
             moved = self._to_device(data)
-            self._under_way.append((self._bus.mark_here(), tensors))
+            self._under_way.append((self._bus.mark(here=True), tensors))
             return Crossing(moved, plan, None)
         staged = self._stage(tensors)
 
@@ -328,7 +328,8 @@ class Pinning:
             if not self._moves(tensor):
                 return tensor
             if id(tensor) not in moved:  # one that comes twice stays one
-                moved[id(tensor)] = tensor, self._copied(tensor)
+                memory = self.allocate((tensor.numel(),), tensor.dtype)
+                moved[id(tensor)] = tensor, copied(tensor, memory)
             return moved[id(tensor)][1]
 
         try:
@@ -343,9 +344,6 @@ class Pinning:
         if block_at(tensor.data_ptr()) is not None:
             return self._slabs
         return not tensor.is_pinned()
-
-    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        return copied(tensor, self.allocate((tensor.numel(),), tensor.dtype))
 
 
 def pinned(buffers: Buffers, device: int | None, *, slabs: bool) -> Buffers:
