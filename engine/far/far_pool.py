@@ -66,18 +66,18 @@ class Blame:
 
     def acquit(self, chunk: Chunk) -> None:
         """Clear these rows: they are done."""
-        if self._deaths:
-            first, step = chunk.first_row, chunk.step
-            for row in range(first, first + len(chunk)):
-                self._deaths.pop((step, row), None)
+        for offset in self._offsets(chunk):
+            del self._deaths[chunk.step, chunk.first_row + offset]
 
     def first(self, chunk: Chunk) -> int | None:
         """Return the offset of the first suspect in a chunk, or None."""
-        if not self._deaths:
-            return None
-        step, first = chunk.step, chunk.first_row
-        rows = range(len(chunk))
-        return next((at for at in rows if (step, first + at) in self._deaths), None)
+        return min(self._offsets(chunk), default=None)
+
+    def _offsets(self, chunk: Chunk) -> list[int]:
+        """Return where a chunk has suspects. They are few, and hardly ever any."""
+        rows = [row for step, row in self._deaths if step == chunk.step]
+        offsets = (row - chunk.first_row for row in rows)
+        return [offset for offset in offsets if 0 <= offset < len(chunk)]
 
     def verdict(self, chunk: Chunk) -> str | None:
         """Return the last death of a chunk's first row, if that must be given up."""
@@ -293,7 +293,7 @@ class FarPool(ServedPool, Generic[AChild]):
     def _take(self, meter: WorkerMeter) -> Lease | None:
         """Take a lease; if its first sample must be given up, do that at once."""
         while (lease := self._connector.try_take(meter)) is not None:
-            death = self._blame.verdict(lease.chunk) if self._blame else None
+            death = self._blame.verdict(lease.chunk)
             if death is None:
                 return lease
             chunk = lease.chunk if self._per_batch else lease.chunk.part(0, 1)
