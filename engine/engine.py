@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Self
 
 from ..errors import CLOSED, PenstockError
-from ..system.weak_methods import weakly
+from ..system.wakeup import weakly
 from .auto_executor import resolve
 from .batch.buffer import FailedBatch, Finished, Gathered
 from .batch_work import BatchWork, worked_late

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ..system.forking import FORKS
 from ..system.run_queue import RunQueue
-from ..system.weak_methods import weakly
+from ..system.wakeup import weakly
 from .core.byte_budget import Reservations
 from .core.connector import Connector
 from .core.core import Core, SegmentState

@@ -79,7 +79,7 @@ class FarPools(PoolMaker):
     ) -> WorkerPool:
         """Create a pool of one kind, without workers yet."""
         if kind == "process":
-            from .pool import ProcessPool
+            from .processes import ProcessPool
 
             assert self._fork_server is not None
             cores = recipe.children or max(1, round(self._recipe.cpu_cores))
