@@ -49,8 +49,7 @@ def read_places() -> dict[int, Place]:
             is_read = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == 0
             status = os.fstat(descriptor)
             if is_read and stat.S_ISREG(status.st_mode) and status.st_size:
-                at = os.lseek(descriptor, 0, os.SEEK_CUR)
-                places[descriptor] = status.st_ino, at
+                places[descriptor] = status.st_ino, os.lseek(descriptor, 0, os.SEEK_CUR)
     return places
 
 

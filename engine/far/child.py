@@ -605,10 +605,9 @@ class StatusPage:
     def held(self) -> list[Held]:
         """Return the samples being worked on, or those at the worker's death."""
         words = self._words
-        places = range(FIRST, FIRST + EACH * MAX_LANES, EACH)
         return [
             Held(words[at] - 1, words[at + 1], words[at + 2])
-            for at in places
+            for at in range(FIRST, FIRST + EACH * MAX_LANES, EACH)
             if words[at]
         ]
 

@@ -311,8 +311,7 @@ class FarPool(ServedPool, Generic[AChild]):
     ) -> None:
         """Settle a lease, or these first rows of it, with this error."""
         self._blame.acquit(chunk)
-        outcome = failed_outcome(chunk, self._stage, error)
-        self._connector.settle(lease, outcome, meter)
+        self._connector.settle(lease, failed_outcome(chunk, self._stage, error), meter)
 
     def _assignment(self, lease: Lease) -> tuple[Chunk, Assignment]:
         """Return the rows of a lease that may be sent, and how they are sent.

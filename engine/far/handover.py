@@ -200,15 +200,14 @@ def travel(error: BaseException) -> Travelling:
     An exception that pickle does not restore as it was (many with arguments of their
     own are not) travels as a `WorkerError` that quotes it.
     """
-    frames = users_frames(error)
-    text = "".join(traceback.format_exception(type(error), error, frames))
+    lines = traceback.format_exception(type(error), error, users_frames(error))
     try:
         copy = pickle.loads(dumps(error))  # noqa: S301 our own exception
     except Exception:  # noqa: BLE001 whatever it raises, it cannot travel
         copy = None
     if type(copy) is not type(error):
         error = _with_notes(WorkerError(f"{type(error).__qualname__}: {error}"), error)
-    return Travelling(error, text)
+    return Travelling(error, "".join(lines))
 
 
 def _arrived(error: BaseException, text: str) -> BaseException:
@@ -248,8 +247,7 @@ def pack(thing: Any, name: str, elsewhere: str = FORKED) -> bytes:
     try:
         program_pickler()(body, protocol=pickle.HIGHEST_PROTOCOL).dump(thing)
     except Exception as error:
-        text = _explain(_obstacle(thing, name), error, elsewhere)
-        raise SpecError(text) from error
+        raise SpecError(_explain(_obstacle(thing, name), error, elsewhere)) from error
     return body.getvalue()
 
 

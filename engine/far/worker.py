@@ -125,8 +125,8 @@ def be_worker(segment: SegmentRecipe, seeds: tuple[int, ...], number: int) -> No
             this worker's number before.
         number: its number among the workers of the segment.
     """
-    seed = mixed(seeds) + number  # as torch counts
-    seed_global_generators(seed & 0xFFFFFFFFFFFFFFFF)
+    # As torch counts.
+    seed_global_generators((mixed(seeds) + number) & 0xFFFFFFFFFFFFFFFF)
     segment.program.enter(number)
 
 
@@ -411,8 +411,6 @@ KEEP = 40
 """Slabs that the trainer may hold, including those of batches it has not taken yet."""
 LISTEN_S = 0.005
 """How often a worker that is the main thread looks whether it must end, at most."""
-Message = tuple[bytes, tuple[int, ...]]
-"""What is sent, packed, and the descriptors that go with it."""
 
 
 class Worker:
@@ -531,7 +529,9 @@ class Worker:
 
     # The main thread
 
-    def _packed(self, result: Result, buffer: BatchBuffer) -> Message:
+    def _packed(
+        self, result: Result, buffer: BatchBuffer
+    ) -> tuple[bytes, tuple[int, ...]]:
         """Return a result as it is sent, and descriptors to send with it.
 
         Raises:
@@ -590,9 +590,8 @@ def daemonic() -> Iterator[None]:
     trainer = process.current_process()
     process._current_process = multiprocessing.Process(daemon=True)
     process._children = set()
-    sentinel = os.pidfd_open(os.getppid())
     process._parent_process = process._ParentProcess(
-        trainer.name, os.getppid(), sentinel
+        trainer.name, os.getppid(), os.pidfd_open(os.getppid())
     )
     util._run_after_forkers()
     try:

@@ -16,7 +16,6 @@ import torch
 
 PORTABLE = 1
 """cudaHostRegisterPortable: pinned for all devices of this process."""
-SUCCESS = 0
 
 
 class Bus:
@@ -84,9 +83,8 @@ class Bus:
 
     def register(self, address: int, nbytes: int) -> bool:
         """Pin existing memory; return whether that was possible."""
-        status = self._cudart.cudaHostRegister(address, nbytes, PORTABLE)
-        if int(status) == SUCCESS:
-            return True
+        if not int(self._cudart.cudaHostRegister(address, nbytes, PORTABLE)):
+            return True  # zero is cudaSuccess
         self._forget_error()
         return False
 

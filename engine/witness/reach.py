@@ -61,8 +61,6 @@ LRU_CACHE: type = type(lru_cache(int))
 ENTRIES = ("__getitem__", "__getitems__", "__call__", "forward")
 """Methods through which a worker enters a user's object."""
 
-Named = tuple[str, Any]
-
 
 class ObjectPart(NamedTuple):
     """An object that a walk reached."""
@@ -110,7 +108,7 @@ def edges(
         level = below
 
 
-def direct_parts(thing: Any) -> Iterator[Named]:
+def direct_parts(thing: Any) -> Iterator[tuple[str, Any]]:
     """Yield what `thing` directly holds: `(".transform", ...)`, `("[3]", ...)`.
 
     What a function uses from around it appears as `.<closure>.x`, `.<globals>.x` and
