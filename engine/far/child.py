@@ -64,6 +64,7 @@ LARGE_BYTES = 1 << 16
 ROOM = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL | socket.MSG_CMSG_CLOEXEC
 _ends: weakref.WeakSet[Pipe] = weakref.WeakSet()
+# Those that a child which is being forked keeps.
 _kept: tuple[Pipe, ...] = ()
 _changing = threading.RLock()
 """Held during a fork, and while an end is open that is not in `_ends`: one being made,
@@ -304,17 +305,6 @@ def shut_down(end: Pipe) -> None:
         end._socket.shutdown(socket.SHUT_RDWR)  # noqa: SLF001 of this very module
 
 
-@contextlib.contextmanager
-def kept(*ends: Pipe) -> Iterator[None]:
-    """Fork within this `with`: the child keeps these ends, and no others."""
-    global _kept  # noqa: PLW0603 read by the hook, in the child
-    _kept = ends
-    try:
-        yield
-    finally:
-        _kept = ()
-
-
 def _close_inherited() -> None:
     """In any forked child: close the ends that belong to the trainer.
 
@@ -343,8 +333,12 @@ def fork_child(body: Callable[[], None], *ends: Pipe) -> int:
     Raises:
         OSError: the process limit is reached, or memory is short.
     """
-    with kept(*ends):
+    global _kept  # noqa: PLW0603 read by the hook, in the child
+    _kept = ends
+    try:
         pid = fork()
+    finally:
+        _kept = ()
     if pid == 0:
         run_child(body)
     return pid

@@ -247,7 +247,7 @@ class FarPool(ServedPool, Generic[AChild]):
                 if len(child.errands) != having:
                     continue
                 waited = child.meter.waiting_for is not None
-                lease = self._take(child.meter)
+                lease = self._next_lease(child.meter)
                 if lease is not None:
                     self._send(child, lease)
                 elif waited or having:
@@ -290,7 +290,7 @@ class FarPool(ServedPool, Generic[AChild]):
     def _post(self, child: AChild, packed: Any, number: int) -> None:
         """Send a child what it has packed. If it is gone, its end will be noticed."""
 
-    def _take(self, meter: WorkerMeter) -> Lease | None:
+    def _next_lease(self, meter: WorkerMeter) -> Lease | None:
         """Take a lease; if its first sample must be given up, do that at once."""
         while (lease := self._connector.try_take(meter)) is not None:
             death = self._blame.verdict(lease.chunk)

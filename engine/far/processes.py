@@ -480,9 +480,9 @@ class ProcessPool(FarPool[WorkerChild]):
             if isinstance(message, int):
                 child.hello(message)
             else:
-                self._take_back(child, message)
+                self._hear_result(child, message)
 
-    def _take_back(self, child: WorkerChild, result: Result) -> None:
+    def _hear_result(self, child: WorkerChild, result: Result) -> None:
         if result.short and not self._short:
             self._short = True
             LOGGER.warning(NO_SLAB, result.short)

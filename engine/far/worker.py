@@ -474,7 +474,7 @@ class Worker:
         """Do what was assigned first. Keeps no reference between two assignments."""
         while self._receiver is None and not self._engine.left:
             with self._taking:
-                self._take(self._pipe.receive_all)
+                self._hear_messages(self._pipe.receive_all)
         self._pipe.send_packed(*self._engine.make(self._packed))
         self._let_receive()
 
@@ -493,7 +493,7 @@ class Worker:
         try:
             while not self._engine.closed:
                 with self._taking:
-                    self._take(self._pipe.receive_all)
+                    self._hear_messages(self._pipe.receive_all)
         except BaseException:  # noqa: BLE001 nobody above could report it
             traceback.print_exc()
             leave(1)
@@ -503,11 +503,11 @@ class Worker:
         due = time.monotonic() - self._listened_s > LISTEN_S
         if due and self._receiver is None and self._taking.acquire(blocking=False):
             try:
-                self._take(self._pipe.collect)
+                self._hear_messages(self._pipe.collect)
             finally:
                 self._taking.release()
 
-    def _take(self, receive: Callable[[], list[Any]]) -> None:
+    def _hear_messages(self, receive: Callable[[], list[Any]]) -> None:
         """Take some messages, in order; stop the engine after the last one of all."""
         messages = []
         try:
