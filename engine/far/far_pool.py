@@ -38,8 +38,6 @@ because a killed fork server takes all children with it that it was about to sta
 NEVER_BEGUN = 20
 """A worker that ends before it is at work counts as this many deaths: the next one
 would do the same."""
-
-
 LIMIT = 5
 """Workers that a sample may kill before it is given up."""
 

@@ -66,24 +66,9 @@ WRITE = selectors.EVENT_WRITE
 MAX_TOGETHER = 16
 """Most workers in one child: a GIL takes 20 to 100 us to change hands, and every thread
 makes the wait for it that much longer."""
-
-
 ROWS_EACH = 24
 """Rows that wait at a child for each of its workers, if these are several: as many as a
 lease of its engine has where most of a row is a wait. With fewer, workers ran out."""
-
-
-def children_for(workers: int, cores: int | None) -> int:
-    """Return how many children carry so many workers.
-
-    Args:
-        workers: their number.
-        cores: as for `ProcessPool`; None: each worker needs a child of its own.
-    """
-    if cores is None:
-        return workers
-    return min(workers, max(cores, -(-workers // MAX_TOGETHER)))
-
 
 STORE_S = 1.0
 """How long children may take to end if they still write to a cache, in seconds."""
@@ -93,6 +78,11 @@ STACKS_NS = 300_000_000
 """How long a stuck worker may take to write its stacks."""
 GONE_NS = 2_000_000_000
 """How long a killed worker may take to end before it no longer counts."""
+
+
+def children_for(workers: int, cores: int) -> int:
+    """Return how many children carry so many workers, at least one for each core."""
+    return min(workers, max(cores, -(-workers // MAX_TOGETHER)))
 
 
 class WorkerChild(Child, FarChild):
@@ -243,7 +233,8 @@ class ProcessPool(FarPool[WorkerChild]):
     ) -> None:
         super().__init__(connector, recipe, "worker processes")
         segment, self._fork_server = self._segment, fork_server
-        self._cores = cores if segment.thread_safe else None
+        self._cores = cores if segment.thread_safe else sys.maxsize
+        """Children that it has before workers share one."""
         self._most = 1 if segment.iterable else sys.maxsize
         self._staffed: tuple[int, int, int] | None = None
         """The request, children and generation for which nothing is left to adjust."""
@@ -417,7 +408,7 @@ class ProcessPool(FarPool[WorkerChild]):
     def _share_out(self, asked: int) -> None:
         """Tell each child how many of the workers it has."""
         children = len(self._children)
-        workers = children if self._cores is None else max(asked, children)
+        workers = max(asked, children) if self._segment.thread_safe else children
         each, more = divmod(workers, max(1, children))
         for at, child in enumerate(self._children):
             share = Share(each + (at < more), workers)

@@ -58,16 +58,12 @@ SWITCH_S = 0.0005
 With Python's 5 ms, 24 readers beside one that computes were a fifth slower."""
 END_S = 60.0
 """How long a worker may take to finish its rows; the trainer is less patient."""
-
-
 THREAD_CAPS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
-
-
 KEPT_BYTES = {-3: 32 << 20, -1: 64 << 20}
 """M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of the C library: blocks that it takes from the
 system singly, and free memory at the end of the heap that it returns. It begins with
