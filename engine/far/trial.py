@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from itertools import product
+from itertools import chain, product
 
 from ...system.forking import interrupts_deferred
 from ..core.chunk import Chunk
 from ..plan import Plan
 from ..program.cached import Cached, Stored
-from ..program.program import Operation, Program, Work
+from ..program.program import Work
 from ..program.randomness import SampleRandom
 from ..recipe import Recipe, SegmentRecipe
 from ..witness.hazards import Finding, leads_away
@@ -116,18 +116,14 @@ def _try(
     findings: dict[int, Finding | None] = {}
     for at, segment in enumerate(segments):
         witness = Witness(segment.program.doubtful)
+        steps = chain.from_iterable(
+            each.steps if isinstance(each, Cached) else (each,)
+            for each in segment.program.operations
+        )
+        uncached = [step for step in steps if not isinstance(step, Stored)]
         with witness:
-            for operation, work in product(_uncached(segment.program), works):
+            for operation, work in product(uncached, works):
                 operation.run(work)
         if at in doubted:
             findings[at] = witness.finding()
     pipe.send({at: finding for at, finding in findings.items() if finding is not None})
-
-
-def _uncached(program: Program) -> Iterator[Operation]:
-    """Yield the operations, without the caches among them."""
-    for operation in program.operations:
-        if isinstance(operation, Cached):
-            yield from (s for s in operation.steps if not isinstance(s, Stored))
-        else:
-            yield operation
