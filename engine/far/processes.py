@@ -15,12 +15,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import selectors
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from functools import partial
+from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 
 import numpy as np
 
@@ -61,8 +61,6 @@ CHILD_NEEDS = 3
 """Descriptors that a child takes: its pipe, its page, and the process itself."""
 KEPT_FREE = 24
 """Descriptors that are left for other uses."""
-READ = selectors.EVENT_READ
-WRITE = selectors.EVENT_WRITE
 MAX_TOGETHER = 16
 """Most workers in one child: a GIL takes 20 to 100 us to change hands, and every thread
 makes the wait for it that much longer."""
@@ -248,8 +246,8 @@ class ProcessPool(FarPool[WorkerChild]):
         whether the trainer, in its own thread, has made room for work."""
         self._serving = threading.Lock()
         """Held while leases are handed out and results heard, by whichever thread."""
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wakeup, READ)
+        self._selector = DefaultSelector()
+        self._selector.register(self._wakeup, EVENT_READ)
         self._start()
 
     def _hear_of_work(self) -> None:
@@ -435,7 +433,7 @@ class ProcessPool(FarPool[WorkerChild]):
         start = self._fork_server.start_worker(self._connector.segment, number)
         child = WorkerChild(*start, number, self._connector.enter())
         self._children.append(child)
-        self._selector.register(child.pipe, READ, child)
+        self._selector.register(child.pipe, EVENT_READ, child)
 
     def _end(self, child: WorkerChild) -> None:
         self._selector.unregister(child.pipe)
@@ -455,15 +453,15 @@ class ProcessPool(FarPool[WorkerChild]):
 
     def _listen(self, child: WorkerChild) -> None:
         """Watch a child's pipe for room for as long as something waits for it."""
-        events = READ | WRITE if child.pipe.waiting else READ
+        events = EVENT_READ | EVENT_WRITE if child.pipe.waiting else EVENT_READ
         self._selector.modify(child.pipe, events, child)
 
     def _hear(self, child: WorkerChild, events: int) -> None:
         try:
-            if events & WRITE:
+            if events & EVENT_WRITE:
                 child.pipe.flush()
                 self._listen(child)
-            messages = child.pipe.collect() if events & READ else []
+            messages = child.pipe.collect() if events & EVENT_READ else []
         except EOFError:
             self._reap(child)
             return
