@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Self
 
 from ..errors import CLOSED, PenstockError
-from ..system.weak_methods import weakly
+from ..system.wakeup import weakly
 from .batch.buffer import FailedBatch, Finished, Gathered
 from .core.connector import Connector, EngineLock
 from .core.in_flight import ByteBudget, InFlightBatch, Reservations

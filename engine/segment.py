@@ -21,7 +21,7 @@ import numpy as np
 from ..errors import NOTE, add_note
 from ..system.forking import FORKS
 from ..system.run_queue import RunQueue
-from ..system.weak_methods import weakly
+from ..system.wakeup import weakly
 from .batch.buffer import FailedBatch, Finished, Gathered
 from .core.connector import Connector
 from .core.core import Core, Gauge, SegmentState

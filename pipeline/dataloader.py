@@ -34,7 +34,7 @@ from ..engine.recipe import Executor, Options, Recipe, check_name
 from ..errors import StateError, check
 from ..system.forking import FORKS
 from ..system.printing import loader_call
-from ..system.weak_methods import weakly
+from ..system.wakeup import weakly
 from .face import Face, found_name
 from .session import Epoch, Slot, looping_threads, rank_of_process
 from .sources.source import length_of, warn_of

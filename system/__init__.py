@@ -4,7 +4,7 @@
     descriptors.py    how many files may be open
     shared_memory.py  memory that processes share, and how they find it
     forking.py        forking while other threads run, or Ctrl-C comes
-    wakeup.py         waking a selector without releasing the GIL
+    wakeup.py         waking a selector without releasing the GIL, and weak callbacks
     file_locks.py     locks that end with the process that holds them
     run_queue.py      how long threads waited for a core
     printing.py       how stages print

@@ -42,16 +42,15 @@ def read_places() -> dict[int, Place]:
     Files open for writing too are left out: they are logs and the like. So are files
     without a size, which belong to the kernel.
     """
-    found: dict[int, Place] = {}
+    places: dict[int, Place] = {}
     for name in os.listdir(OPEN) if os.path.isdir(OPEN) else ():
         descriptor = int(name)
         with suppress(OSError):  # the listing's own descriptor is closed by now
             is_read = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == 0
             status = os.fstat(descriptor)
             if is_read and stat.S_ISREG(status.st_mode) and status.st_size:
-                at = os.lseek(descriptor, 0, os.SEEK_CUR)
-                found[descriptor] = status.st_ino, at
-    return found
+                places[descriptor] = status.st_ino, os.lseek(descriptor, 0, os.SEEK_CUR)
+    return places
 
 
 class ReadFile(NamedTuple):
@@ -82,10 +81,10 @@ def read_since(before: Mapping[int, Place]) -> tuple[ReadFile, ...]:
     if not moved:
         return ()
     mapped = {line.split()[4] for line in Path(MAPPED).read_text().splitlines()}
-    found = []
+    files = []
     for descriptor, inode in moved.items():
         if str(inode) not in mapped:
             with suppress(OSError):  # another thread may have closed it since
                 path = os.readlink(f"{OPEN}/{descriptor}")
-                found.append(ReadFile(path, descriptor, inode))
-    return tuple(found)
+                files.append(ReadFile(path, descriptor, inode))
+    return tuple(files)

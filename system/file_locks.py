@@ -150,8 +150,7 @@ class ByteLock:
     """
 
     def __init__(self, descriptor: int, offset: int) -> None:
-        self._descriptor = descriptor
-        self._offset = offset
+        self._descriptor, self._offset = descriptor, offset
         self._patience_s = PATIENCE_S
 
     def __enter__(self) -> None:

@@ -76,8 +76,7 @@ def _imported_elsewhere() -> Iterator[str]:
     others = {each.ident for each in threading.enumerate()} - {threading.get_ident()}
     locks = getattr(sys.modules.get("_frozen_importlib"), "_module_locks", {})
     for name, reference in list(locks.items()):
-        owner = getattr(reference(), "owner", None)
-        if owner in others:
+        if getattr(reference(), "owner", None) in others:
             yield name
 
 

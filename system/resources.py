@@ -21,9 +21,12 @@ CGROUP = Path("/sys/fs/cgroup")
 MEMORY_SHARE = 4
 """By default a pipeline may hold one part in this many of the free memory."""
 
-UNITS = {"": 1, "B": 1}
-UNITS |= {f"{p}B": 1000**i for i, p in enumerate("KMGT", start=1)}
-UNITS |= {f"{p}IB": 1024**i for i, p in enumerate("KMGT", start=1)}
+UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{p}B": 1000**i for i, p in enumerate("KMGT", start=1)},
+    **{f"{p}IB": 1024**i for i, p in enumerate("KMGT", start=1)},
+}
 QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 

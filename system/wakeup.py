@@ -1,14 +1,22 @@
-"""A wakeup sent while holding the engine lock: it never waits, and keeps the GIL.
+"""Waking who sleeps, and calling back who may be gone.
 
-`os.eventfd_write` releases the GIL. Another thread would then run into the lock that
+A wakeup is sent while the engine lock is held, so it never waits, and keeps the GIL.
+`os.eventfd_write` releases the GIL: another thread would then run into the lock that
 the sender holds, and both would sleep and wake for nothing, thousands of times a
-second. A function of `ctypes.PyDLL` keeps the GIL.
+second. A function of `ctypes.PyDLL` keeps it.
+
+A part that calls back the whole it belongs to makes a circle of them. Then the memory
+of a dataset that the whole refers to waits for the garbage collector. So a callback
+does not keep its object alive.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 from ..errors import check
 
@@ -59,3 +67,17 @@ class Wakeup:
     def __del__(self) -> None:
         if getattr(self, "_descriptor", -1) >= 0:  # its owner could not begin
             self.close()
+
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def weakly(method: C) -> C:
+    """Return a function that calls a bound method; None once its object is gone."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        bound = reference()
+        return None if bound is None else bound(*args)
+
+    return cast("C", call)

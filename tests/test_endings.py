@@ -17,7 +17,7 @@ import pytest
 
 import penstock as ps
 from penstock.engine import engine
-from penstock.engine.far import fork_server, pool
+from penstock.engine.far import fork_server, processes
 from support import warm
 from support.datasets import KINDS, WORKERS, Numbers
 from support.forked import End, forked
@@ -216,7 +216,7 @@ def test_a_fork_that_lives_on_does_not_keep_the_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They end by themselves: to be killed, they would have to live on for an hour."""
-    for module, limit in ((engine, "CLOSE_S"), (pool, "LEAVE_S")):
+    for module, limit in ((engine, "CLOSE_S"), (processes, "LEAVE_S")):
         monkeypatch.setattr(module, limit, AN_HOUR_S)
     for limit in ("LEAVE_S", "END_S"):
         monkeypatch.setattr(fork_server, limit, AN_HOUR_S)

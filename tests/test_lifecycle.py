@@ -24,7 +24,7 @@ import pytest
 
 import penstock as ps
 from penstock.engine import engine
-from penstock.engine.far import fork_server, pool
+from penstock.engine.far import fork_server, processes
 from penstock.engine.far.child import Child
 from penstock.engine.far.fork_server import ForkServer
 from support import warm
@@ -534,7 +534,7 @@ def test_workers_that_are_stopped_finish_their_sample(
 
 LIMITS = [
     (engine, "CLOSE_S"),
-    (pool, "LEAVE_S"),
+    (processes, "LEAVE_S"),
     (fork_server, "LEAVE_S"),
     (fork_server, "END_S"),
 ]

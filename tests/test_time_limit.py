@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 import penstock as ps
-from penstock.engine.far import child, far_pool, pool
-from penstock.engine.far.pool import ProcessPool, WorkerChild
+from penstock.engine.far import child, far_pool, processes
+from penstock.engine.far.processes import ProcessPool, WorkerChild
 from support.datasets import Counting, Numbers
 from support.functions import indices
 from support.leaks import children
@@ -49,8 +49,8 @@ class Leaping:
         self._stuck, self._writes, self._alone = stuck, writes, alone
         self._killed: set[WorkerChild] = set()
         self._leaps = 0
-        patch.setattr(pool, "time", self)
-        patch.setattr(pool, "STACKS_NS", LEAP_NS)
+        patch.setattr(processes, "time", self)
+        patch.setattr(processes, "STACKS_NS", LEAP_NS)
         watch = ProcessPool._watch  # noqa: SLF001 to be looked at more often
 
         def often(pool: ProcessPool) -> tuple[float | None, list[WorkerChild]]:
@@ -184,7 +184,7 @@ def test_many_slow_samples_within_the_limit_are_not_disturbed(
         clock = SimpleNamespace(
             monotonic_ns=lambda: now_ns[0], monotonic=time.monotonic
         )
-        for module in (child, far_pool, pool):
+        for module in (child, far_pool, processes):
             monkeypatch.setattr(module, "time", clock)
 
         def takes_its_time(sample: Any) -> Any:

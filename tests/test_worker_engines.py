@@ -17,6 +17,7 @@ import torch
 
 import penstock as ps
 from penstock.engine.far import slabs
+from penstock.system.resources import effective_cpus
 from support.datasets import WORKERS
 
 TRAINER = os.getpid()
@@ -413,7 +414,8 @@ def test_a_stage_of_many_threads_keeps_them_before_one_of_few_processes() -> Non
         made = list(batches)
         (segment,) = batches.stats().segments
     assert torch.cat([rows for rows, _ in made]).tolist() == list(range(0, 1280, 2))
-    assert 6 < max(int(found.max()) for _, found in made) <= 12
+    threads = 24 // min(2, round(effective_cpus()))  # on one core, one process has all
+    assert threads // 2 < max(int(found.max()) for _, found in made) <= threads
     assert segment.num_parallel_workers == 2
     read, mapped, *_ = segment.parts
     assert segment.run_s_per_row < read.run_s_per_row > mapped.run_s_per_row

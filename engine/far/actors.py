@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import select
 import socket
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -37,14 +38,15 @@ from ..core.connector import Connector, WorkerMeter
 from ..core.core import FAR_LEASE_NS
 from ..recipe import Recipe, SegmentRecipe
 from ..workers import Holding, PoolStatistics, join_all
-from .assigned_engine import (
+from .far_pool import FarChild, FarPool
+from .handover import Flat, flattened, loads, pack, restored
+from .worker import (
     AssignedEngine,
     Assignment,
+    Seeds,
     be_worker,
     set_up_libraries,
 )
-from .far_pool import FarChild, FarPool
-from .handover import Flat, flattened, loads, pack, restored
 
 LOGGER = logging.getLogger("penstock")
 TICK_S = 1.0
@@ -124,11 +126,7 @@ class Actor:
     def run(self, assignment: Assignment) -> Flat:
         """Make what is assigned; return the result, packed, with all data in it."""
         self._engine.assign(assignment)
-        made = self._engine.make()
-        try:
-            return flattened(made[0])
-        except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
-            return flattened(self._engine.unsendable(*made, error))
+        return self._engine.make(lambda result, _: flattened(result))
 
 
 class RemoteActor(FarChild):
@@ -162,8 +160,7 @@ class ActorPool(FarPool[RemoteActor]):
         recipe: the engine's recipe.
         cluster: where the actors live.
         claim: the stage that has joined the cluster, and whose pool this is.
-        seeds: the seed of the samples' random streams, and what distinguishes this run
-            from others with the same seed.
+        seeds: seeds the global generators of each actor.
         options: Ray's options for each actor.
 
     Raises:
@@ -179,7 +176,7 @@ class ActorPool(FarPool[RemoteActor]):
         recipe: Recipe,
         cluster: RayCluster,
         claim: Claim,
-        seeds: tuple[int, ...],
+        seeds: Seeds,
         options: Mapping[str, Any],
     ) -> None:
         import ray
@@ -187,10 +184,7 @@ class ActorPool(FarPool[RemoteActor]):
         super().__init__(connector, recipe, "Ray actors")
         self._ray = ray
         self._cluster, self._claim = cluster, claim
-        self._seeds = *seeds, connector.segment
-        self._options = dict(options)
-        self._made: Counter[int] = Counter()
-        """Actors created so far, by number."""
+        self._seeds, self._options = seeds, dict(options)
         self._generation = 0
         self._parcel = self._pack()
         self._class = ray.remote(**options)(Actor)
@@ -314,11 +308,10 @@ class ActorPool(FarPool[RemoteActor]):
             LOGGER.warning(FEWER, self._stage, placed, self._wanted)
 
     def _start_child(self, number: int) -> None:
-        before, self._made[number] = self._made[number], self._made[number] + 1
         actor = RemoteActor(self._class.remote(), number, self._generation)
         self._children.append(actor)
-        given = self._parcel, (*self._seeds, before), number
-        self._follow(actor, None, actor.handle.begin.remote(*given))
+        arguments = self._parcel, self._seeds(self._connector.segment, number), number
+        self._follow(actor, None, actor.handle.begin.remote(*arguments))
 
     def _post(self, actor: RemoteActor, packed: Assignment, number: int) -> None:
         self._follow(actor, number, actor.handle.run.remote(packed))
@@ -378,14 +371,12 @@ def told(error: BaseException) -> str:
     """Return what happened, in one line: Ray's messages are long."""
     cause = getattr(error, "cause", None)
     text = f"{type(cause).__name__}: {cause}" if cause else str(error)
-    text = " ".join(text.split())
-    for start in ("The actor died because ", "The actor is dead because "):
-        text = text.partition(start)[2] or text
-    for end in (" Some common causes", " The actor never ran"):
-        text = text.partition(end)[0]
-    return text[:MAX_TOLD]
+    why = BEFORE_WHY.sub("", " ".join(text.split()))
+    return AFTER_WHY.sub("", why)[:MAX_TOLD]
 
 
+BEFORE_WHY = re.compile(".*?The actor (?:died|is dead) because ")
+AFTER_WHY = re.compile(" (?:Some common causes|The actor never ran).*")
 MAX_TOLD = 600
 """Characters of Ray's messages that are shown."""
 
@@ -434,8 +425,7 @@ class RayCluster:
     ) -> None:
         import ray
 
-        self._ray = ray
-        self._ours = ours
+        self._ray, self._ours = ray, ours
         self._lock = threading.Lock()
         self._claims: dict[Claim, int] = {}
         """The actors that each stage wants: one, until it has a pool."""

@@ -27,8 +27,8 @@ from ..core.in_flight import Chunk, Lease, Outcome
 from ..plan import PlannedBatch, Rows
 from ..recipe import Recipe
 from ..workers import ServedPool
-from .assigned_engine import Assignment, Result, failed_outcome
 from .handover import dumps
+from .worker import Assignment, Result, failed_outcome
 
 LOGGER = logging.getLogger("penstock")
 BARREN = 60
@@ -37,8 +37,6 @@ because a killed fork server takes all children with it that it was about to sta
 NEVER_BEGUN = 20
 """A worker that ends before it is at work counts as this many deaths: the next one
 would do the same."""
-
-
 LIMIT = 5
 """Workers that a sample may kill before it is given up."""
 
@@ -65,18 +63,18 @@ class Blame:
 
     def acquit(self, chunk: Chunk) -> None:
         """Clear these rows: they are done."""
-        if self._deaths:
-            first, step = chunk.first_row, chunk.step
-            for row in range(first, first + len(chunk)):
-                self._deaths.pop((step, row), None)
+        for offset in self._offsets(chunk):
+            del self._deaths[chunk.step, chunk.first_row + offset]
 
     def first(self, chunk: Chunk) -> int | None:
         """Return the offset of the first suspect in a chunk, or None."""
-        if not self._deaths:
-            return None
-        step, first = chunk.step, chunk.first_row
-        rows = range(len(chunk))
-        return next((at for at in rows if (step, first + at) in self._deaths), None)
+        return min(self._offsets(chunk), default=None)
+
+    def _offsets(self, chunk: Chunk) -> list[int]:
+        """Return where a chunk has suspects. They are few, and hardly ever any."""
+        rows = [row for step, row in self._deaths if step == chunk.step]
+        offsets = (row - chunk.first_row for row in rows)
+        return [offset for offset in offsets if 0 <= offset < len(chunk)]
 
     def verdict(self, chunk: Chunk) -> str | None:
         """Return the last death of a chunk's first row, if that must be given up."""
@@ -105,9 +103,7 @@ class FarChild:
     """
 
     def __init__(self, number: int, generation: int, meter: WorkerMeter) -> None:
-        self.number = number
-        self.generation = generation
-        self.meter = meter
+        self.number, self.generation, self.meter = number, generation, meter
         self.errands: dict[int, Errand] = {}
         """What it was sent and has not returned, by number; it works on the first."""
         self.numbers = count()
@@ -248,7 +244,7 @@ class FarPool(ServedPool, Generic[AChild]):
                 if len(child.errands) != having:
                     continue
                 waited = child.meter.waiting_for is not None
-                lease = self._take(child.meter)
+                lease = self._next_lease(child.meter)
                 if lease is not None:
                     self._send(child, lease)
                 elif waited or having:
@@ -291,10 +287,10 @@ class FarPool(ServedPool, Generic[AChild]):
     def _post(self, child: AChild, packed: Any, number: int) -> None:
         """Send a child what it has packed. If it is gone, its end will be noticed."""
 
-    def _take(self, meter: WorkerMeter) -> Lease | None:
+    def _next_lease(self, meter: WorkerMeter) -> Lease | None:
         """Take a lease; if its first sample must be given up, do that at once."""
         while (lease := self._connector.try_take(meter)) is not None:
-            death = self._blame.verdict(lease.chunk) if self._blame else None
+            death = self._blame.verdict(lease.chunk)
             if death is None:
                 return lease
             chunk = lease.chunk if self._per_batch else lease.chunk.part(0, 1)
@@ -312,8 +308,7 @@ class FarPool(ServedPool, Generic[AChild]):
     ) -> None:
         """Settle a lease, or these first rows of it, with this error."""
         self._blame.acquit(chunk)
-        outcome = failed_outcome(chunk, self._stage, error)
-        self._connector.settle(lease, outcome, meter)
+        self._connector.settle(lease, failed_outcome(chunk, self._stage, error), meter)
 
     def _assignment(self, lease: Lease) -> tuple[Chunk, Assignment]:
         """Return the rows of a lease that may be sent, and how they are sent.
@@ -321,11 +316,11 @@ class FarPool(ServedPool, Generic[AChild]):
         Raises:
             Exception: whatever pickling their inputs raises.
         """
-        chunk, given = lease.chunk, lease.inputs
+        chunk, samples = lease.chunk, lease.inputs
         suspect = None if self._per_batch else self._blame.first(chunk)
         if suspect is not None:  # it must run alone, after the rows before
             chunk = chunk.part(0, max(1, suspect))
-        inputs = None if given is None else dumps(given[: len(chunk)])
+        inputs = None if samples is None else dumps(samples[: len(chunk)])
         whole = lease.whole and len(chunk) == len(lease.chunk)
         rows = Rows(chunk.indices, chunk.rounds)
         if self._per_batch and inputs:
@@ -353,31 +348,27 @@ class FarPool(ServedPool, Generic[AChild]):
         errand = child.errands.pop(result.number)
         lease, chunk = errand.lease, errand.chunk
         in_flight, outcome = lease.in_flight, result.outcome
-        made: Any = result.sent
+        data: Any = result.sent
         self._barren = 0
         self._blame.acquit(chunk)
         outcome.done = len(chunk)  # more than one row, if what was sent is a batch
         if result.whole:
-            outcome.made = Finished(made, tuple(outcome.failures))
+            outcome.made = Finished(data, tuple(outcome.failures))
             outcome.failures = []
         if outcome.made is not None:
             in_flight.made, in_flight.elsewhere = outcome.made, True
-        elif self._program.places:
-            self._place_here(lease, outcome, made or [])
+        elif self._program.places:  # nobody there could write to their batch
+            if data:
+                offsets = outcome.offsets or range(len(data))
+                rows = [chunk.first_row + offset for offset in offsets]
+                outcome.nbytes = in_flight.buffer.place(rows, data)
+            outcome.offsets = None
         else:
-            outcome.outputs = made
+            outcome.outputs = data
         if outcome.changed is not None:
             self._connector.on_look(outcome.changed)
         self._lease_ns += LEARNING * (outcome.run_ns - self._lease_ns)
         self._connector.settle(lease, outcome, child.meter)
-
-    def _place_here(self, lease: Lease, outcome: Outcome, samples: list[Any]) -> None:
-        """Place rows that were sent back: nobody there could write to their batch."""
-        buffer = lease.in_flight.buffer
-        first, offsets = lease.chunk.first_row, outcome.offsets or range(len(samples))
-        if samples:
-            outcome.nbytes = buffer.place([first + each for each in offsets], samples)
-        outcome.offsets = None
 
     def _key(self, chunk: Chunk, row: int) -> Any:
         """Return what identifies a row to the user: the step, for a whole batch."""

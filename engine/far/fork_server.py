@@ -15,7 +15,6 @@ what to run by cloudpickle, in a memfd that is passed on:
 from __future__ import annotations
 
 import contextlib
-import functools
 import mmap
 import os
 import signal
@@ -23,20 +22,24 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from multiprocessing import util
-from typing import NamedTuple
 
 from ...system.forking import interrupts_deferred
 from ...system.shared_memory import shared_file
 from ..recipe import Recipe, SegmentRecipe, StartMethod
-from .assigned_engine import be_worker, find_libraries, set_up_libraries
-from .child import Child, StatusPage, fork_child, post_status, run_child
+from .child import (
+    Child,
+    Pipe,
+    StatusPage,
+    fork_child,
+    post_status,
+    run_child,
+    shut_down,
+)
 from .handover import loads, pack
-from .pipe import Pipe, shut_down
-from .worker import Worker, daemonic
+from .worker import Seeds, Worker, be_worker, daemonic, find_libraries, set_up_libraries
 
 LEAVE_S = 0.5
 """How long workers may take to finish their current tasks, in seconds. A worker that is
@@ -48,16 +51,9 @@ FAILED = 1 << 8
 BOOT = "import sys; sys.path[:] = {path}; from {module} import main; main()"
 
 
-class Post(NamedTuple):
-    """The position that a worker is started for."""
-
-    segment: int
-    number: int
-    """Its number among the worker processes, from 0, free when it starts."""
-    seeds: tuple[int, ...]
-    """As for `be_worker`."""
-
-
+Post = tuple[int, int, tuple[int, ...]]
+"""What a worker is started for: a segment, its number among the worker processes there,
+from 0 and free when it starts, and seeds as for `be_worker`."""
 Works = Mapping[int, tuple[Recipe, SegmentRecipe]]
 """By segment: what a worker process works by, and the segment in the trainer."""
 Load = Callable[[], Works]
@@ -69,24 +65,19 @@ class ForkServer:
 
     Args:
         works: what worker processes do, by segment.
-        seeds: the seed of the samples' random streams, and what distinguishes this run
-            from others with it, so that their workers draw different values from their
-            global generators.
+        seeds: seeds the global generators of each worker.
         method: how to start it.
 
     Raises:
         SpecError: something in the recipe cannot be sent to a fresh interpreter.
     """
 
-    def __init__(
-        self, works: Works, seeds: tuple[int, ...], method: StartMethod
-    ) -> None:
+    def __init__(self, works: Works, seeds: Seeds, method: StartMethod) -> None:
         self._works, self._seeds = works, seeds
         self._method = method
         self._lock = threading.Lock()
-        """Guards the following: several worker pools start workers."""
-        self._made: Counter[tuple[int, int]] = Counter()
-        """Workers started so far, by segment and number."""
+        """Guards the following, and sending: several worker pools start workers, and a
+        pipe has one sender at a time."""
         self.generation = 0
         """Workers of an earlier generation have an outdated copy of the dataset."""
         self.expired = False
@@ -105,9 +96,7 @@ class ForkServer:
         with self._lock:
             generation = self.generation - self.expired
             if not self.expired:
-                seeds = *self._seeds, segment, self._made[segment, number]
-                self._made[segment, number] += 1
-                post = Post(segment, number, seeds)
+                post = segment, number, self._seeds(segment, number)
                 self._send(post, theirs.fileno(), status_page.descriptor)
         theirs.close()
         return ours, status_page, generation
@@ -190,7 +179,7 @@ def main() -> None:
     """Be a fork server that is not forked from the trainer; never return."""
     method, end, parcel = sys.argv[1], *map(int, sys.argv[2:])
 
-    @functools.cache
+    @cache
     def load() -> Works:
         # Mapped, as several processes share its file position.
         with mmap.mmap(parcel, 0, access=mmap.ACCESS_READ) as data:
@@ -242,7 +231,8 @@ class ForkedWorkers:
             pid = fork_child(partial(run_worker, load, post, work), work)
             self._children[pid] = work
         except Exception:  # noqa: BLE001 whatever the user's modules raise
-            tell_failure(work.descriptors[0])
+            # On its page, where the trainer looks for it.
+            os.write(work.descriptors[0], traceback.format_exc().encode())
             post_status(work.descriptors[0], FAILED)
             work.close()
         finally:
@@ -278,21 +268,16 @@ class ForkedWorkers:
                 work.close()
 
 
-def tell_failure(page: int) -> None:
-    """Write the exception being handled to the page, where the trainer looks for it."""
-    os.write(page, traceback.format_exc().encode())
-
-
 def run_worker(load: Load, post: Post, pipe: Pipe) -> None:
     """Run a worker process: work until told to stop, or until the trainer is gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # functions may run commands
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    page = StatusPage(pipe.descriptors.popleft())
+    page, (at, number, seeds) = StatusPage(pipe.descriptors.popleft()), post
     try:
-        recipe, segment = load()[post.segment]
+        recipe, segment = load()[at]
     except Exception:
-        tell_failure(page.descriptor)
+        os.write(page.descriptor, traceback.format_exc().encode())
         raise
-    be_worker(segment, post.seeds, post.number)
+    be_worker(segment, seeds, number)
     with daemonic():
         Worker(pipe, recipe, segment, page).run()

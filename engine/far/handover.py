@@ -62,7 +62,10 @@ class Pickler(pickle.Pickler):
         if type(obj) is not torch.Tensor:
             return NotImplemented
         if is_dense(obj):
-            if not is_compact(obj):
+            fills_its_memory = obj.is_contiguous() or (
+                obj.stride() == torch.empty_like(obj, device="meta").stride()
+            )
+            if not fills_its_memory:
                 place = torch.empty(obj.nbytes, dtype=torch.uint8, device="cpu")
                 obj = copied(obj, place.view(obj.dtype))
             line = obj.as_strided((obj.numel(),), (1,)).view(torch.uint8)
@@ -165,13 +168,6 @@ def is_dense(value: Any) -> bool:
     )
 
 
-def is_compact(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill its memory, in whatever order."""
-    return tensor.is_contiguous() or (
-        tensor.stride() == torch.empty_like(tensor, device="meta").stride()
-    )
-
-
 def copied(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
     """Copy a dense tensor into memory of its size and dtype; keep its memory layout.
 
@@ -204,15 +200,14 @@ def travel(error: BaseException) -> Travelling:
     An exception that pickle does not restore as it was (many with arguments of their
     own are not) travels as a `WorkerError` that quotes it.
     """
-    frames = users_frames(error)
-    text = "".join(traceback.format_exception(type(error), error, frames))
+    lines = traceback.format_exception(type(error), error, users_frames(error))
     try:
         copy = pickle.loads(dumps(error))  # noqa: S301 our own exception
     except Exception:  # noqa: BLE001 whatever it raises, it cannot travel
         copy = None
     if type(copy) is not type(error):
         error = _with_notes(WorkerError(f"{type(error).__qualname__}: {error}"), error)
-    return Travelling(error, text)
+    return Travelling(error, "".join(lines))
 
 
 def _arrived(error: BaseException, text: str) -> BaseException:
@@ -252,8 +247,7 @@ def pack(thing: Any, name: str, elsewhere: str = FORKED) -> bytes:
     try:
         program_pickler()(body, protocol=pickle.HIGHEST_PROTOCOL).dump(thing)
     except Exception as error:
-        text = _explain(_obstacle(thing, name), error, elsewhere)
-        raise SpecError(text) from error
+        raise SpecError(_explain(_obstacle(thing, name), error, elsewhere)) from error
     return body.getvalue()
 
 
@@ -293,10 +287,10 @@ def _obstacle(thing: Any, name: str) -> ObjectPart:
     with suppress(Exception):  # the same again
         pickler.dump(thing)
     whole = ObjectPart(name, thing)
-    given = [whole, *_given(thing)]
-    known = {id(p.thing): p for root in given for p in walk(root.thing, root.path)}
-    last = known.get(id(pickler.seen[-1])) if pickler.seen else None
-    roots = {id(root.thing): root for root in given}
+    named = [whole, *_given(thing)]
+    parts = {id(p.thing): p for root in named for p in walk(root.thing, root.path)}
+    last = parts.get(id(pickler.seen[-1])) if pickler.seen else None
+    roots = {id(root.thing): root for root in named}
     inside = (roots[id(each)] for each in reversed(pickler.seen) if id(each) in roots)
     return last or next(inside, whole)
 

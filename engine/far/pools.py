@@ -6,7 +6,10 @@ first one starts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from itertools import count
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -22,6 +25,7 @@ from ..workers import Kind, Watches, WorkerPool, no_watch
 if TYPE_CHECKING:
     from .actors import ActorPool, Claim, RayCluster
     from .fork_server import ForkServer
+    from .worker import Seeds
 
 ACTOR = {
     "num_cpus": 1,
@@ -75,7 +79,7 @@ class FarPools(PoolMaker):
     ) -> WorkerPool:
         """Create a pool of one kind, without workers yet."""
         if kind == "process":
-            from .pool import ProcessPool
+            from .processes import ProcessPool
 
             assert self._fork_server is not None
             cores = recipe.children or max(1, round(self._recipe.cpu_cores))
@@ -136,13 +140,20 @@ class FarPools(PoolMaker):
         if self._cluster is not None:
             self._cluster.leave(*self._claims)
 
-    @property
-    def _seeds(self) -> tuple[int, ...]:
-        """The seed of the samples, and what distinguishes this run from others."""
+    @cached_property
+    def _seeds(self) -> Seeds:
+        """Returns the seeds of one more worker of a segment, by its number.
+
+        Processes and actors are counted together: one may take the place of the other,
+        and must not draw the same values again.
+        """
         recipe = self._recipe
-        if recipe.drawn:
-            return recipe.seed, recipe.drawn.seed
-        return recipe.seed, self._begun_at, recipe.planned.shard.rank
+        earlier: defaultdict[tuple[int, int], Iterator[int]] = defaultdict(count)
+        drawn = recipe.drawn
+        where = (drawn.seed,) if drawn else (self._begun_at, recipe.planned.shard.rank)
+        run = recipe.seed, *where
+        # It refers to nothing else: the fork server must not keep these pools alive.
+        return lambda segment, number: (*run, segment, next(earlier[segment, number]))
 
 
 def start_method(recipe: Recipe) -> StartMethod:
@@ -152,12 +163,12 @@ def start_method(recipe: Recipe) -> StartMethod:
     a function holds CUDA tensors, which a forked process cannot use. Whoever has set
     another method for the whole program had a reason.
     """
-    if (said := recipe.options.multiprocessing_context) is not None:
-        return said
+    if (setting := recipe.options.multiprocessing_context) is not None:
+        return setting
     usual = torch.multiprocessing.get_start_method(allow_none=True)
     if usual in ("spawn", "forkserver"):
         return cast("StartMethod", usual)
     subjects = [each.subjects for each in recipe.segments]
     cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    held = cuda and find_on_device(subjects, "subjects", "cuda") is not None
-    return "forkserver" if held else "fork"
+    on_gpu = cuda and find_on_device(subjects, "subjects", "cuda") is not None
+    return "forkserver" if on_gpu else "fork"

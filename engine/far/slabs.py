@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import math
 import mmap
 import os
@@ -148,9 +149,6 @@ class Slab:
             os.close(self.descriptor)
             self.descriptor = -1
 
-    def __repr__(self) -> str:
-        return f"<Slab {self.key}: {self.nbytes} bytes, fd {self.descriptor}>"
-
 
 class Sent(NamedTuple):
     """Data as it is sent: a batch in a slab, or pickled, with its arrays in a slab."""
@@ -177,13 +175,9 @@ class Sent(NamedTuple):
         return self.size if self.body is None else len(self.body) + sum(self.lengths)
 
 
-class Returned(NamedTuple):
-    """Slabs that a receiver no longer claims."""
-
-    died: tuple[int, ...]
-    """Keys of slabs whose arrays have died: they may be reused."""
-    shared: tuple[int, ...]
-    """Keys of slabs that a fork has shared with others: they must not be reused."""
+Returned = tuple[tuple[int, ...], tuple[int, ...]]
+"""Keys of slabs that a receiver no longer claims, as all arrays over them have died:
+those that may be reused, and those that must not, as a fork has shared them."""
 
 
 class Unpacker:
@@ -234,7 +228,7 @@ class Unpacker:
             del self._marks[key]
             (shared if key in self._shared else died).append(key)
         self._shared -= set(shared)
-        return Returned(tuple(died), tuple(shared))
+        return tuple(died), tuple(shared)
 
     def share(self) -> None:
         """Note that a fork is about to share what has been received."""
@@ -287,7 +281,7 @@ class Shelf:
         self._out: dict[int, Slab] = {}
         """By key, those that the receiver holds, the oldest first."""
         self._forget: list[int] = []
-        self._made = 0
+        self._keys = itertools.count(1)
         self._room = 0
         """Bytes of a slab for copies; the same for data of similar size."""
         self._lock = threading.Lock()
@@ -305,20 +299,19 @@ class Shelf:
             self._lent[id(slab.memory)] = slab
         return slab.memory
 
-    def has(self, memory: Any) -> bool:
-        """Whether this memory is lent."""
-        slab = self._lent.get(id(memory))
-        return slab is not None and slab.memory is memory
-
-    def send(self, memory: Any) -> tuple[Sent, tuple[int, ...]]:
+    def send(self, memory: Any) -> tuple[Sent, tuple[int, ...]] | None:
         """Return a batch made in lent memory as it is sent, with its descriptor.
+
+        None if this memory was not lent.
 
         Raises:
             Exception: whatever pickling a class that the layout names raises; the
                 memory is still lent.
         """
         with self._lock:
-            slab = self._lent[id(memory)]
+            slab = self._lent.get(id(memory))
+            if slab is None:
+                return None
             if not slab.sent:
                 plain_dumps(slab.layout)
             del self._lent[id(memory)]
@@ -354,12 +347,10 @@ class Shelf:
 
     def take_back(self, returned: Returned) -> None:
         """Reuse the slabs that the receiver has let go, but none shared by a fork."""
-        with self._lock:
-            for key in returned.died:
-                if key in self._out:
-                    self._free.append(self._out.pop(key))
-            shared = (self._out.pop(key, None) for key in returned.shared)
-            self._drop([slab for slab in shared if slab is not None])
+        died, shared = returned
+        with self._lock:  # those given away meanwhile are not there
+            self._free += [self._out.pop(key) for key in died if key in self._out]
+            self._drop([self._out.pop(key) for key in shared if key in self._out])
 
     def _slab(self, layout: Layout | None, rows: int, nbytes: int) -> Slab:
         """Return a free slab for this; drop all of its kind if there is none."""
@@ -374,8 +365,7 @@ class Shelf:
         if descriptors_left() < KEPT_FREE:
             text = f"the last {KEPT_FREE} file descriptors are reserved for other uses"
             raise OSError(errno.EMFILE, text)
-        self._made += 1
-        return Slab(self._made, size, layout, rows)
+        return Slab(next(self._keys), size, layout, rows)
 
     def _hand_over(
         self, slab: Slab, body: bytes | None, lengths: tuple[int, ...] = ()
@@ -386,8 +376,16 @@ class Shelf:
         if len(self._out) > self._keep:
             self._drop([self._out.pop(next(iter(self._out)))])
         forget, self._forget = tuple(self._forget), []
-        what = (slab.layout, slab.rows) if new else (None, 0)
-        sent = Sent(body, lengths, slab.key, slab.nbytes, new, *what, forget)
+        sent = Sent(
+            body,
+            lengths,
+            key=slab.key,
+            size=slab.nbytes,
+            new=new,
+            layout=slab.layout if new else None,
+            rows=slab.rows if new else 0,
+            forget=forget,
+        )
         return sent, (slab.descriptor,) if new else ()
 
     def _drop(self, slabs: list[Slab]) -> None:

@@ -17,20 +17,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from itertools import product
+from itertools import chain, product
 
 from ...system.forking import interrupts_deferred
 from ..core.in_flight import Chunk
 from ..plan import Plan
 from ..program.operations import Cached, Stored
-from ..program.program import Operation, Program, Work
+from ..program.program import Work
 from ..program.randomness import SampleRandom
 from ..recipe import Recipe, SegmentRecipe
 from ..witness.hazards import Finding, leads_away
 from ..witness.witness import Witness
-from .assigned_engine import set_up_libraries
-from .child import Child
-from .pipe import Pipe
+from .child import Child, Pipe
+from .worker import set_up_libraries
 
 WAIT_S = 5.0
 """How long the child may take to answer: it may wait for a thread that it lacks."""
@@ -70,8 +69,8 @@ def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
 def _answer(child: Child) -> Mapping[int, Finding]:
     """Return what a child has found; nothing if it dies or takes too long."""
     with suppress(EOFError):
-        for found in child.pipe.receive_all(WAIT_S):
-            return {at: each for at, each in found.items() if each.is_ownable}
+        for findings in child.pipe.receive_all(WAIT_S):
+            return {at: each for at, each in findings.items() if each.is_ownable}
         child.kill()
     return {}
 
@@ -114,21 +113,17 @@ def _try(
     """Make these samples; report what is held then, or has changed."""
     set_up_libraries()
     works = [Work(chunk, SampleRandom(seed), []) for chunk in chunks]
-    held: dict[int, Finding | None] = {}
+    findings: dict[int, Finding | None] = {}
     for at, segment in enumerate(segments):
         witness = Witness(segment.program.doubtful)
+        steps = chain.from_iterable(
+            each.steps if isinstance(each, Cached) else (each,)
+            for each in segment.program.operations
+        )
+        uncached = [step for step in steps if not isinstance(step, Stored)]
         with witness:
-            for operation, work in product(_uncached(segment.program), works):
+            for operation, work in product(uncached, works):
                 operation.run(work)
         if at in doubted:
-            held[at] = witness.finding()
-    pipe.send({at: finding for at, finding in held.items() if finding is not None})
-
-
-def _uncached(program: Program) -> Iterator[Operation]:
-    """Yield the operations, without the caches among them."""
-    for operation in program.operations:
-        if isinstance(operation, Cached):
-            yield from (s for s in operation.steps if not isinstance(s, Stored))
-        else:
-            yield operation
+            findings[at] = witness.finding()
+    pipe.send({at: finding for at, finding in findings.items() if finding is not None})

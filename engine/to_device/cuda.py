@@ -16,7 +16,6 @@ import torch
 
 PORTABLE = 1
 """cudaHostRegisterPortable: pinned for all devices of this process."""
-SUCCESS = 0
 
 
 class Bus:
@@ -47,16 +46,14 @@ class Bus:
         """
         return tensor.to(self.device, non_blocking=True)
 
-    def mark(self) -> torch.cuda.Event:
-        """Return an event after everything issued so far."""
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(self._stream)
-        return event
+    def mark(self, *, here: bool = False) -> torch.cuda.Event:
+        """Return an event after everything issued so far.
 
-    def mark_here(self) -> torch.cuda.Event:
-        """Return an event after everything issued in the trainer's own stream."""
+        Args:
+            here: whether that is in the trainer's own stream, in place of the bus.
+        """
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self.device))
+        event.record(torch.cuda.current_stream(self.device) if here else self._stream)
         return event
 
     def hand_over(
@@ -86,9 +83,8 @@ class Bus:
 
     def register(self, address: int, nbytes: int) -> bool:
         """Pin existing memory; return whether that was possible."""
-        status = self._cudart.cudaHostRegister(address, nbytes, PORTABLE)
-        if int(status) == SUCCESS:
-            return True
+        if not int(self._cudart.cudaHostRegister(address, nbytes, PORTABLE)):
+            return True  # zero is cudaSuccess
         self._forget_error()
         return False
 

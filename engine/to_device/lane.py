@@ -4,7 +4,8 @@ It lies between a host and the trainer. It only takes batches ahead that are rea
 it waits for nothing. Position, stamp and error of a batch take effect when it is due.
 Its carrier copies them, and keeps the memory that copies read. The device reads pinned
 memory by itself. A copy from any other memory occupies the trainer's thread until it is
-done.
+done. So whoever finishes a batch may put it into pinned memory, and the trainer need
+not.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..batch.buffer import Finished
+from ..batch.buffer import Buffers, Finished, on_heap
 from ..batch.device import DeviceStage, ToDevice, map_tensors
-from ..far.handover import is_dense
+from ..far.handover import copied, is_dense
 from ..far.slabs import block_at
 from ..feed import Delivery, Host
 from ..plan import BatchPlan, Cursor
@@ -54,9 +55,7 @@ class Carrier:
     """
 
     def __init__(self, bus: Bus, to_device: ToDevice, most: int) -> None:
-        self._bus = bus
-        self._to_device = to_device
-        self._most = most
+        self._bus, self._to_device, self._most = bus, to_device, most
         # Whether the system pins slabs: if it refuses one, no more are tried.
         self._pins = True
         # Sources of unfinished copies: while one lives, so does its slab.
@@ -85,7 +84,7 @@ class Carrier:
         if any(tensor.device.type != "cpu" for tensor in tensors):
             # Made in some stream of the user's: the trainer's stream must continue.
             moved = self._to_device(data)
-            self._under_way.append((self._bus.mark_here(), tensors))
+            self._under_way.append((self._bus.mark(here=True), tensors))
             return Crossing(moved, plan, None)
         staged = self._stage(tensors)
 
@@ -161,14 +160,14 @@ def sweep(sources: deque[Source]) -> None:
 
 def tensors_of(data: Any) -> list[torch.Tensor]:
     """Return all tensors of a batch."""
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
+        tensors.append(tensor)
         return tensor
 
     map_tensors(data, note)
-    return found
+    return tensors
 
 
 class Ahead(NamedTuple):
@@ -280,3 +279,82 @@ def lane_to(stage: DeviceStage) -> Lane:
     """Return the lane to a CUDA device."""
     bus = Bus(stage.device)
     return Lane(bus, ToDevice(replace(stage, device=bus.device)))
+
+
+# Batches that are in pinned memory when they are made
+
+
+class Pinning:
+    """Allocates pinned memory, and moves batches there. For any thread.
+
+    The memory comes from torch's allocator. It rounds a block up to a power of two,
+    keeps it for the next batch, and reuses it only after the copies that torch has made
+    from it.
+
+    Args:
+        device: index of the device that copies. Without it, a thread would use CUDA on
+            device 0, which costs memory there.
+        slabs: whether to move batches out of shared memory, too. The trainer's own
+            copies to the device may still read a batch that it has dropped, and worker
+            processes write to shared memory again as soon as nobody uses it.
+    """
+
+    def __init__(self, device: int, *, slabs: bool) -> None:
+        self._device, self._slabs = device, slabs
+        self._able = True
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Allocate pinned memory; ordinary memory from the first refusal on."""
+        if self._able:
+            try:
+                with torch.cuda.device(self._device):
+                    return torch.empty(
+                        shape, dtype=dtype, device="cpu", pin_memory=True
+                    )
+            except RuntimeError:
+                self._able = False
+        return on_heap(shape, dtype)
+
+    def pin(self, data: Any) -> Any:
+        """Return a batch with its dense tensors in pinned memory; itself if they are.
+
+        A batch that cannot be moved is returned as it is.
+        """
+        moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+        def change(tensor: torch.Tensor) -> torch.Tensor:
+            if not self._moves(tensor):
+                return tensor
+            if id(tensor) not in moved:  # one that comes twice stays one
+                memory = self.allocate((tensor.numel(),), tensor.dtype)
+                moved[id(tensor)] = tensor, copied(tensor, memory)
+            return moved[id(tensor)][1]
+
+        try:
+            pinned = map_tensors(data, change) if self._able else data
+        except Exception:  # noqa: BLE001 whatever the user's classes raise
+            return data
+        return pinned if moved else data
+
+    def _moves(self, tensor: torch.Tensor) -> bool:
+        if not is_dense(tensor):
+            return False
+        if block_at(tensor.data_ptr()) is not None:
+            return self._slabs
+        return not tensor.is_pinned()
+
+
+def pinned(buffers: Buffers, device: int | None, *, slabs: bool) -> Buffers:
+    """Return buffers whose batches are in pinned memory. For the trainer's thread.
+
+    Args:
+        buffers: how batches are made.
+        device: index of the device that copies; None: the current one.
+        slabs: as for `Pinning`.
+    """
+    if device is None:
+        # Worker processes are not forked yet: leave CUDA alone if nobody has used it.
+        begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        device = torch.cuda.current_device() if begun else 0
+    pinning = Pinning(device, slabs=slabs)
+    return replace(buffers, allocate=pinning.allocate, pin=pinning.pin)

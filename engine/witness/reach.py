@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dis
 import enum
-import itertools
 import logging
 import os
 import pathlib
@@ -20,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache, partial
-from itertools import islice
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,8 +61,6 @@ LRU_CACHE: type = type(lru_cache(int))
 ENTRIES = ("__getitem__", "__getitems__", "__call__", "forward")
 """Methods through which a worker enters a user's object."""
 
-Named = tuple[str, Any]
-
 
 class ObjectPart(NamedTuple):
     """An object that a walk reached."""
@@ -79,8 +76,8 @@ def walk(thing: Any, name: str) -> Iterator[ObjectPart]:
     Every object comes once. Numbers and text are left out.
     """
     yield ObjectPart(name, thing)
-    found = (part for _, _, part, is_new in edges([ObjectPart(name, thing)]) if is_new)
-    yield from islice(found, MAX_PARTS - 1)
+    parts = (part for _, _, part, is_new in edges([ObjectPart(name, thing)]) if is_new)
+    yield from islice(parts, MAX_PARTS - 1)
 
 
 def edges(
@@ -111,7 +108,7 @@ def edges(
         level = below
 
 
-def direct_parts(thing: Any) -> Iterator[Named]:
+def direct_parts(thing: Any) -> Iterator[tuple[str, Any]]:
     """Yield what `thing` directly holds: `(".transform", ...)`, `("[3]", ...)`.
 
     What a function uses from around it appears as `.<closure>.x`, `.<globals>.x` and
@@ -125,7 +122,9 @@ def direct_parts(thing: Any) -> Iterator[Named]:
             yield from (
                 (step(name), value)
                 for name, value in named
-                if around is None or not _is_foreign(value, around)
+                if around is None
+                or type(value) is not types.FunctionType
+                or value.__globals__ is around
             )
 
 
@@ -156,7 +155,7 @@ def views_of(thing: Any) -> Iterator[View]:
     elif is_a(thing, ITERABLE):  # bypassing any `__iter__` of a subclass
         base = next(each for each in kind.__mro__ if each in ITERABLE)
         step = ("<member>" if base in (set, frozenset) else "[{}]").format
-        yield View(step, itertools.count, partial(base.__iter__, thing), MEMBERS)
+        yield View(step, count, partial(base.__iter__, thing), MEMBERS)
     if kind in BARE:
         return
     for fixed, names in FIXED.items():
@@ -202,8 +201,8 @@ def _dict_of(thing: Any) -> dict[Any, Any]:
     for owner in type(thing).__mro__:
         descriptor = owner.__dict__.get("__dict__")
         if type(descriptor) is types.GetSetDescriptorType:
-            found: dict[Any, Any] = descriptor.__get__(thing)
-            return found
+            attributes: dict[Any, Any] = descriptor.__get__(thing)
+            return attributes
     return {}
 
 
@@ -268,7 +267,7 @@ def _around(function: types.FunctionType) -> Iterator[View]:
     contents = partial(map, _content, function.__closure__ or ())
     yield View(".<closure>.{}".format, partial(iter, closure), contents)
     if defaults := function.__defaults__:
-        yield View(".<defaults>[{}]".format, itertools.count, partial(iter, defaults))
+        yield View(".<defaults>[{}]".format, count, partial(iter, defaults))
     if named := function.__kwdefaults__:
         given = partial(dict.values, named)
         yield View(".<defaults>.{}".format, partial(iter, named), given, MEMBERS)
@@ -292,11 +291,6 @@ def _content(cell: types.CellType) -> Any:
         return None
 
 
-def _is_foreign(value: Any, around: dict[str, Any]) -> bool:
-    """Whether it is a function of another module than that with these globals."""
-    return type(value) is types.FunctionType and value.__globals__ is not around
-
-
 def _data_of(thing: Any, names: Iterable[str]) -> Iterator[Place]:
     """Yield the attributes of a class or a module that are among these names.
 
@@ -311,15 +305,13 @@ def _data_of(thing: Any, names: Iterable[str]) -> Iterator[Place]:
     elif is_a(thing, types.ModuleType) and not _is_of_library(thing.__name__):
         holders = [vars(thing)]
     for holder in holders:
-        yield from ((holder, name) for name in names if _is_data(holder.get(name)))
-
-
-def _is_data(value: Any) -> bool:
-    """Whether an attribute of a class or a module is neither code nor missing."""
-    return value is not None and not is_a(value, CODE)
+        yield from (
+            (holder, name) for name in names if not is_a(holder.get(name), CODE)
+        )
 
 
 CODE = (
+    type(None),  # or missing
     type,
     types.ModuleType,
     types.FunctionType,

@@ -167,7 +167,7 @@ def compile_drawn(
         program = replace(program, operations=(seeded,), doubtful=())
     buffers = recipe.buffers
     if pin_memory and torch.cuda.is_available():
-        from ...engine.to_device.pinning import pinned
+        from ...engine.to_device.lane import pinned
 
         buffers = pinned(buffers, None, slabs=True)
     segment = replace(_placed(source, segment, name), unsplit=whole, fixed=fixed)
@@ -254,7 +254,7 @@ def _buffers(
     buffers = Buffers(name, batch.collate_fn, keep=repack, substitute=substitute)
     if device is None or device.device.type != "cuda":
         return buffers
-    from ...engine.to_device.pinning import pinned
+    from ...engine.to_device.lane import pinned
 
     return pinned(buffers, device.device.index, slabs=False)
 

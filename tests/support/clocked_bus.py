@@ -70,10 +70,7 @@ class ClockedBus:
         finally:
             self.at_once = False
 
-    def mark(self) -> Place:
-        return Place(self, self.issued)
-
-    def mark_here(self) -> Place:
+    def mark(self, *, here: bool = False) -> Place:
         return Place(self, self.issued)
 
     def hand_over(self, tensors: Iterable[torch.Tensor], mark: Place) -> None:

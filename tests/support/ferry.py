@@ -35,7 +35,9 @@ class Ferry:
         memory = self.shelf.lend(layout, rows)
         for part in memory if isinstance(memory, list | tuple) else [memory]:
             part.fill_(value)
-        laid, descriptors = self.shelf.send(memory)
+        sent = self.shelf.send(memory)
+        assert sent is not None
+        laid, descriptors = sent
         self.sent.append(laid)
         return self.unpacker.receive(laid, deque(map(os.dup, descriptors)))
 

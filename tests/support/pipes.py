@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from penstock.engine.far.pipe import Pipe
+from penstock.engine.far.child import Pipe
 
 __all__ = ["receive"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 from penstock.system.descriptors import read_places, read_since
@@ -38,6 +39,9 @@ def test_files_may_be_closed_meanwhile(tmp_path: Path) -> None:
         thread.start()
     try:
         found = {each.path for _ in range(1000) for each in read_since({})}
+        until_s = time.monotonic() + 20  # on a busy machine they hardly run
+        while str(path) not in found and time.monotonic() < until_s:
+            found |= {each.path for each in read_since({})}
     finally:
         over.set()
         for thread in threads:

@@ -1,13 +1,17 @@
-"""A wakeup is received once for any number of notices, and never after closing."""
+"""A wakeup is received once for any number of notices, and never after closing.
+
+A weak callback works as long as its object lives, and does not keep it.
+"""
 
 from __future__ import annotations
 
 import os
 import select
+import weakref
 
 import pytest
 
-from penstock.system.wakeup import Wakeup
+from penstock.system.wakeup import Wakeup, weakly
 
 
 def notified(wakeup: Wakeup) -> bool:
@@ -42,3 +46,18 @@ def test_a_wakeup_that_is_dropped_leaves_no_descriptor() -> None:
     del wakeup
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
+
+
+class Adder:
+    def add(self, one: int, other: int) -> int:
+        return one + other
+
+
+def test_a_callback_calls_its_method_until_the_object_is_gone() -> None:
+    adder = Adder()
+    gone = weakref.ref(adder)
+    add = weakly(adder.add)
+    assert add(1, 2) == 3
+    del adder
+    assert gone() is None
+    assert add(1, 2) is None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.engine.far.pipe import Pipe
+from penstock.engine.far.child import Pipe
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import torch
 from penstock.engine.batch.buffer import FailedBatch, Finished
 from penstock.engine.core.in_flight import Chunk, Outcome
 from penstock.engine.far.actors import Actor
-from penstock.engine.far.assigned_engine import Assignment, Result
 from penstock.engine.far.handover import dumps, pack, restored
+from penstock.engine.far.worker import Assignment, Result
 from penstock.engine.plan import BatchPlan, Context, PlannedBatch
 from penstock.engine.plan import Rows as PlannedRows
 from penstock.engine.program.randomness import SampleRandom, restore, states
@@ -83,11 +83,20 @@ def refused(sample: int) -> Any:
     return threading.Lock()
 
 
+def with_a_lock(samples: list[Any]) -> Any:
+    """Return a batch that cannot be sent."""
+    return samples, threading.Lock()
+
+
 def begun(
-    data: Any, *stages: Any, number: int = 0, seeds: tuple[int, ...] = SEEDS
+    data: Any,
+    *stages: Any,
+    number: int = 0,
+    seeds: tuple[int, ...] = SEEDS,
+    collate: Any = None,
 ) -> Actor:
     source = SourceStage(data, name="data", executor="ray")
-    recipe = compiled(source, *stages, BatchStage(6))
+    recipe = compiled(source, *stages, BatchStage(6, collate_fn=collate))
     parcel = pack((recipe.elsewhere(0), recipe.segments[0]), "work")
     actor = Actor()
     begun = actor.begin(np.frombuffer(parcel, np.uint8), seeds, number)
@@ -162,6 +171,12 @@ def test_what_cannot_be_sent_is_the_error_of_its_row() -> None:
     assert [failure.row for failure in found.failures] == list(range(4, 10))
     text = str(found.failures[0].error)
     assert "a sample made by Map(ID:1) refused cannot be sent" in text
+
+
+def test_a_batch_that_cannot_be_sent_comes_as_its_samples() -> None:
+    found = outcome(begun(list(range(100)), collate=with_a_lock), whole=True)
+    assert (found.made, found.outputs) == (None, list(range(10, 16)))
+    assert found.offsets == list(range(6))
 
 
 def test_an_input_that_cannot_be_restored_is_the_error_of_its_row() -> None:

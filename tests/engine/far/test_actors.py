@@ -94,7 +94,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
         recipe = SegmentRecipe("f", "q", program, "ray", 1, (1, 1), 1, tunable=True)
         claim, options = (object(), 0), {"num_cpus": 1}
         whole: Any = SimpleNamespace(segments=[recipe], elsewhere=lambda _: None)
-        pool = ActorPool(connector, whole, played, claim, (0,), options)  # type: ignore[arg-type]
+        pool = ActorPool(connector, whole, played, claim, lambda *at: (0, *at), options)  # type: ignore[arg-type]
         pools.append(pool)
         return pool
 

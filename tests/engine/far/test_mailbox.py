@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from penstock.engine.far.child import Pipe
 from penstock.engine.far.handover import dumps
-from penstock.engine.far.pipe import Pipe
 from support.pipes import receive
 
 LARGE = bytes(3 << 20)

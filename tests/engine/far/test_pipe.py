@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from penstock.engine.far.pipe import Pipe, kept
+from penstock.engine.far.child import Pipe, fork_child
 from support.pipes import receive
 
 
@@ -137,13 +137,11 @@ def test_an_object_that_cannot_be_pickled_leaves_the_pipe_unchanged(
 def test_a_child_keeps_only_its_own_end(ends: tuple[Pipe, Pipe]) -> None:
     ours, theirs = ends
     other, another = Pipe.pair()
-    with kept(theirs):
-        pid = os.fork()
-    if pid == 0:
-        try:
-            theirs.send([ours.fileno(), other.fileno(), another.fileno()])
-        finally:
-            os._exit(0)
+
+    def says() -> None:
+        theirs.send([ours.fileno(), other.fileno(), another.fileno()])
+
+    pid = fork_child(says, theirs)
     assert receive(ours) == [-1, -1, -1]
     os.waitpid(pid, 0)
     other.send("not closed here")

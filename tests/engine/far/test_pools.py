@@ -88,9 +88,12 @@ def test_pools_of_actors_are_handed_out_seeded_and_renewed_together(
     maker.begin()
     connector: Any = SimpleNamespace(segment=0)
     pools: list[Any] = [maker.make(connector, each, "ray") for each in made.segments]
-    seeds = (7, 5, 2)  # the seed, the first batch and the rank
-    for pool in pools:
-        assert pool.given == (connector, made, played, (maker, 0), seeds, ACTOR)
+    for nth, pool in enumerate(pools):
+        *given, seeds, options = pool.given
+        assert (given, options) == ([connector, made, played, (maker, 0)], ACTOR)
+        # The seed, the first batch, the rank, the segment, and how many were before.
+        assert (seeds(0, 3), seeds(0, nth)) == ((7, 5, 2, 0, nth), (7, 5, 2, 0, 0))
+    assert len({id(pool.given[4]) for pool in pools}) == 1  # none are given twice
     maker.renew()
     assert played.calls[-2:] == [("renew", pool) for pool in pools]
 

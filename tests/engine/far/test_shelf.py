@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engine.far.slabs import Returned
 from support.ferry import Ferry, ferries, layout_of
 
 ROWS = 4
@@ -76,10 +75,9 @@ def test_slabs_of_a_layout_that_is_over_are_dropped(ferry: Ferry) -> None:
 
 def test_memory_of_a_batch_that_is_not_sent_is_lent_again(ferry: Ferry) -> None:
     memory = ferry.shelf.lend(IMAGE, ROWS)
-    assert ferry.shelf.has(memory)
     ferry.shelf.put_back(memory)
     ferry.shelf.put_back(None)  # no memory of the shelf
-    assert not ferry.shelf.has(memory)
+    assert ferry.shelf.send(memory) is None
     assert ferry.shelf.lend(IMAGE, ROWS) is memory
 
 
@@ -87,7 +85,7 @@ def test_a_slab_that_a_fork_shares_is_not_used_again(ferry: Ferry) -> None:
     ferry.carry(IMAGE, 5)
     (first,) = ferry.sent
     ferry.unpacker.returned()
-    ferry.shelf.take_back(Returned((), (first.key,)))
+    ferry.shelf.take_back(((), (first.key,)))
     ferry.carry(IMAGE, 6)
     assert ferry.sent[-1].key != first.key
     assert ferry.sent[-1].forget == (first.key,)

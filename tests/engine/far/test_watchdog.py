@@ -12,7 +12,7 @@ import pytest
 from penstock.engine.core.in_flight import Chunk
 from penstock.engine.far.child import StatusPage
 from penstock.engine.far.far_pool import Errand
-from penstock.engine.far.pool import WorkerChild
+from penstock.engine.far.processes import WorkerChild
 from penstock.engine.plan import Context
 
 

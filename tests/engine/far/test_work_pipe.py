@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from penstock.engine.far.pipe import READ_BYTES, Pipe
+from penstock.engine.far.child import READ_BYTES, Pipe
 from support.pipes import receive
 
 Ends = tuple[Pipe, Pipe]

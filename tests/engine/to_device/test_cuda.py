@@ -95,7 +95,7 @@ def test_marks_are_set_on_the_bus_or_in_the_trainers_stream(
     side = calls[-1][1]
     bus.mark()
     assert calls[-1] == ("event", "record", side)
-    bus.mark_here()
+    bus.mark(here=True)
     assert calls[-1][:2] == ("event", "record")
     assert calls[-1][2] is not side
 

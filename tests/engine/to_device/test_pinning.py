@@ -15,8 +15,8 @@ import penstock as ps
 from penstock.engine import run
 from penstock.engine.batch.buffer import Buffers
 from penstock.engine.far.slabs import Slab, allocate_on, block_at
-from penstock.engine.to_device import pinning
-from penstock.engine.to_device.pinning import Pinning
+from penstock.engine.to_device import lane
+from penstock.engine.to_device.lane import Pinning
 from support.datasets import KINDS, Numbers
 
 
@@ -56,7 +56,7 @@ KINDS_OF_WORKERS = {
 def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
     """Let loaders and pipelines believe that there is a CUDA device."""
     made = Memory()
-    monkeypatch.setattr(pinning.torch, "empty", made.allocate)
+    monkeypatch.setattr(lane.torch, "empty", made.allocate)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
     theirs = torch.utils.data._utils.pin_memory  # noqa: SLF001
@@ -204,7 +204,7 @@ def test_pinning_uses_the_current_device_but_begins_nothing(
     asked: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: begun)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: asked.append(3) or 3)
-    buffers = pinning.pinned(Buffers("Batch(ID:1)"), None, slabs=True)
+    buffers = lane.pinned(Buffers("Batch(ID:1)"), None, slabs=True)
     assert asked == [3] * begun
     monkeypatch.setattr(torch.cuda, "device", lambda at: nullcontext(asked.append(at)))
     buffers.allocate((2,), torch.int64)
@@ -214,7 +214,7 @@ def test_pinning_uses_the_current_device_but_begins_nothing(
 @pytest.mark.usefixtures("memory")
 def test_another_process_does_not_use_cuda() -> None:
     buffers = Buffers("Batch(ID:1)")
-    changed = pinning.pinned(buffers, None, slabs=True)
+    changed = lane.pinned(buffers, None, slabs=True)
     assert changed.pin is not None
     assert changed.elsewhere == buffers
 

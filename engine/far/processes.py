@@ -15,12 +15,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import selectors
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from functools import partial
+from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 
 import numpy as np
 
@@ -32,11 +32,11 @@ from ..core.core import FAR_LEASE_NS
 from ..program.operations import Cached
 from ..recipe import ASSIGNED, Recipe
 from ..workers import Holding, PoolStatistics
-from .assigned_engine import Assignment, Result, Share
 from .child import (
     ALL_ROWS,
     STACK_SIGNAL,
     Child,
+    Pipe,
     StatusPage,
     cause_of,
     is_stopped,
@@ -44,8 +44,8 @@ from .child import (
 from .far_pool import FarChild, FarPool
 from .fork_server import LEAVE_S, ForkServer
 from .handover import dumps, plain_dumps
-from .pipe import Pipe
 from .slabs import Unpacker
+from .worker import Assignment, Result, Share
 
 LOGGER = logging.getLogger("penstock")
 NO_SLAB = (
@@ -60,29 +60,12 @@ CHILD_NEEDS = 3
 """Descriptors that a child takes: its pipe, its page, and the process itself."""
 KEPT_FREE = 24
 """Descriptors that are left for other uses."""
-READ = selectors.EVENT_READ
-WRITE = selectors.EVENT_WRITE
 MAX_TOGETHER = 16
 """Most workers in one child: a GIL takes 20 to 100 us to change hands, and every thread
 makes the wait for it that much longer."""
-
-
 ROWS_EACH = 24
 """Rows that wait at a child for each of its workers, if these are several: as many as a
 lease of its engine has where most of a row is a wait. With fewer, workers ran out."""
-
-
-def children_for(workers: int, cores: int | None) -> int:
-    """Return how many children carry so many workers.
-
-    Args:
-        workers: their number.
-        cores: as for `ProcessPool`; None: each worker needs a child of its own.
-    """
-    if cores is None:
-        return workers
-    return min(workers, max(cores, -(-workers // MAX_TOGETHER)))
-
 
 STORE_S = 1.0
 """How long children may take to end if they still write to a cache, in seconds."""
@@ -92,6 +75,11 @@ STACKS_NS = 300_000_000
 """How long a stuck worker may take to write its stacks."""
 GONE_NS = 2_000_000_000
 """How long a killed worker may take to end before it no longer counts."""
+
+
+def children_for(workers: int, cores: int) -> int:
+    """Return how many children carry so many workers, at least one for each core."""
+    return min(workers, max(cores, -(-workers // MAX_TOGETHER)))
 
 
 class WorkerChild(Child, FarChild):
@@ -116,7 +104,8 @@ class WorkerChild(Child, FarChild):
         """Task and row that took too long."""
         self.asked_ns = self.killed_ns = 0
         """When it was asked for its stacks, and when it was killed for being stuck."""
-        self._was_stopped = False
+        self._stuck_how = ""
+        """How it was stuck, in words; empty if it was not."""
         self._kills = oom_kills()
 
     @property
@@ -124,11 +113,6 @@ class WorkerChild(Child, FarChild):
         """Whether it exited by itself before it was at work."""
         status = self.status_page.status
         return not self.pid and status is not None and os.WIFEXITED(status)
-
-    @property
-    def begins(self) -> bool:
-        """Whether it is starting, or working on its first leases."""
-        return not self.pid or self.meter.begins
 
     @property
     def ready(self) -> bool:
@@ -139,8 +123,7 @@ class WorkerChild(Child, FarChild):
         """Return an assignment as it is sent, with the slabs that were returned."""
         plain = assignment.planned.rows.indices.dtype == np.int64
         packed = (plain_dumps if plain else dumps)(assignment)
-        returned = self.unpacker.returned()
-        return plain_dumps((returned if any(returned) else None, packed))
+        return plain_dumps((self.unpacker.returned(), packed))
 
     def receive(self, result: Result) -> Result:
         """Return a result with what was made, as it is.
@@ -150,8 +133,8 @@ class WorkerChild(Child, FarChild):
         """
         if result.sent is None:
             return result
-        made = self.unpacker.receive(result.sent, self.pipe.descriptors)
-        return result._replace(sent=made)
+        data = self.unpacker.receive(result.sent, self.pipe.descriptors)
+        return result._replace(sent=data)
 
     def look(self, limit_ns: int, now_ns: int) -> int | None:
         """Enforce the time limit of samples: who exceeds it is asked for its stacks.
@@ -177,7 +160,8 @@ class WorkerChild(Child, FarChild):
         if first is None or now_ns < first[0]:
             return None if first is None else first[0]
         self.stuck, self.asked_ns = first[1:], now_ns
-        self._was_stopped = is_stopped(self.pid)
+        stopped = ", stopped by a signal (SIGSTOP, or a debugger)"
+        self._stuck_how = "replaced as it was stuck" + stopped * is_stopped(self.pid)
         self._signal(STACK_SIGNAL)
         return now_ns + STACKS_NS
 
@@ -185,8 +169,8 @@ class WorkerChild(Child, FarChild):
         """Return the earliest deadline: when, and of which task and row."""
         if not self.errands or not self.pid:  # it is starting
             return None
-        held = (at for at in self.status_page.held() if at.task in self.errands)
-        due = [(at.since_ns + limit_ns, at.task, at.row) for at in held]
+        samples = (at for at in self.status_page.held() if at.task in self.errands)
+        due = [(at.since_ns + limit_ns, at.task, at.row) for at in samples]
         if not due:  # nobody works there, yet tasks are waiting
             moved_ns = self.status_page.moved_ns()
             due = [
@@ -212,11 +196,8 @@ class WorkerChild(Child, FarChild):
 
     def how_it_ended(self) -> str:
         """Return why it ended, and what it wrote before that."""
-        if self.stuck is None:
-            cause = cause_of(self.status_page.status, self._kills, oom_kills())
-        else:
-            stopped = ", stopped by a signal (SIGSTOP, or a debugger)"
-            cause = "replaced as it was stuck" + stopped * self._was_stopped
+        status = self.status_page.status
+        cause = self._stuck_how or cause_of(status, self._kills, oom_kills())
         lines = self.status_page.text().strip().splitlines()[:MAX_LINES]
         return "\n".join([f"{cause}; it wrote:", *lines]) if lines else cause
 
@@ -249,7 +230,8 @@ class ProcessPool(FarPool[WorkerChild]):
     ) -> None:
         super().__init__(connector, recipe, "worker processes")
         segment, self._fork_server = self._segment, fork_server
-        self._cores = cores if segment.thread_safe else None
+        self._cores = cores if segment.thread_safe else sys.maxsize
+        """Children that it has before workers share one."""
         self._most = 1 if segment.iterable else sys.maxsize
         self._staffed: tuple[int, int, int] | None = None
         """The request, children and generation for which nothing is left to adjust."""
@@ -263,8 +245,8 @@ class ProcessPool(FarPool[WorkerChild]):
         whether the trainer, in its own thread, has made room for work."""
         self._serving = threading.Lock()
         """Held while leases are handed out and results heard, by whichever thread."""
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wakeup, READ)
+        self._selector = DefaultSelector()
+        self._selector.register(self._wakeup, EVENT_READ)
         self._start()
 
     def _hear_of_work(self) -> None:
@@ -283,7 +265,9 @@ class ProcessPool(FarPool[WorkerChild]):
         workers = sum(child.share.workers for child in children)
         beginning = 0
         if asked != self._begun:
-            begun = sum(child.share.workers for child in children if not child.begins)
+            begun = sum(
+                c.share.workers for c in children if c.pid and not c.meter.begins
+            )
             beginning = max(0, min(asked, workers or asked) - begun)
             self._begun = self._begun if beginning else asked
         return PoolStatistics(workers, beginning, children=len(children))
@@ -421,7 +405,7 @@ class ProcessPool(FarPool[WorkerChild]):
     def _share_out(self, asked: int) -> None:
         """Tell each child how many of the workers it has."""
         children = len(self._children)
-        workers = children if self._cores is None else max(asked, children)
+        workers = max(asked, children) if self._segment.thread_safe else children
         each, more = divmod(workers, max(1, children))
         for at, child in enumerate(self._children):
             share = Share(each + (at < more), workers)
@@ -445,10 +429,10 @@ class ProcessPool(FarPool[WorkerChild]):
         return False
 
     def _start_child(self, number: int) -> None:
-        made = self._fork_server.start_worker(self._connector.segment, number)
-        child = WorkerChild(*made, number, self._connector.enter())
+        start = self._fork_server.start_worker(self._connector.segment, number)
+        child = WorkerChild(*start, number, self._connector.enter())
         self._children.append(child)
-        self._selector.register(child.pipe, READ, child)
+        self._selector.register(child.pipe, EVENT_READ, child)
 
     def _end(self, child: WorkerChild) -> None:
         self._selector.unregister(child.pipe)
@@ -468,15 +452,15 @@ class ProcessPool(FarPool[WorkerChild]):
 
     def _listen(self, child: WorkerChild) -> None:
         """Watch a child's pipe for room for as long as something waits for it."""
-        events = READ | WRITE if child.pipe.waiting else READ
+        events = EVENT_READ | EVENT_WRITE if child.pipe.waiting else EVENT_READ
         self._selector.modify(child.pipe, events, child)
 
     def _hear(self, child: WorkerChild, events: int) -> None:
         try:
-            if events & WRITE:
+            if events & EVENT_WRITE:
                 child.pipe.flush()
                 self._listen(child)
-            messages = child.pipe.collect() if events & READ else []
+            messages = child.pipe.collect() if events & EVENT_READ else []
         except EOFError:
             self._reap(child)
             return
@@ -484,9 +468,9 @@ class ProcessPool(FarPool[WorkerChild]):
             if isinstance(message, int):
                 child.hello(message)
             else:
-                self._take_back(child, message)
+                self._hear_result(child, message)
 
-    def _take_back(self, child: WorkerChild, result: Result) -> None:
+    def _hear_result(self, child: WorkerChild, result: Result) -> None:
         if result.short and not self._short:
             self._short = True
             LOGGER.warning(NO_SLAB, result.short)
@@ -503,13 +487,13 @@ class ProcessPool(FarPool[WorkerChild]):
 
     def _end_all(self) -> None:
         """Stop every child; the fork server waits until they are gone."""
-        with self._serving:
+        with self._serving:  # the trainer may be serving them at this moment
             self._ended = True
         stores = any(isinstance(each, Cached) for each in self._program.operations)
         end_s = time.monotonic() + (STORE_S if stores else LEAVE_S)
         children, self._children = self._children, []
         self._selector.close()
-        for child in children:
+        for child in children:  # all pipes first: so they end side by side
             self._connector.leave(child.meter)
             child.pipe.close()
         for child in children:
