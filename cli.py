@@ -214,7 +214,7 @@ def run(
         try:
             _as_main(target, context.args, module=module)
         finally:
-            own = config.settings().filepath_prefix or files
+            own = config.current.filepath_prefix or files
             end_tuning()
             if (rank := rank_of_process()) == 0:
                 sys.stderr.write(_told(Path(f"{own}_{rank}.jsonl"), own=own != files))

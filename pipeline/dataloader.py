@@ -577,7 +577,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         )
         batch = BatchStage(1, collate_fn=self._collate)
         ahead = index(self.prefetch_factor or 2) * max(1, workers)  # as torch counts
-        settings = replace(config.settings(), prefetch_size=ahead)
+        settings = replace(config.current, prefetch_size=ahead)
         start = WorkerStart(self.dataset, workers, self.worker_init_fn)
         return compile_drawn(
             source,

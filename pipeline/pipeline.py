@@ -712,7 +712,7 @@ class Pipeline(Face):
                 show_by_default(shard.rank)  # the checks below may warn
             self._recipe = compile_recipe(
                 self._stages,
-                config.settings(),
+                config.current,
                 shard,
                 self._options,
                 self._schedule,

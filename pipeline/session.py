@@ -262,7 +262,7 @@ class Slot:
             f" {sorted(saved.operators)}, and this one has {names}; load the file of a"
             " run of this pipeline",
         )
-        cores = config.settings().cpu_cores
+        cores = config.current.cpu_cores
         if saved.fits(cores):
             self.close()  # its tuner's values are older
             self._loaded, self._found = saved, None
@@ -318,7 +318,7 @@ class Slot:
 
     def next(self, run: Run) -> Delivery | None:
         """Return the next batch of the epoch, or None at its end."""
-        settings = config.settings()
+        settings = config.current
         if settings is not self._settings and run is self.run:
             self._follow(run, settings)
         return run.next()

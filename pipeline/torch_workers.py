@@ -84,7 +84,7 @@ class TorchsRow:
     def stop_tuning(self) -> None:
         """Write the row, once, if there is a log and a step was measured."""
         told, self._told = self._told, None
-        prefix = config.settings().filepath_prefix
+        prefix = config.current.filepath_prefix
         if told is None or prefix is None or not (seen := told()).trainer.steps:
             return
         from ..autotune.log import AutotuneLog
