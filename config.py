@@ -63,7 +63,7 @@ class Settings:
 
 
 current = Settings()
-"""The settings in force. It is replaced as a whole, so readers need no lock, and whoever
+"""The settings in force. It is replaced as a whole, so readers need no lock, and who
 keeps it can tell by its identity that a setting has changed."""
 memory_watchers: list[Callable[[int], object]] = []
 """Called with the memory budget in bytes whenever it is set."""
@@ -229,9 +229,7 @@ def _measured_bytes() -> int:
 
 def budget() -> Budget:
     """Return what this process may use: as set, or what affinity and cgroup allow."""
-    return Budget.of_machine(
-        cpu_cores=current.cpu_budget, memory_bytes=memory_bytes()
-    )
+    return Budget.of_machine(cpu_cores=current.cpu_budget, memory_bytes=memory_bytes())
 
 
 def _set(**changes: object) -> None:

@@ -23,8 +23,7 @@ from ..engine.plan import BatchPlan, Cursor, Lengths, Shard
 from ..engine.recipe import AS_SHIPPED, Executor, Host, Options, Recipe, StartMethod
 from ..errors import check
 from ..system.resources import parse_bytes
-from .face import Face, found_name
-from .session import Epoch
+from .session import Epoch, Face
 from .sources import find_folder, find_parquet, find_shards
 from .sources.frames import rows_of
 from .sources.source import is_iterable
@@ -51,7 +50,6 @@ from .stages import (
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
-    from ..engine.run import Run
     from .schedule import Scheduled
     from .sources.files import Urls
     from .sources.folder import Paths
@@ -81,13 +79,7 @@ class Pipeline(Face):
         # The epoch that the next loop runs, unless `_next` says where to go on.
         self._epoch = 0
         self._next: Cursor | None = None
-        self._set_up()
-
-    def _set_up(self) -> None:
-        # The run of the current loop, or of the last loop if the user left it early.
-        self._run: Run | None = None
-        self._listeners: list[Callable[[BatchPlan], object]] = []
-        self._begin_without_run(self._options.name or found_name())
+        self._set_up(options.name)
 
     # Where it begins: a source
 
@@ -630,8 +622,7 @@ class Pipeline(Face):
 
             agree(shard, {**recipe.facts(), **decoders(self._stages)})
         self._run = self._slot.start(recipe, cursor, shard.rank)
-        hand_over = partial(self._hand_over, self._slot.loops)
-        return Epoch(self._slot, self._run, hand_over)
+        return Epoch(self, self._slot, self._run)
 
     def __len__(self) -> int:
         """Return the number of batches in the epoch.
@@ -657,7 +648,7 @@ class Pipeline(Face):
     @property
     def name(self) -> str:
         """The name of this pipeline in the log: see `options`."""
-        return self._slot.name
+        return self._name
 
     def on_batch(self, listener: Callable[[BatchPlan], object]) -> Callable[[], object]:
         """Call `listener(stamp)` before each batch; return what ends this."""
@@ -720,20 +711,8 @@ class Pipeline(Face):
             )
         return self._recipe
 
-    _tunable = _compiled
-
     def _here(self, recipe: Recipe) -> Cursor:
         """Return where the next batch starts, in the current loop or the next."""
         if self._run is not None:
             return self._run.cursor
         return self._next or recipe.planned.start(self._epoch)
-
-    def _hand_over(self, loop: int, plan: BatchPlan | None) -> None:
-        """Record what a loop received; None means that the loop is over."""
-        if plan is None:
-            if loop == self._slot.loops:
-                self._run = None
-        else:
-            self._plan = plan
-            for listener in self._listeners:
-                listener(plan)

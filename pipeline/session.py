@@ -1,5 +1,6 @@
-"""The running part of a face: its loops, the run that they share, and its tuner.
+"""What both faces share: a name in the log, a run and its tuner, loops and reports.
 
+    Face         the verbs that `Pipeline` and `DataLoader` share
     Epoch        one loop, from `iter()` to its end or to where the user leaves it
     Slot         the holder of at most one run, closed when the face is dropped; while
                  autotune is on, with the thread that tunes the run
@@ -9,6 +10,7 @@ nothing: then the interpreter calls the functions of `atexit`, while daemon thre
 still go on. First, no thread may ask for another batch, so those that loop end. Then
 the runs are closed, and only then what the runs use.
 """
+# ruff: noqa: SLF001 a loop records on its face what it received
 
 from __future__ import annotations
 
@@ -24,13 +26,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 import torch
 
 from .. import config
 from ..engine.plan import BatchPlan, Cursor
 from ..errors import PenstockError, check, set_on, users_frames
+from ..system.printing import Printed, found_name
 from ..system.shared_memory import runtime_folder
 
 if TYPE_CHECKING:
@@ -108,23 +111,16 @@ class Epoch(Iterator[Any]):
     """Yields one epoch's batches. If it is dropped early, it lets go of the workers.
 
     Args:
+        face: what is looped over. It lives as long as the loop.
         slot: the holder of the run; this epoch is the newest of its loops.
         run: the run to loop over.
-        hand_over: called with the stamp of each batch, and with None at the end. It is
-            a method of the face, and so keeps the face alive as long as the loop.
         keeps: whether the workers outlive an epoch that is left early.
     """
 
     def __init__(
-        self,
-        slot: Slot,
-        run: Run,
-        hand_over: Callable[[BatchPlan | None], None],
-        *,
-        keeps: bool = False,
+        self, face: Face, slot: Slot, run: Run, *, keeps: bool = False
     ) -> None:
-        self._slot = slot
-        self._hand_over = hand_over
+        self._face, self._slot = face, slot
         self._leave = slot.release if keeps else slot.finalise
         # Whether the last batch is handed over; another loop may use the run then.
         self._given = False
@@ -164,7 +160,7 @@ class Epoch(Iterator[Any]):
             raise StopIteration
         delivery = self._next()
         plan = None if delivery is None else delivery.plan
-        self._hand_over(plan)
+        self._record(plan)
         if plan is None:
             self._over = True
         over = plan is None or plan.last  # frameworks may stop here
@@ -175,6 +171,16 @@ class Epoch(Iterator[Any]):
         if delivery is None:
             raise StopIteration
         return delivery.data
+
+    def _record(self, plan: BatchPlan | None) -> None:
+        """Record on the face what the loop received; None means that it is over."""
+        face = self._face
+        if plan is not None:
+            face._plan = plan
+            for listener in face._listeners:
+                listener(plan)
+        elif self._number == self._slot.loops:
+            face._run = None
 
     def _next(self) -> Delivery | None:
         if os.getpid() != self._process:
@@ -221,7 +227,7 @@ class Slot:
         """Number of loops begun so far; the newest loop owns the run."""
         self.busy = False
         """Whether an iterator is in the middle of an epoch, and so of the run."""
-        self._rank = 0
+        self._rank, self._told = 0, ""
         # The settings that the run's tuner follows; None before its first batch.
         self._settings: config.Settings | None = None
         self._tuner: Tuner[Any] | None = None
@@ -274,6 +280,15 @@ class Slot:
             self.name,
             logging.WARNING,
         )
+
+    def tell(self, line: str) -> None:
+        """Write a line to the autotune log, if there is one, once in a row."""
+        if line != self._told and config.get_enable_autotune():
+            from ..autotune.log import announce, show_by_default
+
+            self._told = line
+            show_by_default(rank_of_process())
+            announce(line, self.name)
 
     def begun(self, recipe: Recipe, cursor: Cursor) -> Recipe:
         """Return the recipe with the values known to be best for it at `cursor`."""
@@ -463,7 +478,7 @@ TUNING = attrgetter("autotune", "filepath_prefix", "autotune_interval", "cpu_bud
 """The settings that a tuner depends on."""
 
 
-torchs_rows: weakref.WeakSet[Any] = weakref.WeakSet()
+torchs_runs: weakref.WeakSet[Any] = weakref.WeakSet()
 """Loops of torch's own workers that have yet to write their row of the log."""
 slots: weakref.WeakSet[Slot] = weakref.WeakSet()
 
@@ -475,7 +490,7 @@ def explanations() -> dict[str, Explanation]:
 
 def end_tuning() -> None:
     """Turn autotune off, also for current runs, and save the values found."""
-    ending: list[Any] = [*slots, *torchs_rows]
+    ending: list[Any] = [*slots, *torchs_runs]
     for each in ending:
         each.stop_tuning()
     config.set_enable_autotune(enable=False)
@@ -532,3 +547,98 @@ def rank_of_process() -> int:
         return group.get_rank()
     rank = os.environ.get("RANK", "0")
     return int(rank) if rank.isdigit() else 0
+
+
+class Face(Printed):
+    """The verbs of every face: each has at most one run, in a slot."""
+
+    _RUNNING: ClassVar[frozenset[str]]
+    """The attributes that a copy does not get."""
+    _slot: Slot
+    _plan: BatchPlan | None
+    _recipe: Recipe | None
+    """The recipe of the next run; None if it has to be compiled again."""
+
+    _run: Run | None
+    """The run of the current loop, or of the last loop if the user left it early."""
+    _listeners: list[Callable[[BatchPlan], object]]
+    _name: str
+
+    def _set_up(self, name: str) -> None:
+        """Begin without a run; a later one is closed when the face is dropped."""
+        self._name = name or found_name()
+        self._slot = Slot(self._name)
+        self._plan = self._recipe = self._run = None
+        self._listeners = []
+        weakref.finalize(self, self._slot.finalise)
+
+    def _compiled(self) -> Recipe:
+        """Return the recipe of the next run.
+
+        Raises:
+            SpecError: torch's own workers load.
+        """
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes to copy, without any run."""
+        return {name: v for name, v in vars(self).items() if name not in self._RUNNING}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        self._set_up(self._name)
+
+    @property
+    def plan(self) -> BatchPlan | None:
+        """The stamp of the last batch handed over.
+
+        None before the first batch, and where torch's own workers load.
+        """
+        return self._plan
+
+    def load_autotune(
+        self, path: str | os.PathLike[str], name: str | None = None
+    ) -> None:
+        """Start the next loop with the settings that an earlier tuned run ended with.
+
+        Autotune may be on or off. Settings that the run found for other regimes (batch
+        and image sizes of a schedule) take effect when those regimes begin. Settings
+        found with another number of usable cores are not used, and the log says so.
+
+        Args:
+            path: `<prefix>_<rank>.json`, as written with `set_enable_autotune(True,
+                prefix)`. Stages that the file does not know keep their settings.
+            name: the name of the pipeline or loader in the file (default: the name of
+                this one, or else the only one in the file that shares stages, or the
+                kind of dataset, with it).
+
+        Raises:
+            SpecError: `path` is not such a file, or knows no stage of this pipeline; or
+                torch's own workers load.
+        """
+        self._slot.load(path, name, self._compiled())
+
+    def stats(self) -> Observation | None:
+        """Return all counters since the engine started.
+
+        None before the first loop and after `close`, and where torch's own workers
+        load.
+        """
+        run = self._slot.run
+        return None if run is None else run.read().bounded
+
+    def close(self) -> None:
+        """Stop penstock's workers and free their memory. It may be iterated again.
+
+        A cache keeps its samples on disk and drops those in RAM.
+        """
+        self._slot.close()
+        if self._recipe is not None:
+            for cache in self._recipe.caches:
+                cache.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -25,7 +25,7 @@ from ..engine.observe.trainer_meter import TrainerMeter
 from ..engine.plan import Drawing
 from ..engine.witness.hazards import find_on_device
 from ..errors import StateError
-from .session import at_exit, looping_threads, rank_of_process, torchs_rows
+from .session import at_exit, looping_threads, rank_of_process, torchs_runs
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
@@ -73,34 +73,55 @@ class TorchLoop(Iterator[Any]):
         return getattr(self._torchs, name)
 
 
-class TorchsRow:
-    """Writes a row for torch's own workers to the autotune log at a loop's end."""
+class TorchsRun:
+    """What is known of a loop that torch's own workers load.
 
-    def __init__(self, name: str, told: Callable[[], Explanation]) -> None:
+    Args:
+        name: the name of the loader in the log.
+        loader: the loader, with its workers as they are now.
+        why: why torch loads, and not penstock.
+        tunable: whether penstock would load if autotune were on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        loader: torch.utils.data.DataLoader[Any],
+        why: str,
+        *,
+        tunable: bool,
+    ) -> None:
+        self.meter = TrainerMeter()
+        """Measures how long the trainer waits."""
         self._name = name
-        self._told: Callable[[], Explanation] | None = told
-        torchs_rows.add(self)
+        self._stage = f"Dataset(ID:0) {type(loader.dataset).__name__}"
+        self._workers, self._why, self._tunable = loader.num_workers, why, tunable
+
+    def explain(self) -> Explanation:
+        """Return what the wait of the trainer says."""
+        from ..autotune.explain import of_torchs
+
+        return of_torchs(
+            self.meter.read(),
+            self._stage,
+            self._workers,
+            "process" if self._workers else "inline",
+            self._why,
+            tunable=self._tunable,
+        )
 
     def stop_tuning(self) -> None:
-        """Write the row, once, if there is a log and a step was measured."""
-        told, self._told = self._told, None
+        """Write a row to the autotune log, once, if there is one and it has steps."""
         prefix = config.current.filepath_prefix
-        if told is None or prefix is None or not (seen := told()).trainer.steps:
+        if self not in torchs_runs or prefix is None:
             return
+        torchs_runs.discard(self)
         from ..autotune.log import AutotuneLog
 
-        with AutotuneLog(prefix, rank_of_process(), self._name) as log:
-            log.torchs(seen)
-
-
-def explained(
-    meter: TrainerMeter, name: str, workers: int, why: str, *, tunable: bool
-) -> Explanation:
-    """Return the explanation of a loop that torch's own workers load."""
-    from ..autotune.explain import of_torchs
-
-    kind = "process" if workers else "inline"
-    return of_torchs(meter.read(), name, workers, kind, why, tunable=tunable)
+        seen = self.explain()
+        if seen.trainer.steps:
+            with AutotuneLog(prefix, rank_of_process(), self._name) as log:
+                log.torchs(seen)
 
 
 def resumed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -129,7 +129,7 @@ def compile_recipe(
 
 def compile_drawn(
     source: SourceStage,
-    batch: BatchStage,
+    collate: Callable[[list[Any]], Any] | None,
     settings: Settings,
     options: Options,
     *,
@@ -143,7 +143,7 @@ def compile_drawn(
     Args:
         source: map-style. With `executor="auto"` it is measured inline first, even if
             no two threads may share its data.
-        batch: how to collate rows; its size is ignored.
+        collate: the user's `collate_fn`; None: torch's default.
         settings: settings for arguments that the user left out.
         options: options of the whole pipeline.
         name: the name of the loader in the log.
@@ -152,13 +152,13 @@ def compile_drawn(
         pin_memory: whether batches are to be in pinned memory, if there is CUDA.
         fixed: what the program says that leaves all of this to the trainer.
     """
-    stages = source, batch
+    stages = source, BatchStage(1, collate_fn=collate)  # samplers decide its size
     recipe = compile_recipe(stages, settings, Shard.single(), options, name=name)
     (segment,) = recipe.segments
     (read,) = segment.program.operations
     assert isinstance(read, Read)
     whole = reads_batches(source.dataset)
-    if whole and batch.collate_fn is None and is_reader(read.get_many):
+    if whole and collate is None and is_reader(read.get_many):
         whole = False  # the rows are the same, and batches are made of their columns
     elif whole:  # a function of the user's gets what torch would hand it
         read = replace(read, get_many=source.dataset.__getitems__, by_array=False)
