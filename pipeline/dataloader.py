@@ -234,6 +234,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
     def _loop(self) -> Any:
         if not isinstance(self.generator, (torch.Generator, NoneType)):
             self._drawn_seed()  # raises what torch raises
+        self._slot.show_log(rank_of_process())  # compiling may have something to say
         why = self._why_torchs()
         drawing = self._drawing
         if not self._resumed:

@@ -25,8 +25,6 @@ from ..errors import check
 from ..system.resources import parse_bytes
 from .session import Epoch, Face
 from .sources import find_folder, find_parquet, find_shards
-from .sources.frames import rows_of
-from .sources.source import is_iterable
 from .stages import (
     BatchStage,
     CacheStage,
@@ -147,11 +145,17 @@ class Pipeline(Face):
                 is not one label per file.
         """
         from .sources.files import find_files
-        from .sources.patience import Patience
 
-        patience = Patience(retries, backoff, parse_bytes(max_bytes), hedge)
-        executor = options.get("executor", "auto")
-        files = find_files(urls, labels, storage_options, executor, patience)
+        files = find_files(
+            urls,
+            labels,
+            storage_options,
+            options.get("executor", "auto"),
+            retries=retries,
+            backoff=backoff,
+            max_bytes=parse_bytes(max_bytes),
+            hedge=hedge,
+        )
         return cls.from_dataset(files, **options)
 
     @classmethod
@@ -296,10 +300,8 @@ class Pipeline(Face):
         Raises:
             SpecError: `dataset` is not a dataset, or is empty.
         """
-        dataset = rows_of(dataset)
-        stage = SourceStage(
+        stage = SourceStage.of(
             dataset,
-            iterable=is_iterable(dataset),
             num_parallel_workers=num_parallel_workers,
             executor=executor,
             thread_safe=thread_safe,
@@ -697,10 +699,7 @@ class Pipeline(Face):
             from .compile.recipes import compile_recipe
 
             shard = self._shard or Shard.found()
-            if config.get_enable_autotune():
-                from ..autotune.log import show_by_default
-
-                show_by_default(shard.rank)  # the checks below may warn
+            self._slot.show_log(shard.rank)
             self._recipe = compile_recipe(
                 self._stages,
                 config.current,

@@ -281,13 +281,23 @@ class Slot:
             logging.WARNING,
         )
 
+    def show_log(self, rank: int) -> None:
+        """Show the autotune log, if autotune is on and the program shows none itself.
+
+        Call it before a recipe is compiled, which may have something to say.
+        """
+        if config.get_enable_autotune():
+            from ..autotune.log import show_by_default
+
+            show_by_default(rank)
+
     def tell(self, line: str) -> None:
         """Write a line to the autotune log, if there is one, once in a row."""
         if line != self._told and config.get_enable_autotune():
-            from ..autotune.log import announce, show_by_default
+            from ..autotune.log import announce
 
             self._told = line
-            show_by_default(rank_of_process())
+            self.show_log(rank_of_process())
             announce(line, self.name)
 
     def begun(self, recipe: Recipe, cursor: Cursor) -> Recipe:
@@ -437,11 +447,11 @@ class Slot:
     def _start_tuning(self, run: Run, settings: config.Settings) -> None:
         # Import this when needed: it would take a fifth of the time to import penstock.
         from ..autotune.host_peers import HostPeers
-        from ..autotune.log import AutotuneLog, show_by_default
+        from ..autotune.log import AutotuneLog
         from ..autotune.policies import BottleneckLaw
         from ..autotune.tuner import Tuner, TunerThread
 
-        show_by_default(self._rank)
+        self.show_log(self._rank)
         with contextlib.ExitStack() as stack:
             log = stack.enter_context(
                 AutotuneLog(settings.filepath_prefix, self._rank, self.name)

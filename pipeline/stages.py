@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict, get_args
 
 from ..cache.codec import NAMES, Name
 from ..engine.batch.device import DeviceStage
@@ -23,7 +23,8 @@ from ..engine.recipe import Executor, Options
 from ..errors import SpecError, check
 from ..system.printing import Bare, call, name_of
 from ..system.resources import memory_limit_bytes
-from .sources.source import Source
+from .sources.frames import rows_of
+from .sources.source import Source, is_iterable
 
 if TYPE_CHECKING:
     from .schedule import Scheduled
@@ -181,6 +182,12 @@ class SourceStage(PerSample):
     thread_safe: bool | None = None
     drawn: bool = False
     """Whether samplers choose what is read, even if that is nothing."""
+
+    @classmethod
+    def of(cls, data: Any, **options: Any) -> Self:
+        """Return the stage of a user's dataset or table."""
+        dataset = rows_of(data)
+        return cls(dataset, iterable=is_iterable(dataset), **options)
 
     def __post_init__(self) -> None:
         PerSample.__post_init__(self)
