@@ -547,7 +547,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
 
     def _compiled(self) -> Recipe:
         from ..engine.program.seeding import WorkerStart
-        from .compile.recipes import compile_drawn
+        from .compile import compile_drawn
         from .stages import SourceStage
         from .torch_workers import start_method, tell_of_cuda
 

@@ -696,7 +696,7 @@ class Pipeline(Face):
 
     def _compiled(self) -> Recipe:
         if self._recipe is None:
-            from .compile.recipes import compile_recipe
+            from .compile import compile_recipe
 
             shard = self._shard or Shard.found()
             self._slot.show_log(shard.rank)

@@ -25,7 +25,7 @@ from penstock.engine.hosts import TrainerHost
 from penstock.engine.observe.trainer_meter import TrainerMeter
 from penstock.engine.plan import Cursor, Shard
 from penstock.engine.to_device.lane import DEPTH, Lane, is_ready
-from penstock.pipeline.compile.recipes import compile_recipe
+from penstock.pipeline.compile import compile_recipe
 from penstock.pipeline.stages import BatchStage, SourceStage
 from support import warm
 from support.batches import COLLATES, same
