@@ -36,7 +36,6 @@ from ...engine.recipe import (
     BatchRecipe,
     Options,
     Recipe,
-    SegmentRecipe,
 )
 from ...engine.witness.hazards import is_stateless
 from ...errors import SpecError, check
@@ -44,9 +43,7 @@ from ..schedule import Scheduled
 from ..sources.source import identity_of
 from ..stages import (
     BatchStage,
-    CacheStage,
     FilterStage,
-    PerSample,
     ShuffleStage,
     SourceStage,
     Stage,
@@ -55,10 +52,11 @@ from ..stages import (
 from .caches import caches_of, read_in_threads
 from .segments import (
     Numbered,
-    found_kind,
+    Working,
     fused,
     is_reader,
     on_batches,
+    placed,
     with_batch_work,
 )
 
@@ -85,16 +83,16 @@ def compile_recipe(
         SpecError: the stages do not make a pipeline.
     """
     stages = read_in_threads(stages)
-    source = stages[0]
-    assert isinstance(source, SourceStage)
-    number, batch = _batch(stages)
-    work, behind = _work(stages, number)
+    source, number, batch = _ends(stages)
+    works = [(n, s) for n, s in enumerate(stages) if isinstance(s, Working)]
+    work = [each for each in works if each[0] < number]
     repack = _repacks(source, work, shard)
-    buffers = _buffers(number, batch, _device(stages), repack=repack)
+    device = next((s for s in stages[::-1] if isinstance(s, DeviceStage)), None)
+    buffers = _buffers(number, batch, device, repack=repack)
     order, caches = order_of(stages), caches_of(stages)
     plan = _plan(order, batch, shard, scheduled, repack=repack)
-    seed = _seed(stages, settings)
-    batch_work = on_batches(behind, settings, caches, shard.rank, name)
+    seed = [settings.seed, *(s.seed for s in stages if isinstance(s, ShuffleStage))][-1]
+    batch_work = on_batches(works[len(work) :], settings, caches, shard.rank, name)
     segments = fused(work, buffers.stage, settings, caches, name, order)
     return Recipe(
         plan,
@@ -109,7 +107,7 @@ def compile_recipe(
         seed,
         repack,
         source.iterable,
-        _device(stages),
+        device,
         options,
         settings.cpu_cores,
         tuple(caches.values()),
@@ -162,40 +160,19 @@ def compile_drawn(
         from ...engine.to_device.pinning import pinned
 
         buffers = pinned(buffers, None, slabs=True)
-    segment = replace(_placed(source, segment, name), unsplit=whole, fixed=fixed)
+    collate = collate or (collate_by_default if whole else None)
+    # Where worker processes are asked for, they call it, unless it may keep a state, of
+    # which each would have its own.
+    apart = source.executor == "process" and collate is not None
+    by_workers = apart and is_stateless(collate)
+    segment = replace(placed(source, segment, name), unsplit=whole, fixed=fixed)
     recipe = replace(
         recipe,
         segments=(replace(segment, program=program),),
-        buffers=collated(buffers, whole=whole, apart=source.executor == "process"),
+        buffers=replace(buffers, collate=collate, whole=whole, by_workers=by_workers),
     )
     ahead = 0 if recipe.direct else AHEAD
     return replace(recipe, plan=DrawnPlan(ahead, whole=whole))
-
-
-def _placed(source: SourceStage, segment: SegmentRecipe, name: str) -> SegmentRecipe:
-    """Return the segment of a torch loader where its samples are made at first."""
-    if source.executor == "inline":
-        return replace(segment, stays="")  # the program said so in words of its own
-    if source.executor != "auto" or source.num_parallel_workers is not None:
-        return segment
-    if source.thread_safe:
-        return replace(segment, executor="auto")
-    executor, stays = found_kind(segment.name, source.dataset, name)
-    return replace(segment, executor=executor, stays=stays)
-
-
-def collated(buffers: Buffers, *, whole: bool, apart: bool) -> Buffers:
-    """Return buffers for batches that are collated as in torch.
-
-    Args:
-        buffers: with the user's `collate_fn`, if there is one.
-        whole: whether it gets what the dataset read for the whole batch.
-        apart: whether worker processes are asked for. They call it, unless it may keep
-            a state, of which each would have its own.
-    """
-    collate = buffers.collate or (collate_by_default if whole else None)
-    by_workers = apart and collate is not None and is_stateless(collate)
-    return replace(buffers, collate=collate, whole=whole, by_workers=by_workers)
 
 
 def reads_batches(dataset: Any) -> bool:
@@ -208,34 +185,16 @@ def reads_batches(dataset: Any) -> bool:
     return bool(getattr(dataset, "__getitems__", None))
 
 
-def _work(stages: Sequence[Stage], batch: int) -> tuple[list[Numbered], list[Numbered]]:
-    """Return the numbered stages that work on samples, and those on batches.
-
-    Args:
-        stages: stages of the pipeline.
-        batch: number of the stage that makes batches.
-    """
-    work: list[Numbered] = [
-        (number, stage)
-        for number, stage in enumerate(stages)
-        if isinstance(stage, (PerSample, CacheStage))
-    ]
-    before = sum(number < batch for number, _ in work)
-    return work[:before], work[before:]
-
-
-def _batch(stages: Sequence[Stage]) -> tuple[int, BatchStage]:
-    """Return the stage that makes batches, and its number in the pipeline."""
+def _ends(stages: Sequence[Stage]) -> tuple[SourceStage, int, BatchStage]:
+    """Return the source, and the number and stage where samples become batches."""
+    source = stages[0]
+    assert isinstance(source, SourceStage)
     for number, stage in enumerate(stages):
         if isinstance(stage, BatchStage):
-            return number, stage
+            return source, number, stage
     raise SpecError(
         "the pipeline has no batch size; end it with .batch(n) before iterating"
     )
-
-
-def _device(stages: Sequence[Stage]) -> DeviceStage | None:
-    return next((each for each in stages[::-1] if isinstance(each, DeviceStage)), None)
 
 
 def _buffers(
@@ -260,12 +219,6 @@ def _repacks(source: SourceStage, work: Sequence[Numbered], shard: Shard) -> boo
         "which could end at different steps; use select() with the indices to keep",
     )
     return repack
-
-
-def _seed(stages: Sequence[Stage], settings: Settings) -> int:
-    """Return the seed of random functions: the shuffle's seed, if there is one."""
-    seeds = [stage.seed for stage in stages if isinstance(stage, ShuffleStage)]
-    return seeds[-1] if seeds else settings.seed
 
 
 def _plan(

@@ -133,8 +133,9 @@ MAX_PERMITS = 4096
 """Upper bound of concurrent coroutines: stores dislike more reads in flight."""
 
 
-Numbered = tuple[int, PerSample | CacheStage]
-"""A stage, and its number in the pipeline."""
+Working = PerSample | CacheStage
+Numbered = tuple[int, Working]
+"""A stage that makes or stores samples, and its number in the pipeline."""
 
 
 def fused(
@@ -332,18 +333,22 @@ def _why_stays(stages: Sequence[PerSample], kind: Kind) -> str:
     return "" if kind.finding is None else Restriction.SHARED.format(kind.finding)
 
 
-def found_kind(name: str, dataset: Any, pipeline: str) -> tuple[Executor, str]:
-    """Return the initial executor of a torch loader's dataset without set workers.
+def placed(source: SourceStage, segment: SegmentRecipe, name: str) -> SegmentRecipe:
+    """Return the segment of a torch loader where its samples are made at first.
 
-    Loading starts in the trainer's process, where the dataset works correctly. Data
-    that several workers must not share, or would repeat, stays there, for the reason
-    that is returned, too.
+    Without set workers, that is the trainer's process, where the dataset works
+    correctly. Data that several workers must not share, or would repeat, stays there.
     """
-    finding = find_unsafe(dataset, "dataset")
-    _tell(name, Kind("inline", finding=finding), pipeline)
+    if source.executor == "inline":
+        return replace(segment, stays="")  # the program said so in words of its own
+    if source.executor != "auto" or source.num_parallel_workers is not None:
+        return segment
+    finding = _find(source)
+    _tell(segment.name, Kind("inline", finding=finding), name)
     if finding is None:
-        return "auto", ""
-    return "inline", Restriction.SHARED.format(finding)
+        return replace(segment, executor="auto", stays="")
+    stays = Restriction.SHARED.format(finding)
+    return replace(segment, executor="inline", stays=stays)
 
 
 def _tell(name: str, kind: Kind, pipeline: str) -> None:
