@@ -151,9 +151,11 @@ def resumed(
     if owner is not None:
         before, refused = placed(owner, before)  # its iterators begin where it stands
     loop = TorchLoop(begin(), drawing, given, meter, rows)
-    keeper = next(filter(is_keeper, (iterator_of(loop), iterable)), None)
+    # What torch reads from, if that is in this process.
+    reader = getattr(getattr(loop, "_dataset_fetcher", None), "dataset_iter", None)
+    keeper: Any = next(filter(is_keeper, (reader, iterable)), None)
     drawing.keeper = keeper
-    if refused and before is not None and iterator_of(loop) is not owner:
+    if refused and before is not None and reader is not owner:
         raise refused
     if keeper is None and (known is not None or before is not None):
         raise StateError(
@@ -170,7 +172,7 @@ def resumed(
         deque(islice(loop, consumed), maxlen=0)
         return loop
     drawing.batch = consumed
-    if keeper is iterator_of(loop):  # also where that is the dataset itself
+    if keeper is reader:  # also where that is the dataset itself
         keeper.load_state_dict(known)  # as what began it may have drawn
     return loop
 
@@ -187,11 +189,6 @@ def placed(owner: Any, state: Any) -> tuple[Any, Exception | None]:
     except Exception as error:  # noqa: BLE001 whatever the user's method raises
         return state, error
     return state, None
-
-
-def iterator_of(loop: TorchLoop) -> Any:
-    """Return the dataset's iterator that torch reads from in this process."""
-    return getattr(getattr(loop, "_dataset_fetcher", None), "dataset_iter", None)
 
 
 def is_keeper(each: Any) -> bool:
