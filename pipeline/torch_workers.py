@@ -153,7 +153,7 @@ def resumed(
     loop = TorchLoop(begin(), drawing, given, meter, rows)
     # What torch reads from, if that is in this process.
     reader = getattr(getattr(loop, "_dataset_fetcher", None), "dataset_iter", None)
-    keeper: Any = next(filter(is_keeper, (reader, iterable)), None)
+    keeper = next(filter(is_keeper, (reader, iterable)), None)
     drawing.keeper = keeper
     if refused and before is not None and reader is not owner:
         raise refused
@@ -172,7 +172,7 @@ def resumed(
         deque(islice(loop, consumed), maxlen=0)
         return loop
     drawing.batch = consumed
-    if keeper is reader:  # also where that is the dataset itself
+    if keeper is not None and keeper is reader:  # also where that is the dataset itself
         keeper.load_state_dict(known)  # as what began it may have drawn
     return loop
 
