@@ -408,8 +408,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         given = partial(self._given, drawing, watch)
         alone = self.dataset if iterable and self.num_workers == 0 else None
         run = self._torchs = TorchsRun(self.name, self, why, tunable=why == UNTUNED)
-        rows = self.batch_size or 1
-        loop = resumed(begin, drawing, alone, given, run.meter, rows)
+        loop = resumed(begin, drawing, alone, given, run)
         if config.get_enable_autotune():
             torchs_runs.add(run)
             weakref.finalize(loop, run.stop_tuning)

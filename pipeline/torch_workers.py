@@ -40,17 +40,14 @@ class TorchLoop(Iterator[Any]):
         torchs: Any,
         drawing: Drawing,
         given: Callable[[], object],
-        meter: TrainerMeter,
-        rows: int,
+        run: TorchsRun,
     ) -> None:
-        self._meter, self._rows = meter, rows
-        self._torchs = torchs
-        self._drawing = drawing
-        self._given = given
+        self._torchs, self._run = torchs, run
+        self._drawing, self._given = drawing, given
         at_exit()
 
     def __next__(self) -> Any:
-        meter = self._meter
+        meter = self._run.meter
         meter.ask(time.perf_counter_ns())
         try:
             data = looping_threads.run(self._torchs.__next__)
@@ -59,7 +56,7 @@ class TorchLoop(Iterator[Any]):
             self._drawing.end()
             self._given()
             raise
-        meter.count(time.perf_counter_ns(), self._rows)
+        meter.count(time.perf_counter_ns(), self._run.rows)
         self._drawing.batch += 1
         self._given()
         return data
@@ -93,6 +90,8 @@ class TorchsRun:
     ) -> None:
         self.meter = TrainerMeter()
         """Measures how long the trainer waits."""
+        self.rows = loader.batch_size or 1
+        """How many rows a batch has."""
         self._name = name
         self._stage = f"Dataset(ID:0) {type(loader.dataset).__name__}"
         self._workers, self._why, self._tunable = loader.num_workers, why, tunable
@@ -129,8 +128,7 @@ def resumed(
     drawing: Drawing,
     iterable: Any,
     given: Callable[[], object],
-    meter: TrainerMeter,
-    rows: int,
+    run: TorchsRun,
 ) -> TorchLoop:
     """Start a loop at the position of `drawing`.
 
@@ -139,8 +137,7 @@ def resumed(
         drawing: the epoch; the generators are set to where it began.
         iterable: the dataset, if it is an iterable that the trainer reads.
         given: called after each batch, and at the end.
-        meter: measures how long the trainer waits.
-        rows: number of rows in a batch.
+        run: what is known of the loop.
     """
     consumed, drawing.batch = drawing.batch, 0
     known, drawing.data = drawing.data, None
@@ -150,9 +147,10 @@ def resumed(
     refused: Exception | None = None
     if owner is not None:
         before, refused = placed(owner, before)  # its iterators begin where it stands
-    loop = TorchLoop(begin(), drawing, given, meter, rows)
+    loop = TorchLoop(begin(), drawing, given, run)
     # What torch reads from, if that is in this process.
-    reader = getattr(getattr(loop, "_dataset_fetcher", None), "dataset_iter", None)
+    fetcher = getattr(loop, "_dataset_fetcher", None)
+    reader: Any = getattr(fetcher, "dataset_iter", None)
     keeper = next(filter(is_keeper, (reader, iterable)), None)
     drawing.keeper = keeper
     if refused and before is not None and reader is not owner:
@@ -172,7 +170,7 @@ def resumed(
         deque(islice(loop, consumed), maxlen=0)
         return loop
     drawing.batch = consumed
-    if keeper is not None and keeper is reader:  # also where that is the dataset itself
+    if keeper is reader:  # also where that is the dataset itself
         keeper.load_state_dict(known)  # as what began it may have drawn
     return loop
 
