@@ -415,8 +415,8 @@ def findings() -> Iterator[Diagnosis]:
     yield Diagnosis("penstock", __version__)
     yield Diagnosis("Python", f"{platform.python_version()}, {platform.system()}")
     gpus = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
-    found = ", ".join(gpus) or "no CUDA device"
-    yield Diagnosis("torch", f"{torch.__version__}, {found}")
+    devices = ", ".join(gpus) or "no CUDA device"
+    yield Diagnosis("torch", f"{torch.__version__}, {devices}")
     yield from of_machine(config.budget(), torch.get_num_threads())
     yield from map(of_package, PACKAGES)
     yield of_crop_decoding(*crop_extension())

@@ -190,8 +190,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
     ) -> None:
         warn_of(dataset)
         super().__init__(dataset, *args, **kwargs)
-        own = {"sample_seeding": sample_seeding, "thread_safe": thread_safe}
-        for argument, value in own.items():
+        for argument, value in (
+            ("sample_seeding", sample_seeding),
+            ("thread_safe", thread_safe),
+        ):
             check(
                 value is None or type(value) is bool,
                 f"`{argument}` must be True, False or None, got {value!r}",
@@ -537,8 +539,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
 
     def _samplers(self) -> list[Any]:
         inner = getattr(self.batch_sampler, "sampler", None)
-        found = {id(s): s for s in (self.sampler, self.batch_sampler, inner)}
-        return list(found.values())
+        return list(
+            {id(s): s for s in (self.sampler, self.batch_sampler, inner)}.values()
+        )
 
     def _sampler_epochs(self) -> list[Any]:
         """Return the epochs that samplers received through `set_epoch`."""
@@ -589,8 +592,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
     @property
     def _seeds(self) -> bool:
         """Whether each sample has a seed; else all draw from the streams there are."""
-        asked = bool(self.sample_seeding) or not self._zero_workers
-        return asked and not self.thread_safe
+        return not self.thread_safe and bool(
+            self.sample_seeding or not self._zero_workers
+        )
 
     @property
     def _collate(self) -> Callable[[list[Any]], Any] | None:

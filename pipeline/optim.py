@@ -40,9 +40,8 @@ class follow:  # noqa: N801 it is used like a function
     ) -> None:
         self._optimizer = optimizer
         self._lr_in_velocity = lr_in_velocity
-        groups = optimizer.param_groups
-        self._base: list[float] = [group["lr"] for group in groups]
-        self._set: list[float] = list(self._base)
+        self._base: list[float] = [group["lr"] for group in optimizer.param_groups]
+        self._set = self._base.copy()
         self._hook = optimizer.register_step_post_hook(self._after_step)
         self._end = pipe.on_batch(self.apply)
 

@@ -102,8 +102,8 @@ class Pipeline(Face):
         Raises:
             SpecError: the folder does not exist, or has no images in class folders.
         """
-        executor = options.get("executor", "auto")
-        return cls.from_dataset(find_folder(root, storage_options, executor), **options)
+        folder = find_folder(root, storage_options, options.get("executor", "auto"))
+        return cls.from_dataset(folder, **options)
 
     @classmethod
     def from_files(
@@ -635,8 +635,9 @@ class Pipeline(Face):
         """
         recipe = self._compiled()
         if recipe.repack:
-            text = "a pipeline with a filter, or over an iterable, has no length"
-            raise TypeError(text)
+            raise TypeError(
+                "a pipeline with a filter, or over an iterable, has no length"
+            )
         return recipe.planned.steps_in(self._here(recipe).epoch)
 
     def set_epoch(self, epoch: int) -> None:

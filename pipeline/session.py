@@ -163,8 +163,8 @@ class Epoch(Iterator[Any]):
         self._record(plan)
         if plan is None:
             self._over = True
-        over = plan is None or plan.last  # frameworks may stop here
-        if over and not self._given:  # once: the run may be another loop's by then
+        # Frameworks may stop at the last batch. The run may be another loop's after it.
+        if (plan is None or plan.last) and not self._given:
             self._given = True
             self._slot.release(self._run)
             self._abandon.detach()
@@ -302,12 +302,11 @@ class Slot:
 
     def begun(self, recipe: Recipe, cursor: Cursor) -> Recipe:
         """Return the recipe with the values known to be best for it at `cursor`."""
-        tuned = self._found if config.get_enable_autotune() else None
-        known = tuned or self._loaded
+        known = (config.get_enable_autotune() and self._found) or self._loaded
         if known is None:
             return recipe
         values = known.values(recipe.plan.regime(cursor.step))
-        segments = (_begun(each, values, known.executors) for each in recipe.segments)
+        segments = [_begun(each, values, known.executors) for each in recipe.segments]
         return replace(recipe, segments=tuple(segments))
 
     @property
@@ -331,8 +330,7 @@ class Slot:
             self.close()
             begun = self.begun(recipe, cursor)
             self._found = self._found or self._loaded
-            run = Run(begun, process_byte_budget(), cursor)
-            self.run, self._rank = run, rank
+            self.run, self._rank = Run(begun, process_byte_budget(), cursor), rank
             self._last = self._settings = None
             at_exit()
         else:
@@ -458,18 +456,16 @@ class Slot:
             )
             # A pipeline with a fixed number of cores already has its share.
             place = runtime_folder() if settings.cpu_budget is None else None
-            others = stack.enter_context(HostPeers(place))
             tuner = self._tuner = Tuner(
                 run,
                 BottleneckLaw(),
                 config.budget(),
                 log,
                 interval_steps=settings.autotune_interval,
-                host_peers=others,
+                host_peers=stack.enter_context(HostPeers(place)),
                 found=None if self._found is None else self._found.regimes,
             )
-            observed = partial(self._observed, run)
-            stack.enter_context(TunerThread(tuner, log, observed))
+            stack.enter_context(TunerThread(tuner, log, partial(self._observed, run)))
             self._tuning = stack.pop_all()
 
     def stop_tuning(self) -> None:
@@ -500,8 +496,7 @@ def explanations() -> dict[str, Explanation]:
 
 def end_tuning() -> None:
     """Turn autotune off, also for current runs, and save the values found."""
-    ending: list[Any] = [*slots, *torchs_runs]
-    for each in ending:
+    for each in [*slots, *torchs_runs]:
         each.stop_tuning()
     config.set_enable_autotune(enable=False)
 

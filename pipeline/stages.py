@@ -14,7 +14,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    TypedDict,
+    cast,
+    get_args,
+)
 
 from ..cache.codec import NAMES, Name
 from ..engine.batch.device import DeviceStage
@@ -223,9 +232,8 @@ class SourceStage(PerSample):
 
     @property
     def called(self) -> Callable[..., Any]:
-        called: Callable[..., Any]
-        called = self.dataset.__iter__ if self.iterable else self.dataset.__getitem__
-        return called
+        method = "__iter__" if self.iterable else "__getitem__"
+        return cast("Callable[..., Any]", getattr(self.dataset, method))
 
     @property
     def kind(self) -> str:
@@ -249,8 +257,9 @@ class SourceStage(PerSample):
         shown: tuple[object, ...] = (Bare(f"<{type(self.dataset).__name__}>"),)
         if isinstance(self.dataset, Source):
             shown = self.dataset.shown
-        method = f"Pipeline.from_{self.kind.lower()}"
-        return call(method, self, *shown, hidden=("iterable",))
+        return call(
+            f"Pipeline.from_{self.kind.lower()}", self, *shown, hidden=("iterable",)
+        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -260,10 +269,9 @@ class FunctionStage(PerSample):
     function: Callable[..., Any]
 
     def __post_init__(self) -> None:
-        method = self.kind.lower()
         check(
             callable(self.function),
-            f"Pipeline.{method}() needs a function of one sample, got"
+            f"Pipeline.{self.kind.lower()}() needs a function of one sample, got"
             f" {self.function!r}"
             "; pass the function itself, not its result",
         )
@@ -306,8 +314,7 @@ class SelectStage:
 
     def __repr__(self) -> str:
         shown = ", ".join(str(int(index)) for index in self.indices[:3])
-        more = ", ..." if len(self.indices) > 3 else ""
-        return f".select([{shown}{more}])"
+        return f".select([{shown}{', ...' if len(self.indices) > 3 else ''}])"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

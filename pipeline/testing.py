@@ -132,8 +132,8 @@ def photo(
     """Draw one photo of class `kind`: `uint8 [height, width, 3]`."""
     picture = PIL.Image.new("RGB", (width, height), tint(rng.random(), rng))
     canvas = PIL.ImageDraw.Draw(picture)
-    horizon = (0, rng.uniform(0.3, 0.7) * height, width, height)
-    canvas.rectangle(horizon, tint(rng.random(), rng))
+    horizon = rng.uniform(0.3, 0.7) * height
+    canvas.rectangle((0, horizon, width, height), tint(rng.random(), rng))
     # From a third to a fiftieth of the side, with a density of radius^-3.
     shares = (3.0**2 + (50.0**2 - 3.0**2) * rng.random(LEAVES)) ** -0.5
     for radius in sorted(shares * min(height, width), reverse=True):

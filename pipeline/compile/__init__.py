@@ -171,8 +171,8 @@ def compile_drawn(
         segments=(replace(segment, program=program),),
         buffers=replace(buffers, collate=collate, whole=whole, by_workers=by_workers),
     )
-    ahead = 0 if recipe.direct else AHEAD
-    return replace(recipe, plan=DrawnPlan(ahead, whole=whole))
+    plan = DrawnPlan(0 if recipe.direct else AHEAD, whole=whole)
+    return replace(recipe, plan=plan)
 
 
 def reads_batches(dataset: Any) -> bool:
@@ -201,8 +201,9 @@ def _buffers(
     number: int, batch: BatchStage, device: DeviceStage | None, *, repack: bool
 ) -> Buffers:
     substitute = batch.on_error == "substitute"
-    name = f"Batch(ID:{number})"
-    buffers = Buffers(name, batch.collate_fn, keep=repack, substitute=substitute)
+    buffers = Buffers(
+        f"Batch(ID:{number})", batch.collate_fn, keep=repack, substitute=substitute
+    )
     if device is None or device.device.type != "cuda":
         return buffers
     from ...engine.to_device.pinning import pinned
@@ -245,9 +246,14 @@ def _plan(
         per_rank = 1 if batch.size is None else batch.size * shard.size
         size = batch.global_size or per_rank
         schedule = ConstantSchedule(Setting(global_size=size, image_size=None))
-    # Batches form after a filter, so no ticket may be dropped here.
-    drop_last = batch.drop_last and not repack
-    plan = Plan(order, schedule, shard, drop_last=drop_last, tail=batch.tail)
+    plan = Plan(
+        order,
+        schedule,
+        shard,
+        # Batches form after a filter, so no ticket may be dropped here.
+        drop_last=batch.drop_last and not repack,
+        tail=batch.tail,
+    )
     if batch.microbatches is not None:
         check_microbatches(plan, batch.microbatches)
     return plan

@@ -54,9 +54,9 @@ def read_in_threads(stages: Sequence[Stage]) -> Sequence[Stage]:
         " is awaited and a cache; write it with async def, or put the cache before"
         " it",
     )
-    threaded = source.dataset.in_threads()
     executor = "auto" if source.executor == "async" else source.executor
-    return replace(source, dataset=threaded, executor=executor), *stages[1:]
+    threaded = replace(source, dataset=source.dataset.in_threads(), executor=executor)
+    return threaded, *stages[1:]
 
 
 def _cache(before: Sequence[Stage], stage: CacheStage, name: str) -> Cache:
@@ -85,16 +85,15 @@ def _check_mixture(source: Any, maps: Sequence[MapStage], name: str) -> None:
     """Raise `SpecError` unless all stages before a cache can run together."""
     stages = (source, *maps)
     for setting, left_out in (("num_parallel_workers", None), ("executor", "auto")):
-        said = [getattr(stage, setting) for stage in stages]
-        asked = sorted({repr(value) for value in said if value != left_out})
+        said = {getattr(stage, setting) for stage in stages} - {left_out}
+        asked = sorted(map(repr, said))
         check(
             len(asked) <= 1,
             f"all stages before {name} run together, so they share one `{setting}`, got"
             f" {' and '.join(asked)}; give it to one stage, or the same to all",
         )
-    kinds = {executor_of(each) == "async" for each in (source, *maps)}
     check(
-        len(kinds) == 1,
+        len({executor_of(stage) == "async" for stage in stages}) == 1,
         f"before {name} some functions are coroutine functions and others are not, but"
         " all stages before a cache run together; make them all of one kind",
     )

@@ -73,8 +73,7 @@ class Kind:
 
 def kind_of(stages: Sequence[PerSample]) -> Kind:
     """Return the kind of workers for the adjacent stages of one segment."""
-    asked = map(executor_of, stages)
-    said: Executor = next((each for each in asked if each != "auto"), "auto")
+    said = asked_of(stages)
     source = stages[0]
     if _is_read_on(source):  # by one worker
         return Kind(said)
@@ -87,6 +86,11 @@ def kind_of(stages: Sequence[PerSample]) -> Kind:
     if said != "auto":
         return Kind(said, safe, finding if said == "thread" else None)
     return Kind(_automatic(stages, safe=safe), safe, finding)
+
+
+def asked_of(stages: Sequence[PerSample]) -> Executor:
+    """Return the kind of workers that the stages of one segment ask for."""
+    return next((e for e in map(executor_of, stages) if e != "auto"), "auto")
 
 
 def _automatic(stages: Sequence[PerSample], *, safe: bool) -> Executor:
@@ -107,8 +111,7 @@ def _automatic(stages: Sequence[PerSample], *, safe: bool) -> Executor:
 def _find(stage: PerSample) -> Finding | None:
     """Return an object with one position or user, unless declared safe for threads."""
     if isinstance(stage, SourceStage):
-        safe = stage.thread_safe
-        return None if safe else find_unsafe(stage.dataset, "dataset")
+        return None if stage.thread_safe else find_unsafe(stage.dataset, "dataset")
     return find_unsafe(stage.called, name_of(stage.called))
 
 
@@ -120,8 +123,7 @@ def _is_doubtful(stage: PerSample) -> bool:
 
 def _is_known(stage: PerSample) -> bool:
     """Whether threads may share a stage: the user says so, or it is our reader."""
-    said = isinstance(stage, SourceStage) and (stage.waits or stage.thread_safe)
-    return bool(said)
+    return isinstance(stage, SourceStage) and bool(stage.waits or stage.thread_safe)
 
 
 PERMITS = 64
@@ -325,11 +327,10 @@ def _why_stays(stages: Sequence[PerSample], kind: Kind) -> str:
 
     What only one may use is no reason if the user asked for threads: he was warned.
     """
-    given = next((e for e in map(executor_of, stages) if e != "auto"), None)
     if any(map(_is_read_on, stages)):
         return Restriction.ITERABLE
-    if given is not None:
-        return Restriction.GIVEN.format(given)
+    if (asked := asked_of(stages)) != "auto":
+        return Restriction.GIVEN.format(asked)
     return "" if kind.finding is None else Restriction.SHARED.format(kind.finding)
 
 
@@ -347,8 +348,7 @@ def placed(source: SourceStage, segment: SegmentRecipe, name: str) -> SegmentRec
     _tell(segment.name, Kind("inline", finding=finding), name)
     if finding is None:
         return replace(segment, executor="auto", stays="")
-    stays = Restriction.SHARED.format(finding)
-    return replace(segment, executor="inline", stays=stays)
+    return replace(segment, executor="inline", stays=Restriction.SHARED.format(finding))
 
 
 def _tell(name: str, kind: Kind, pipeline: str) -> None:
