@@ -620,9 +620,9 @@ class Pipeline(Face):
         self._next, self._epoch = None, cursor.epoch + 1
         shard = recipe.planned.shard
         if self._slot.loops == 0 and shard.size > 1:
-            from .agreement import agree, decoders
+            from .agreement import agree
 
-            agree(shard, {**recipe.facts(), **decoders(self._stages)})
+            agree(shard, recipe.facts(), self._stages)
         self._run = self._slot.start(recipe, cursor, shard.rank)
         return Epoch(self, self._slot, self._run)
 

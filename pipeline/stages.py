@@ -130,21 +130,6 @@ def _check_workers(workers: int | tuple[int, int], executor: Executor) -> None:
     )
 
 
-def _check_timeout(timeout: float, executor: Executor) -> None:
-    check(
-        isinstance(timeout, (int, float))
-        and not isinstance(timeout, bool)
-        and timeout > 0,
-        f"`timeout` is the seconds a sample may take, > 0, got {timeout!r}; leave it "
-        "out for no limit",
-    )
-    check(
-        executor in STOPPABLE,
-        f"`timeout` needs workers that can be stopped, which {executor!r} ones cannot "
-        'be; use executor="process", "async" or "auto"',
-    )
-
-
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class PerSample(ABC):
     """A stage whose function workers call for each sample."""
@@ -164,7 +149,19 @@ class PerSample(ABC):
         if self.num_parallel_workers is not None:
             _check_workers(self.num_parallel_workers, self.executor)
         if self.timeout is not None:
-            _check_timeout(self.timeout, self.executor)
+            check(
+                isinstance(self.timeout, (int, float))
+                and not isinstance(self.timeout, bool)
+                and self.timeout > 0,
+                f"`timeout` is the seconds a sample may take, > 0, got"
+                f" {self.timeout!r}; leave it out for no limit",
+            )
+            check(
+                self.executor in STOPPABLE,
+                f"`timeout` needs workers that can be stopped, which"
+                f" {self.executor!r} ones cannot be; use"
+                ' executor="process", "async" or "auto"',
+            )
 
     @property
     @abstractmethod
@@ -200,17 +197,14 @@ class SourceStage(PerSample):
 
     def __post_init__(self) -> None:
         PerSample.__post_init__(self)
-        if self.iterable:
-            self._check_iterable()
+        if not self.iterable:
+            check_kind(self.called, self.executor)
+            check(
+                self.drawn or len(self.dataset) > 0,
+                f"the dataset {type(self.dataset).__name__} is empty; it must hold at "
+                "least one sample",
+            )
             return
-        check_kind(self.called, self.executor)
-        check(
-            self.drawn or len(self.dataset) > 0,
-            f"the dataset {type(self.dataset).__name__} is empty; it must hold at "
-            "least one sample",
-        )
-
-    def _check_iterable(self) -> None:
         check(
             self.num_parallel_workers in (None, 1),
             "an iterable dataset is read by one worker, in its order, got "

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
-from itertools import chain, repeat
+from itertools import chain, repeat, takewhile
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -225,7 +225,9 @@ def check(
     pipe.load_state_dict(state)
     again = carried(pipe)
     assert again == state, f"state {at} is {again} once loaded, was {state}"
-    rest = list(rest_of(pipe, epochs))
+    loops = chain.from_iterable(repeat(pipe, epochs))
+    stamped = ((batch, pipe.plan) for batch in loops)
+    rest = list(takewhile(lambda each: each[1].epoch < epochs, stamped))
     is_loader = isinstance(pipe, torch.utils.data.DataLoader)
     for (got, plan), (wanted, before) in zip(rest, due, strict=False):
         # A loader counts its steps since it began.
@@ -236,14 +238,6 @@ def check(
     text = f"after state {at}: {len(rest)} batches are left, and there were {len(due)}"
     assert len(rest) == len(due), text
     pipe.close()
-
-
-def rest_of(pipe: Any, epochs: int) -> Iterator[tuple[Any, Any]]:
-    """Yield the remaining batches of a number of epochs."""
-    for batch in chain.from_iterable(repeat(pipe, epochs)):
-        if pipe.plan.epoch >= epochs:
-            return
-        yield batch, pipe.plan
 
 
 def equal(one: Any, other: Any) -> bool:

@@ -115,12 +115,6 @@ def _find(stage: PerSample) -> Finding | None:
     return find_unsafe(stage.called, name_of(stage.called))
 
 
-def _is_doubtful(stage: PerSample) -> bool:
-    """Whether threads are penstock's choice, without a word from the user."""
-    chosen = executor_of(stage) in ("auto", "process") and not _is_read_on(stage)
-    return chosen and not _is_known(stage)
-
-
 def _is_known(stage: PerSample) -> bool:
     """Whether threads may share a stage: the user says so, or it is our reader."""
     return isinstance(stage, SourceStage) and bool(stage.waits or stage.thread_safe)
@@ -171,8 +165,10 @@ def fused(
         program = replace(segment.program, operations=operations)
         storable = []
         for operation in operations:
-            here = segment.executor != "ray"  # a cache belongs to one machine
-            samples = samples if here and is_repeatable(operation) else None
+            draws = isinstance(operation, Map) and operation.wants_rng
+            repeats = isinstance(operation, (Map, Read, Cached)) and not draws
+            if segment.executor == "ray" or not repeats:
+                samples = None  # a cache belongs to one machine, and keeps no draws
             storable.append(samples)
         segments.append(replace(segment, program=program, storable=tuple(storable)))
     segments = taken_along(segments)
@@ -264,12 +260,6 @@ def subject_of(stage: PerSample) -> Any:
     return stage.dataset if isinstance(stage, SourceStage) else stage.called
 
 
-def is_repeatable(operation: Operation) -> bool:
-    """Whether an operation declares that equal inputs give equal outputs."""
-    draws = isinstance(operation, Map) and operation.wants_rng
-    return isinstance(operation, (Map, Read, Cached)) and not draws
-
-
 def _samplers(group: Sequence[Numbered]) -> list[PerSample]:
     """Return the stages that make samples."""
     return [stage for _, stage in group if not isinstance(stage, CacheStage)]
@@ -303,7 +293,13 @@ def _segment(
     _tell(names[lead], kind, pipeline)
     operations = _operations(group, caches)
     workers, bounds = _workers(stages, kind.executor, settings)
-    doubtful = tuple(subject_of(stage) for stage in stages if _is_doubtful(stage))
+    # Threads may be penstock's choice for these, without a word from the user.
+    doubtful = tuple(
+        subject_of(stage)
+        for stage in stages
+        if executor_of(stage) in ("auto", "process")
+        and not (_is_read_on(stage) or _is_known(stage))
+    )
     lone = bounds[1] > 1 and any(s.num_parallel_workers == 1 for s in stages)
     watched = tuple(subject_of(s) for s in stages if lone and not _is_known(s))
     return SegmentRecipe(
