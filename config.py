@@ -58,8 +58,9 @@ class Settings:
     @property
     def workers(self) -> int:
         """The number of workers that a stage starts with unless it sets its own."""
-        usual = min(max(1, round(self.cpu_cores)), MAX_WORKERS)
-        return self.num_parallel_workers or usual
+        return self.num_parallel_workers or min(
+            max(1, round(self.cpu_cores)), MAX_WORKERS
+        )
 
 
 current = Settings()
@@ -105,14 +106,13 @@ def enable_autotune_of_run(filepath_prefix: str) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    why = "it is not writable"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK | os.X_OK)
+        why = "" if os.access(folder, os.W_OK | os.X_OK) else "it is not writable"
     except OSError as error:
-        why, writable = error.strerror or str(error), False
+        why = error.strerror or str(error)
     check(
-        writable,
+        not why,
         f"cannot write the autotune log to {str(folder)!r}: {why}; name another folder",
     )
 

@@ -422,8 +422,10 @@ class Scheduled(Printed):
         starts |= {(epoch, 0) for epoch in range(end)}
         for epoch, batch in sorted(starts):
             place = timeline.place(epoch, batch)
-            values = astuple(schedule.at(place))
-            shown = tuple("-" if value is None else f"{value:.6g}" for value in values)
+            shown = tuple(
+                "-" if value is None else f"{value:.6g}"
+                for value in astuple(schedule.at(place))
+            )
             if shown != before:
                 lines.append((f"{place.samples / samples:g}", f"{place.step}", *shown))
             before = shown

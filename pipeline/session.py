@@ -216,22 +216,14 @@ class Slot:
     """
 
     def __init__(self, name: str) -> None:
-        self._owner = os.getpid()
-        self._lock = threading.RLock()
-        self._loops_lock = threading.RLock()
-        self._closing = False
+        self._forget()
         self.name = name
         """The name of the face in the log."""
-        self.run: Run | None = None
         self.loops = 0
         """Number of loops begun so far; the newest loop owns the run."""
-        self.busy = False
-        """Whether an iterator is in the middle of an epoch, and so of the run."""
         self._rank, self._told = 0, ""
         # The settings that the run's tuner follows; None before its first batch.
         self._settings: config.Settings | None = None
-        self._tuner: Tuner[Any] | None = None
-        self._tuning: contextlib.ExitStack | None = None
         # The last seconds of a run that is closed, or closing.
         self._last: Observation | None = None
         # Values from a file; runs start with them, tuned or not.
@@ -240,6 +232,19 @@ class Slot:
         # autotune is on.
         self._found: Saved | None = None
         slots.add(self)
+
+    def _forget(self) -> None:
+        """Have no run, as at first and in a forked child, where its threads are not."""
+        self._owner = os.getpid()
+        # New ones, as who held them is not in the child. The lock is held to close, and
+        # the other one to begin or end a loop: a loop may close a run, never the
+        # other way round.
+        self._lock, self._loops_lock = threading.RLock(), threading.RLock()
+        self.run: Run | None = None
+        self.busy = self._closing = False
+        """Whether an iterator is in the middle of an epoch, and so of the run."""
+        self._tuner: Tuner[Any] | None = None
+        self._tuning: contextlib.ExitStack | None = None
 
     def load(
         self, path: str | os.PathLike[str], name: str | None, recipe: Recipe
@@ -312,7 +317,8 @@ class Slot:
     @property
     def loops_lock(self) -> threading.RLock:
         """Held to begin a loop, or to end one: several threads may loop over a face."""
-        self._forget_inherited()
+        if os.getpid() != self._owner:
+            self._forget()
         return self._loops_lock
 
     def start(self, recipe: Recipe, cursor: Cursor, rank: int) -> Run:
@@ -353,7 +359,8 @@ class Slot:
 
     def close(self) -> None:
         """Stop and forget the run, if there is one; a forked child only forgets it."""
-        self._forget_inherited()
+        if os.getpid() != self._owner:
+            self._forget()
         with self._lock:  # a finaliser may be closing it: wait until it is closed
             self._closing = True
             try:
@@ -398,14 +405,6 @@ class Slot:
             except KeyboardInterrupt:  # would be lost here
                 closed.wait(CLOSE_S)
                 _thread.interrupt_main()
-
-    def _forget_inherited(self) -> None:
-        """Forget the run in a forked child; its threads are in the parent only."""
-        if os.getpid() != self._owner:
-            self._owner, self.run, self.busy = os.getpid(), None, False
-            self._tuner = self._tuning = None
-            self._lock, self._closing = threading.RLock(), False
-            self._loops_lock = threading.RLock()  # who held it is not there
 
     def seen(
         self, recipe: Callable[[], Recipe] | None = None

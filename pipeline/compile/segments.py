@@ -385,8 +385,7 @@ def _workers(
     stages: list[PerSample], executor: Executor, settings: Settings
 ) -> tuple[int, tuple[int, int]]:
     """Return the initial number of workers, and its bounds."""
-    source = stages[0]
-    if executor == "inline" or _is_read_on(source):
+    if executor == "inline" or _is_read_on(stages[0]):
         return 1, (1, 1)
     given: Workers = next(
         (s.num_parallel_workers for s in stages if s.num_parallel_workers), None
