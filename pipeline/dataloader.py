@@ -515,9 +515,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
                 drawing.epoch,
                 batches,
                 seed,
-                drawing.batch,
-                length_of(self),
-                self._may_draw(),
+                skip=drawing.batch,
+                length=length_of(self),
+                most=self._may_draw(),
                 late=late,
             )
         return slot.start(recipe, cursor, rank_of_process())

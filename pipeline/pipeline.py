@@ -415,11 +415,11 @@ class Pipeline(Face):
         )
         return self._with(
             CacheStage(
-                parse_bytes(ram) if ram else 0,
-                None if disk is None else Path(disk),
-                None if disk_limit is None else parse_bytes(disk_limit),
-                codec,
-                version,
+                ram=parse_bytes(ram) if ram else 0,
+                disk=None if disk is None else Path(disk),
+                disk_limit=None if disk_limit is None else parse_bytes(disk_limit),
+                codec=codec,
+                version=version,
             )
         )
 
@@ -519,18 +519,18 @@ class Pipeline(Face):
                 substituted.
         """
         stage = BatchStage(
-            size,
-            global_size,
-            drop_last,
-            collate_fn,
-            tail,
-            on_error,
-            error_budget,
-            microbatches,
-            max_tokens,
-            global_max_tokens,
-            None if lengths is None else Lengths.of(lengths),
-            window,
+            size=size,
+            global_size=global_size,
+            drop_last=drop_last,
+            collate_fn=collate_fn,
+            tail=tail,
+            on_error=on_error,
+            error_budget=error_budget,
+            microbatches=microbatches,
+            max_tokens=max_tokens,
+            global_max_tokens=global_max_tokens,
+            lengths=None if lengths is None else Lengths.of(lengths),
+            window=window,
         )
         check_sized(stage, scheduled=self._schedule is not None)
         return self._with(stage)
@@ -591,7 +591,11 @@ class Pipeline(Face):
                 `scheduling_strategy` and `runtime_env`.
         """
         chosen = Options(
-            host, persistent_workers, multiprocessing_context, name, ray_options
+            host=host,
+            persistent_workers=persistent_workers,
+            multiprocessing_context=multiprocessing_context,
+            name=name,
+            ray_options=ray_options,
         )
         check_ray(self._stages, chosen)
         return type(self)(self._stages, self._shard, chosen, self._schedule)
@@ -705,9 +709,9 @@ class Pipeline(Face):
                 self._stages,
                 config.current,
                 shard,
-                self._options,
-                self._schedule,
-                self.name,
+                options=self._options,
+                scheduled=self._schedule,
+                name=self._name,
             )
         return self._recipe
 

@@ -521,7 +521,7 @@ def linear(
         unit: "samples", "steps" or "epochs"; fractions of an epoch are allowed.
         multiple_of: round down to a multiple of this; sizes need it.
     """
-    return Ramp(first, last, begin, end, unit, multiple_of)
+    return Ramp(first, last, begin, end, unit=unit, multiple_of=multiple_of)
 
 
 def cosine(
@@ -537,7 +537,9 @@ def cosine(
 
     Its arguments are those of `linear`. I. Loshchilov, F. Hutter, arXiv:1608.03983.
     """
-    return Ramp(first, last, begin, end, unit, multiple_of, "cosine")
+    return Ramp(
+        first, last, begin, end, unit=unit, multiple_of=multiple_of, shape="cosine"
+    )
 
 
 def function(

@@ -76,12 +76,12 @@ def draw_photos(
     Raises:
         SpecError: an argument is out of range, or `folder` holds something else.
     """
-    within("n", n, 1, None, "512 photos are enough for a demonstration")
-    within("classes", classes, 1, n, "have at least one photo a class")
+    within("n", n, 1, "512 photos are enough for a demonstration")
+    within("classes", classes, 1, "have at least one photo a class", high=n)
     for side in size:
-        within("size", side, 16, None, "(500, 375) is usual, width first")
-    within("seed", seed, 0, None, "pass, for example, seed=0")
-    within("quality", quality, 1, 100, "90 is usual")
+        within("size", side, 16, "(500, 375) is usual, width first")
+    within("seed", seed, 0, "pass, for example, seed=0")
+    within("quality", quality, 1, "90 is usual", high=100)
     root = Path(folder)
     drawn = {"n": n, "classes": classes, "size": size, "seed": seed, "quality": quality}
     claim(root, json.dumps({"drawn_by": "penstock.testing.draw_photos", **drawn}))
@@ -100,7 +100,9 @@ def draw_photos(
     return root
 
 
-def within(name: str, value: int, low: int, high: int | None, cure: str) -> None:
+def within(
+    name: str, value: int, low: int, cure: str, *, high: int | None = None
+) -> None:
     """Raise `SpecError` unless `low` <= `value` <= `high`."""
     if value < low or (high is not None and value > high):
         rule = f">= {low}" if high is None else f"{low} to {high}"

@@ -83,36 +83,35 @@ def compile_recipe(
         SpecError: the stages do not make a pipeline.
     """
     stages = read_in_threads(stages)
-    source, number, batch = _ends(stages)
-    works = [(n, s) for n, s in enumerate(stages) if isinstance(s, Working)]
-    work = [each for each in works if each[0] < number]
+    source, (number, batch), work, behind = _parts(stages)
     repack = _repacks(source, work, shard)
     device = next((s for s in stages[::-1] if isinstance(s, DeviceStage)), None)
     buffers = _buffers(number, batch, device, repack=repack)
     order, caches = order_of(stages), caches_of(stages)
     plan = _plan(order, batch, shard, scheduled, repack=repack)
     seed = [settings.seed, *(s.seed for s in stages if isinstance(s, ShuffleStage))][-1]
-    batch_work = on_batches(works[len(work) :], settings, caches, shard.rank, name)
+    batch_work = on_batches(behind, settings, caches, shard.rank, name)
     segments = fused(work, buffers.stage, settings, caches, name, order)
+    whole = segments if repack else with_batch_work(segments, batch_work, buffers, seed)
     return Recipe(
-        plan,
-        segments if repack else with_batch_work(segments, batch_work, buffers, seed),
-        buffers,
-        BatchRecipe(
-            batch.size or batch.global_size,
-            batch.drop_last,
-            batch.error_budget,
-            batch.microbatches,
+        plan=plan,
+        segments=whole,
+        buffers=buffers,
+        batch=BatchRecipe(
+            size=batch.size or batch.global_size,
+            drop_last=batch.drop_last,
+            error_budget=batch.error_budget,
+            microbatches=batch.microbatches,
         ),
-        seed,
-        repack,
-        source.iterable,
-        device,
-        options,
-        settings.cpu_cores,
-        tuple(caches.values()),
-        identity_of(source.dataset),
-        batch_work,
+        seed=seed,
+        repack=repack,
+        iterable=source.iterable,
+        device=device,
+        options=options,
+        cpu_cores=settings.cpu_cores,
+        caches=tuple(caches.values()),
+        data=identity_of(source.dataset),
+        batch_work=batch_work,
     )
 
 
@@ -185,13 +184,21 @@ def reads_batches(dataset: Any) -> bool:
     return bool(getattr(dataset, "__getitems__", None))
 
 
-def _ends(stages: Sequence[Stage]) -> tuple[SourceStage, int, BatchStage]:
-    """Return the source, and the number and stage where samples become batches."""
+def _parts(
+    stages: Sequence[Stage],
+) -> tuple[SourceStage, tuple[int, BatchStage], Sequence[Numbered], Sequence[Numbered]]:
+    """Return the source, the stage that makes batches, and what works before and after.
+
+    All but the source have their numbers in the pipeline.
+    """
     source = stages[0]
     assert isinstance(source, SourceStage)
-    for number, stage in enumerate(stages):
-        if isinstance(stage, BatchStage):
-            return source, number, stage
+    numbered = list(enumerate(stages))
+    for number, batch in numbered:
+        if isinstance(batch, BatchStage):
+            works = [(n, s) for n, s in numbered if isinstance(s, Working)]
+            before = sum(n < number for n, _ in works)
+            return source, (number, batch), works[:before], works[before:]
     raise SpecError(
         "the pipeline has no batch size; end it with .batch(n) before iterating"
     )

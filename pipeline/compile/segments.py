@@ -303,15 +303,15 @@ def _segment(
     lone = bounds[1] > 1 and any(s.num_parallel_workers == 1 for s in stages)
     watched = tuple(subject_of(s) for s in stages if lone and not _is_known(s))
     return SegmentRecipe(
-        names[lead],
-        batch_name or names[-1],
-        Program(operations, batch_name or "", doubtful, watched=watched),
-        kind.executor,
-        workers,
-        bounds,
-        settings.prefetch_size,
-        all(stage.tune for stage in stages),
-        kind.thread_safe,
+        name=names[lead],
+        queue_name=batch_name or names[-1],
+        program=Program(operations, batch_name or "", doubtful, watched=watched),
+        executor=kind.executor,
+        num_parallel_workers=workers,
+        bounds=bounds,
+        prefetch_size=settings.prefetch_size,
+        tunable=all(stage.tune for stage in stages),
+        thread_safe=kind.thread_safe,
         timeout_s=min((s.timeout for s in stages if s.timeout), default=None),
         stays=_why_stays(stages, kind),
         subjects=tuple(map(subject_of, stages)),
@@ -457,4 +457,11 @@ def _operation(
             return Filter(name, stage.function)
     wanted = wanted_by(stage.called)
     draws = number - sum(at < number for at in caches)  # a cache changes none
-    return Map(name, draws, stage.called, "rng" in wanted, "ctx" in wanted, limited)
+    return Map(
+        name,
+        number=draws,
+        function=stage.called,
+        wants_rng="rng" in wanted,
+        wants_ctx="ctx" in wanted,
+        one_by_one=limited,
+    )
