@@ -351,8 +351,8 @@ def list_cache(folder: Folder) -> None:
         found = entries(folder)
     for name, held in found:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(held.used_s))
-        size = f"{held.nbytes / MIB:,.1f} MiB"
-        print(f"{name}  {held.records:>9,}  {size:>13}  {used}  {held.about}")
+        size = held.nbytes / MIB
+        print(f"{name}  {held.records:>9,}  {size:>9,.1f} MiB  {used}  {held.about}")
     total = sum(held.nbytes for _, held in found)
     print(f"{len(found)} in all, {total / MIB:,.1f} MiB")
 
@@ -415,8 +415,8 @@ class Diagnosis(NamedTuple):
     """What to do about it, if it is bad."""
 
     def __str__(self) -> str:
-        cure = f"\n{'':17}cure: {self.cure}" if self.bad else ""
-        return f"{self.what:17}{self.value}{cure}"
+        line = f"{self.what:17}{self.value}"
+        return f"{line}\n{'':17}cure: {self.cure}" if self.bad else line
 
 
 def of_machine(budget: Budget, torch_threads: int) -> list[Diagnosis]:

@@ -124,7 +124,7 @@ class Loop(Epoch):
             drawing.batch = plan.batch + 1  # failed batches count
             drawing.whole = plan.last
             vars(self._loader)["_plan"] = plan  # torch's setter takes 2 us
-        self._loader._given(drawing)
+        self._loader._follow(drawing)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -296,7 +296,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
             self._base = self._drawing.base
             self._iterator = None  # kept workers are ahead of the state
 
-    def _given(self, drawing: Drawing, watch: ShareWatch | None = None) -> None:
+    def _follow(self, drawing: Drawing, watch: ShareWatch | None = None) -> None:
         """Set the loader's position to the position of a loop."""
         if watch is not None:
             watch.tell()
@@ -328,7 +328,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
 
         run, why = self._torchs, self._why_torchs()
         if run is None and why is None:
-            return self._slot.seen(self._compiled)[1]
+            return self._slot.explain(self._compiled)[1]
         if run is None:
             run = TorchsRun(self.name, self, why or "", tunable=why == UNTUNED)
         return run.explain()
@@ -341,14 +341,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         Each of these that has a `set_epoch` gets the call. Samplers draw when a loop
         begins.
         """
-        for each in self._samplers():
+        for each in (*self._samplers(), self.dataset):
             if hasattr(each, "set_epoch"):
                 each.set_epoch(epoch)
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(epoch)
-            if self.persistent_workers:  # they hold the old dataset
-                self._slot.close()
-                self._iterator = None
+        if self.persistent_workers and hasattr(self.dataset, "set_epoch"):
+            self._slot.close()  # its workers hold the old dataset
+            self._iterator = None
 
     @property
     def _is_accelerate_prepared(self) -> bool:
@@ -407,10 +405,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         if self._forks_readers() and config.get_enable_autotune():
             watch = ShareWatch(self.worker_init_fn, self.num_workers)
         begin = partial(self._begun_by_torch, drawing, watch, new=new)
-        given = partial(self._given, drawing, watch)
+        follow = partial(self._follow, drawing, watch)
         alone = self.dataset if iterable and self.num_workers == 0 else None
         run = self._torchs = TorchsRun(self.name, self, why, tunable=why == UNTUNED)
-        loop = resumed(begin, drawing, alone, given, run)
+        loop = resumed(begin, drawing, alone, follow, run)
         if config.get_enable_autotune():
             torchs_runs.add(run)
             weakref.finalize(loop, run.stop_tuning)
@@ -430,15 +428,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
             watch: the watch on new workers of an iterable.
             new: whether the epoch begins only now.
         """
-        given: dict[str, Any] = {}
+        own: dict[str, Any] = {}
         piped = isinstance(self.dataset, IterDataPipe)  # its order is also drawn here
         if drawing.base is not None and self._iterator is None and not piped:
-            given["generator"] = torch.Generator().manual_seed(drawing.base)
+            own["generator"] = torch.Generator().manual_seed(drawing.base)
         if watch is not None:
-            given["worker_init_fn"] = watch
-        before = {name: vars(self)[name] for name in given}
+            own["worker_init_fn"] = watch
+        before = {name: vars(self)[name] for name in own}
         try:
-            vars(self).update(given)
+            vars(self).update(own)
             iterator: Any = super().__iter__()
         finally:
             vars(self).update(before)

@@ -692,12 +692,12 @@ class Pipeline(Face):
         from ..autotune.explain import cache_advice
 
         recipe = self._compiled()
-        seen, said = self._slot.seen(
+        window, explanation = self._slot.explain(
             lambda: self._slot.begun(recipe, self._here(recipe))
         )
         opened = filter(None, (cache.statistics() for cache in recipe.caches))
-        lines = (each.line for each in opened) if recipe.caches else cache_advice(seen)
-        return replace(said, caching=tuple(lines))
+        lines = (it.line for it in opened) if recipe.caches else cache_advice(window)
+        return replace(explanation, caching=tuple(lines))
 
     def _compiled(self) -> Recipe:
         if self._recipe is None:

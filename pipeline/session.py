@@ -123,7 +123,7 @@ class Epoch(Iterator[Any]):
         self._face, self._slot = face, slot
         self._leave = slot.release if keeps else slot.finalise
         # Whether the last batch is handed over; another loop may use the run then.
-        self._given = False
+        self._delivered = False
         self._over = False
         self._process = os.getpid()
         self._join(run)
@@ -164,8 +164,8 @@ class Epoch(Iterator[Any]):
         if plan is None:
             self._over = True
         # Frameworks may stop at the last batch. The run may be another loop's after it.
-        if (plan is None or plan.last) and not self._given:
-            self._given = True
+        if (plan is None or plan.last) and not self._delivered:
+            self._delivered = True
             self._slot.release(self._run)
             self._abandon.detach()
         if delivery is None:
@@ -188,7 +188,7 @@ class Epoch(Iterator[Any]):
                 raise PenstockError(FORKED)
             alone.undecided = False  # a forked child has none of the threads
             self._process = os.getpid()
-        if not self._given:
+        if not self._delivered:
             return self._slot.next(self._run)
         with self._slot.loops_lock:
             ours = self._slot.loops == self._number
@@ -228,9 +228,9 @@ class Slot:
         self._last: Observation | None = None
         # Values from a file; runs start with them, tuned or not.
         self._loaded: Saved | None = None
-        # Values that a run of this face began with or found; runs start with them while
-        # autotune is on.
-        self._found: Saved | None = None
+        # Values that a run of this face began with, or was tuned to; runs start with
+        # them while autotune is on.
+        self._tuned: Saved | None = None
         slots.add(self)
 
     def _forget(self) -> None:
@@ -276,7 +276,7 @@ class Slot:
         cores = config.current.cpu_cores
         if saved.fits(cores):
             self.close()  # its tuner's values are older
-            self._loaded, self._found = saved, None
+            self._loaded, self._tuned = saved, None
             return
         announce(
             f"the autotune result is not used: it was found with {saved.cpu_cores:g}"
@@ -307,7 +307,7 @@ class Slot:
 
     def begun(self, recipe: Recipe, cursor: Cursor) -> Recipe:
         """Return the recipe with the values known to be best for it at `cursor`."""
-        known = (config.get_enable_autotune() and self._found) or self._loaded
+        known = (config.get_enable_autotune() and self._tuned) or self._loaded
         if known is None:
             return recipe
         values = known.values(recipe.plan.regime(cursor.step))
@@ -335,7 +335,7 @@ class Slot:
         if self.run is None or self.busy:
             self.close()
             begun = self.begun(recipe, cursor)
-            self._found = self._found or self._loaded
+            self._tuned = self._tuned or self._loaded
             self.run, self._rank = Run(begun, process_byte_budget(), cursor), rank
             self._last = self._settings = None
             at_exit()
@@ -406,7 +406,7 @@ class Slot:
                 closed.wait(CLOSE_S)
                 _thread.interrupt_main()
 
-    def seen(
+    def explain(
         self, recipe: Callable[[], Recipe] | None = None
     ) -> tuple[Observation, Explanation]:
         """Return the last seconds of training, of this run or the previous one.
@@ -422,12 +422,12 @@ class Slot:
         from ..engine.monitor import unmeasured
 
         run = self.run  # another thread may close it
-        seen = self._last if run is None else self._observed(run)
-        if seen is None:
+        window = self._last if run is None else self._observed(run)
+        if window is None:
             assert recipe is not None
-            seen = unmeasured(recipe())
-        tuned = config.get_enable_autotune() or bool(self._found or self._tuner)
-        return seen, explain(seen, config.budget(), tuned=tuned)
+            window = unmeasured(recipe())
+        tuned = config.get_enable_autotune() or bool(self._tuned or self._tuner)
+        return window, explain(window, config.budget(), tuned=tuned)
 
     def _observed(self, run: Run) -> Observation:
         return run.recent() if self._last is None else self._last
@@ -462,7 +462,7 @@ class Slot:
                 log,
                 interval_steps=settings.autotune_interval,
                 host_peers=stack.enter_context(HostPeers(place)),
-                found=None if self._found is None else self._found.regimes,
+                found=None if self._tuned is None else self._tuned.regimes,
             )
             stack.enter_context(TunerThread(tuner, log, partial(self._observed, run)))
             self._tuning = stack.pop_all()
@@ -476,7 +476,7 @@ class Slot:
             self.run.calm = True
         tuner, self._tuner = self._tuner, None
         if tuner is not None:
-            self._found = tuner.found()
+            self._tuned = tuner.found()
 
 
 TUNING = attrgetter("autotune", "filepath_prefix", "autotune_interval", "cpu_budget")
@@ -490,7 +490,9 @@ slots: weakref.WeakSet[Slot] = weakref.WeakSet()
 
 def explanations() -> dict[str, Explanation]:
     """Return the explanation of each pipeline that runs in this process, by name."""
-    return {slot.name: slot.seen()[1] for slot in list(slots) if slot.run is not None}
+    return {
+        slot.name: slot.explain()[1] for slot in list(slots) if slot.run is not None
+    }
 
 
 def end_tuning() -> None:

@@ -586,9 +586,9 @@ def check_cacheable(stages: Sequence[Stage], shown: str) -> None:
 
 def check_ray(stages: Sequence[Stage], options: Options) -> None:
     """Raise `SpecError` if these stages run in actors and the engine in a child."""
-    far = [s for s in stages if isinstance(s, PerSample) and s.executor == "ray"]
     check(
-        not far or options.host != "process",
+        options.host != "process"
+        or not any(isinstance(s, PerSample) and s.executor == "ray" for s in stages),
         'executor="ray" needs the engine in the trainer\'s process, because only that'
         ' process is connected to Ray, got options(host="process"); leave `host` out',
     )
@@ -629,8 +629,9 @@ def order_of(stages: Sequence[Stage]) -> Order:
     """
     source = stages[0]
     assert isinstance(source, SourceStage)
-    endless = source.iterable or source.drawn
-    order = Order.sequential(ENDLESS if endless else len(source.dataset))
+    order = Order.sequential(
+        ENDLESS if source.iterable or source.drawn else len(source.dataset)
+    )
     for stage in stages[1:]:
         match stage:
             case SelectStage():

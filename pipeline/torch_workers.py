@@ -39,11 +39,11 @@ class TorchLoop(Iterator[Any]):
         self,
         torchs: Any,
         drawing: Drawing,
-        given: Callable[[], object],
+        follow: Callable[[], object],
         run: TorchsRun,
     ) -> None:
         self._torchs, self._run = torchs, run
-        self._drawing, self._given = drawing, given
+        self._drawing, self._follow = drawing, follow
         at_exit()
 
     def __next__(self) -> Any:
@@ -54,11 +54,11 @@ class TorchLoop(Iterator[Any]):
         except StopIteration:
             meter.stop()
             self._drawing.end()
-            self._given()
+            self._follow()
             raise
         meter.count(time.perf_counter_ns(), self._run.rows)
         self._drawing.batch += 1
-        self._given()
+        self._follow()
         return data
 
     def __len__(self) -> int:
@@ -127,7 +127,7 @@ def resumed(
     begin: Callable[[], Any],
     drawing: Drawing,
     iterable: Any,
-    given: Callable[[], object],
+    follow: Callable[[], object],
     run: TorchsRun,
 ) -> TorchLoop:
     """Start a loop at the position of `drawing`.
@@ -136,18 +136,18 @@ def resumed(
         begin: makes torch's iterator.
         drawing: the epoch; the generators are set to where it began.
         iterable: the dataset, if it is an iterable that the trainer reads.
-        given: called after each batch, and at the end.
+        follow: called after each batch, and at the end.
         run: what is known of the loop.
     """
     consumed, drawing.batch = drawing.batch, 0
-    known, drawing.data = drawing.data, None
+    state, drawing.data = drawing.data, None
     later, drawing.later = drawing.later, None
     owner = iterable if is_keeper(iterable) else None
-    before = drawing.dataset if known is None or later is not None else known
+    before = drawing.dataset if state is None or later is not None else state
     refused: Exception | None = None
     if owner is not None:
         before, refused = placed(owner, before)  # its iterators begin where it stands
-    loop = TorchLoop(begin(), drawing, given, run)
+    loop = TorchLoop(begin(), drawing, follow, run)
     # What torch reads from, if that is in this process.
     fetcher = getattr(loop, "_dataset_fetcher", None)
     reader: Any = getattr(fetcher, "dataset_iter", None)
@@ -155,7 +155,7 @@ def resumed(
     drawing.keeper = keeper
     if refused and before is not None and reader is not owner:
         raise refused
-    if keeper is None and (known is not None or before is not None):
+    if keeper is None and (state is not None or before is not None):
         raise StateError(
             f"the state is of an iterable that keeps its own place, and"
             f" {type(iterable).__name__} has no `load_state_dict` with num_workers=0;"
@@ -166,12 +166,12 @@ def resumed(
         drawing.owner, drawing.dataset = owner, before
         if later is not None:
             owner.load_state_dict(later)
-    if known is None:
+    if state is None:
         deque(islice(loop, consumed), maxlen=0)
         return loop
     drawing.batch = consumed
     if keeper is reader:  # also where that is the dataset itself
-        keeper.load_state_dict(known)  # as what began it may have drawn
+        keeper.load_state_dict(state)  # as what began it may have drawn
     return loop
 
 
@@ -202,11 +202,11 @@ class Watched(torchs.WorkerInfo):
     """Torch's worker info; it records that code has read the worker's share."""
 
     __slots__ = ()
-    seen: ClassVar[Any] = None
+    asked: ClassVar[Any] = None
 
     def __getattribute__(self, name: str) -> Any:
         if name in SHARES:
-            Watched.seen[0] = 1
+            Watched.asked[0] = 1
         return super().__getattribute__(name)
 
 
@@ -221,18 +221,18 @@ class ShareWatch:
     def __init__(self, init: Callable[[int], Any] | None, workers: int) -> None:
         self._init = init
         self._workers = workers
-        self._seen = mmap.mmap(-1, 1)  # forked workers share it with the trainer
+        self._asked = mmap.mmap(-1, 1)  # forked workers share it with the trainer
 
     def __call__(self, number: int) -> None:
-        Watched.seen = self._seen
-        info = torchs._worker_info  # noqa: SLF001 what `get_worker_info` returns
-        object.__setattr__(info, "__class__", Watched)
+        Watched.asked = self._asked
+        # What `get_worker_info` returns: torch gives no other way to watch it.
+        object.__setattr__(torchs._worker_info, "__class__", Watched)  # noqa: SLF001
         if self._init is not None:
             self._init(number)
 
     def tell(self) -> None:
         """Warn once a batch has arrived; by then a generator has read its share."""
-        if not self._seen[0]:
+        if not self._asked[0]:
             tell_once(READ_WHOLE, self._workers, self._workers)
 
 

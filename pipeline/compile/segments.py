@@ -80,8 +80,8 @@ def kind_of(stages: Sequence[PerSample]) -> Kind:
     declared = not isinstance(source, SourceStage) or source.thread_safe is not False
     if said in ("inline", "async"):
         return Kind(said, declared)
-    found = (_find(stage) for stage in stages if not _is_known(stage))
-    finding = next(filter(None, found), None) if declared else None
+    unknown = [stage for stage in stages if declared and not _is_known(stage)]
+    finding = next(filter(None, map(_find, unknown)), None)
     safe = declared and finding is None
     if said != "auto":
         return Kind(said, safe, finding if said == "thread" else None)
@@ -251,8 +251,10 @@ def _grouped(work: Sequence[Numbered]) -> list[list[Numbered]]:
 
 def until_cache(stages: Sequence[Numbered]) -> int:
     """Return how many of these stages there are up to the last cache; 0: no cache."""
-    caches = (n for n, (_, s) in enumerate(stages, 1) if isinstance(s, CacheStage))
-    return max(caches, default=0)
+    return max(
+        (n for n, (_, s) in enumerate(stages, 1) if isinstance(s, CacheStage)),
+        default=0,
+    )
 
 
 def subject_of(stage: PerSample) -> Any:
