@@ -95,8 +95,7 @@ def __getattr__(name: str) -> object:
     if name in _LAZY:
         found = getattr(_importlib.import_module(_LAZY[name], __name__), name)
         return globals().setdefault(name, found)
-    message = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(message)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -64,12 +65,11 @@ def bench(
         console=console,
         disable=not console.is_terminal,
     ) as progress:
-        before = rate_of(bench_loader, as_set_s, as_set_s, step_s, progress, "as set")
+        rate = partial(rate_of, bench_loader, step_s=step_s, progress=progress)
+        before = rate("as set", seconds=as_set_s, last_s=as_set_s)
         as_set = settings_of(bench_loader.explain())
         config.set_enable_autotune(enable=True)
-        after = rate_of(
-            bench_loader, tuned_s, LAST * tuned_s, step_s, progress, "tuned"
-        )
+        after = rate("tuned", seconds=tuned_s, last_s=LAST * tuned_s)
     found = bench_loader.explain()
     config.set_enable_autotune(enable=False)
     bench_loader.close()
@@ -110,11 +110,12 @@ def settings_of(found: Explanation) -> list[tuple[int, int, str] | None]:
 
 def rate_of(
     face: Any,
+    doing: str,
+    *,
     seconds: float,
     last_s: float,
     step_s: float,
     progress: Progress,
-    doing: str,
 ) -> float:
     """Train for some seconds; return the samples per second over the last of them."""
     task = progress.add_task(doing, total=seconds)

@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -214,7 +214,7 @@ def run(
         try:
             _as_main(target, context.args, module=module)
         finally:
-            own = config.settings().filepath_prefix or files
+            own = config.current.filepath_prefix or files
             end_tuning()
             if (rank := rank_of_process()) == 0:
                 sys.stderr.write(_told(Path(f"{own}_{rank}.jsonl"), own=own != files))
@@ -351,8 +351,8 @@ def list_cache(folder: Folder) -> None:
         found = entries(folder)
     for name, held in found:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(held.used_s))
-        size = f"{held.nbytes / MIB:,.1f} MiB"
-        print(f"{name}  {held.records:>9,}  {size:>13}  {used}  {held.about}")
+        size = held.nbytes / MIB
+        print(f"{name}  {held.records:>9,}  {size:>9,.1f} MiB  {used}  {held.about}")
     total = sum(held.nbytes for _, held in found)
     print(f"{len(found)} in all, {total / MIB:,.1f} MiB")
 
@@ -388,8 +388,21 @@ def clear_cache(
 @app.command()
 def doctor() -> None:
     """Report what penstock finds on this machine, and what would improve it."""
-    for finding in findings():
-        print(finding)
+    import torch
+
+    from .pipeline.image.codec import crop_extension
+
+    gpus = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
+    devices = ", ".join(gpus) or "no CUDA device"
+    print(
+        Diagnosis("penstock", __version__),
+        Diagnosis("Python", f"{platform.python_version()}, {platform.system()}"),
+        Diagnosis("torch", f"{torch.__version__}, {devices}"),
+        *of_machine(config.budget(), torch.get_num_threads()),
+        *map(of_package, PACKAGES),
+        of_crop_decoding(*crop_extension()),
+        sep="\n",
+    )
 
 
 class Diagnosis(NamedTuple):
@@ -402,56 +415,42 @@ class Diagnosis(NamedTuple):
     """What to do about it, if it is bad."""
 
     def __str__(self) -> str:
-        cure = f"\n{'':17}cure: {self.cure}" if self.bad else ""
-        return f"{self.what:17}{self.value}{cure}"
+        line = f"{self.what:17}{self.value}"
+        return f"{line}\n{'':17}cure: {self.cure}" if self.bad else line
 
 
-def findings() -> Iterator[Diagnosis]:
-    """Look at everything that loading depends on."""
-    import torch
-
-    from .pipeline.image.codec import crop_extension
-
-    yield Diagnosis("penstock", __version__)
-    yield Diagnosis("Python", f"{platform.python_version()}, {platform.system()}")
-    gpus = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
-    found = ", ".join(gpus) or "no CUDA device"
-    yield Diagnosis("torch", f"{torch.__version__}, {found}")
-    yield from of_machine(config.budget(), torch.get_num_threads())
-    yield from map(of_package, PACKAGES)
-    yield of_crop_decoding(*crop_extension())
-
-
-def of_machine(budget: Budget, torch_threads: int) -> Iterator[Diagnosis]:
+def of_machine(budget: Budget, torch_threads: int) -> list[Diagnosis]:
     """Check whether cores and memory suffice, and processes can share memory."""
     cores, nbytes = budget.cpu_cores, budget.memory_bytes
-    yield Diagnosis(
-        "CPUs",
-        f"{os.cpu_count()} in the machine, {effective_cpus():g} by affinity and quota, "
-        f"budget {cores:g}",
-        cores < CORES_WANTED,
-        "training and loading take turns: allow this process more cores",
-    )
     most = max(1, int(cores))
-    yield Diagnosis(
-        "torch threads",
-        str(torch_threads),
-        torch_threads > most,
-        f"more threads than cores hinder each other: torch.set_num_threads({most})",
-    )
-    yield Diagnosis(
-        "memory",
-        f"budget {nbytes / GIB:.1f} GiB for batches in flight",
-        nbytes < MEMORY_WANTED,
-        'that is few batches: free some memory, or ps.set_memory_budget("512MB")',
-    )
-    yield of_shared_memory(SHARED_MEMORY)
-    yield Diagnosis(
-        "start methods",
-        ", ".join(multiprocessing.get_all_start_methods()),
-        not FORKS,
-        'worker processes need Linux: use executor="thread"',
-    )
+    return [
+        Diagnosis(
+            "CPUs",
+            f"{os.cpu_count()} in the machine, {effective_cpus():g} by affinity and"
+            f" quota, budget {cores:g}",
+            cores < CORES_WANTED,
+            "training and loading take turns: allow this process more cores",
+        ),
+        Diagnosis(
+            "torch threads",
+            str(torch_threads),
+            torch_threads > most,
+            f"more threads than cores hinder each other: torch.set_num_threads({most})",
+        ),
+        Diagnosis(
+            "memory",
+            f"budget {nbytes / GIB:.1f} GiB for batches in flight",
+            nbytes < MEMORY_WANTED,
+            'that is few batches: free some memory, or ps.set_memory_budget("512MB")',
+        ),
+        of_shared_memory(SHARED_MEMORY),
+        Diagnosis(
+            "start methods",
+            ", ".join(multiprocessing.get_all_start_methods()),
+            not FORKS,
+            'worker processes need Linux: use executor="thread"',
+        ),
+    ]
 
 
 def of_shared_memory(folder: str) -> Diagnosis:

@@ -58,17 +58,16 @@ class Settings:
     @property
     def workers(self) -> int:
         """The number of workers that a stage starts with unless it sets its own."""
-        usual = min(max(1, round(self.cpu_cores)), MAX_WORKERS)
-        return self.num_parallel_workers or usual
+        return self.num_parallel_workers or min(
+            max(1, round(self.cpu_cores)), MAX_WORKERS
+        )
 
 
-_settings = Settings()
-_watchers: list[Callable[[int], object]] = []
-
-
-def settings() -> Settings:
-    """Return the current settings."""
-    return _settings
+current = Settings()
+"""The settings in force. It is replaced as a whole, so readers need no lock, and who
+keeps it can tell by its identity that a setting has changed."""
+memory_watchers: list[Callable[[int], object]] = []
+"""Called with the memory budget in bytes whenever it is set."""
 
 
 def set_enable_autotune(enable: bool, filepath_prefix: str | None = None) -> None:  # noqa: FBT001 MindSpore's name and form
@@ -92,7 +91,7 @@ def set_enable_autotune(enable: bool, filepath_prefix: str | None = None) -> Non
         )
         _make_folder(Path(filepath_prefix).absolute().parent)
     if enable and filepath_prefix is None:
-        filepath_prefix = _settings.prefix_of_run
+        filepath_prefix = current.prefix_of_run
     _set(autotune=enable, filepath_prefix=filepath_prefix)
 
 
@@ -107,21 +106,20 @@ def enable_autotune_of_run(filepath_prefix: str) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    why = "it is not writable"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK | os.X_OK)
+        why = "" if os.access(folder, os.W_OK | os.X_OK) else "it is not writable"
     except OSError as error:
-        why, writable = error.strerror or str(error), False
+        why = error.strerror or str(error)
     check(
-        writable,
+        not why,
         f"cannot write the autotune log to {str(folder)!r}: {why}; name another folder",
     )
 
 
 def get_enable_autotune() -> bool:
     """Return whether the autotuner is on."""
-    return _settings.autotune
+    return current.autotune
 
 
 def set_autotune_interval(steps: int) -> None:
@@ -135,7 +133,7 @@ def set_autotune_interval(steps: int) -> None:
 
 def get_autotune_interval() -> int:
     """Return the minimum number of steps between two decisions."""
-    return _settings.autotune_interval
+    return current.autotune_interval
 
 
 def set_num_parallel_workers(num: int) -> None:
@@ -153,7 +151,7 @@ def set_num_parallel_workers(num: int) -> None:
 
 def get_num_parallel_workers() -> int:
     """Return the number of workers that a stage starts with unless it sets its own."""
-    return _settings.workers
+    return current.workers
 
 
 def set_prefetch_size(size: int) -> None:
@@ -167,7 +165,7 @@ def set_prefetch_size(size: int) -> None:
 
 def get_prefetch_size() -> int:
     """Return how many batches a stage works ahead of its consumer."""
-    return _settings.prefetch_size
+    return current.prefetch_size
 
 
 def set_seed(seed: int) -> None:
@@ -181,7 +179,7 @@ def set_seed(seed: int) -> None:
 
 def get_seed() -> int:
     """Return the seed of shuffles and random functions that have none of their own."""
-    return _settings.seed
+    return current.seed
 
 
 def set_cpu_budget(cores: float) -> None:
@@ -212,7 +210,7 @@ def set_memory_budget(size: int | str) -> None:
     """
     nbytes = parse_bytes(size)
     _set(memory_bytes=nbytes)
-    for watcher in _watchers:
+    for watcher in memory_watchers:
         watcher(nbytes)
 
 
@@ -221,7 +219,7 @@ def memory_bytes() -> int:
 
     Free memory is measured once, at the first call.
     """
-    return _settings.memory_bytes or _measured_bytes()
+    return current.memory_bytes or _measured_bytes()
 
 
 @cache
@@ -229,18 +227,11 @@ def _measured_bytes() -> int:
     return Budget.of_machine().memory_bytes
 
 
-def watch_memory(watcher: Callable[[int], object]) -> None:
-    """Call `watcher(nbytes)` whenever the memory budget is set."""
-    _watchers.append(watcher)
-
-
 def budget() -> Budget:
     """Return what this process may use: as set, or what affinity and cgroup allow."""
-    return Budget.of_machine(
-        cpu_cores=_settings.cpu_budget, memory_bytes=memory_bytes()
-    )
+    return Budget.of_machine(cpu_cores=current.cpu_budget, memory_bytes=memory_bytes())
 
 
 def _set(**changes: object) -> None:
-    global _settings  # noqa: PLW0603 replaced whole, so readers need no lock
-    _settings = replace(_settings, **changes)  # type: ignore[arg-type]  # checked above
+    global current  # noqa: PLW0603 one a process
+    current = replace(current, **changes)  # type: ignore[arg-type]  # checked above

@@ -16,7 +16,7 @@ samples with errors of its own: `RandomUpstreamError`, a SpecError, and
 from __future__ import annotations
 
 import operator
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 __all__ = [
@@ -103,18 +103,18 @@ def users_frames(error: BaseException) -> TracebackType | None:
         frames.append(traceback)
         traceback = traceback.tb_next
     notes = getattr(error, "__notes__", ())
-    users = any(note.startswith(NOTE) for note in notes)
-    kept = frames
-    if users or (frames and not _is_own(frames[-1])):
-        kept = [each for each in frames if not _is_own(each)]
-    found = None
-    for each in reversed(kept):
-        found = TracebackType(found, each.tb_frame, each.tb_lasti, each.tb_lineno)
-    return found
+    of_users = any(note.startswith(NOTE) for note in notes)
+    if of_users or (frames and not is_own(frames[-1].tb_frame)):
+        frames = [each for each in frames if not is_own(each.tb_frame)]
+    kept = None
+    for each in reversed(frames):
+        kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return kept
 
 
-def _is_own(traceback: TracebackType) -> bool:
-    return str(traceback.tb_frame.f_globals.get("__name__", "")).startswith(PACKAGE)
+def is_own(frame: FrameType) -> bool:
+    """Whether a frame runs code of this package."""
+    return str(frame.f_globals.get("__name__", "")).startswith(PACKAGE)
 
 
 CLOSED = "this pipeline was closed; iterate it again to start over"

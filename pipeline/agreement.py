@@ -35,30 +35,43 @@ CURE = (
 )
 
 
-def agree(shard: Shard, facts: Mapping[str, object]) -> None:
+def agree(shard: Shard, facts: Mapping[str, object], stages: Sequence[Stage]) -> None:
     """Compare what this rank is about to load with the other ranks.
 
     Args:
         shard: the shard of this rank.
         facts: the facts that decide the global batches; small, JSON.
+        stages: the stages. Ranks with and without a crop decoder find damage in
+            different files. An operator inside a user's function is not found.
 
     Raises:
         PenstockError: another rank differs; the message names the rank and the fact.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return
+    operators = (stage for stage in stages if isinstance(stage, FunctionStage))
     mine = {
         **facts,
+        **{
+            f"decoder of {stage.label}": decoder.__penstock_fingerprint__()
+            for stage in operators
+            if isinstance(
+                decoder := getattr(stage.function, "decoder", None), CropDecoder
+            )
+        },
         "data-parallel ranks": shard.size,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
     }
-    number, rank, world = next(NUMBERS), dist.get_rank(), dist.get_world_size()
+    rank, world = dist.get_rank(), dist.get_world_size()
+    # When torchrun restarts ranks, it keeps the store with the entries of dead ranks.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    prefix = f"penstock/agreement/{attempt}/{next(NUMBERS)}"
     store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 no public way
-    store.set(key(number, rank), json.dumps(mine))
+    store.set(f"{prefix}/{rank}", json.dumps(mine))
     others = [other for other in range(world) if other != rank]
     try:
-        store.wait([key(number, other) for other in others], WAIT)
+        store.wait([f"{prefix}/{other}" for other in others], WAIT)
     except dist.DistStoreError:
         LOGGER.warning(
             "not all of the %d ranks have begun this pipeline within %d s, so they were"
@@ -69,30 +82,7 @@ def agree(shard: Shard, facts: Mapping[str, object]) -> None:
         )
         return
     for other in others:
-        compare(rank, mine, other, json.loads(store.get(key(number, other))))
-
-
-def decoders(stages: Sequence[Stage]) -> dict[str, str]:
-    """Return the versions of the crop decoders in the stages' operators.
-
-    Ranks with and without a crop decoder find damage in different files. An operator
-    inside a user's function is not found.
-    """
-    return {
-        f"decoder of {stage.label}": decoder.__penstock_fingerprint__()
-        for stage in stages
-        if isinstance(stage, FunctionStage)
-        and isinstance(decoder := getattr(stage.function, "decoder", None), CropDecoder)
-    }
-
-
-def key(number: int, rank: int) -> str:
-    """Return the key under which a rank writes its facts about a pipeline.
-
-    When torchrun restarts ranks, it keeps the store with the entries of dead ranks.
-    """
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return f"penstock/agreement/{attempt}/{number}/{rank}"
+        compare(rank, mine, other, json.loads(store.get(f"{prefix}/{other}")))
 
 
 def compare(

@@ -35,15 +35,20 @@ from ..errors import StateError, check
 from ..system.forking import FORKS
 from ..system.printing import loader_call
 from ..system.wakeup import weakly
-from .face import Face, found_name
-from .session import Epoch, Slot, looping_threads, rank_of_process
+from .session import (
+    Epoch,
+    Face,
+    Slot,
+    looping_threads,
+    rank_of_process,
+    torchs_runs,
+)
 from .sources.source import length_of, warn_of
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
     from ..engine.run import Run
-    from ..engine.trainer_cost import TrainerMeter
-    from .torch_workers import ShareWatch
+    from .torch_workers import ShareWatch, TorchsRun
 
 BYPASSED = (
     "Accelerate builds a plain torch DataLoader from this one, so penstock neither"
@@ -84,9 +89,8 @@ class Loop(Epoch):
         begin: Callable[[], Run],
         drawing: Drawing,
     ) -> None:
-        take = partial(loader._take, drawing)
-        super().__init__(slot, begin(), take, keeps=loader._keeps_workers)
-        self._loader = loader
+        super().__init__(loader, slot, begin(), keeps=loader._keeps_workers)
+        self._loader, self._drawing = loader, drawing
         self._begin: Callable[[], Run] | None = begin
         # After it: some samplers go on by themselves.
         self._drawn_from = loader._sampler_epochs()
@@ -111,6 +115,16 @@ class Loop(Epoch):
 
             data = pin_memory(data)  # type: ignore[no-untyped-call]
         return data
+
+    def _record(self, plan: BatchPlan | None) -> None:
+        drawing = self._drawing
+        if plan is None:
+            drawing.end()
+        else:
+            drawing.batch = plan.batch + 1  # failed batches count
+            drawing.whole = plan.last
+            vars(self._loader)["_plan"] = plan  # torch's setter takes 2 us
+        self._loader._follow(drawing)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -149,14 +163,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
             "_base",
             "_drawing",
             "_iterator",
+            "_listeners",
             "_made_from",
             "_plan",
             "_recipe",
             "_resumed",
+            "_run",
             "_running",
             "_slot",
-            "_told",
-            "_torchs_meter",
+            "_torchs",
+            "_tuned",
         )
     )
     in_order = True
@@ -174,8 +190,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
     ) -> None:
         warn_of(dataset)
         super().__init__(dataset, *args, **kwargs)
-        own = {"sample_seeding": sample_seeding, "thread_safe": thread_safe}
-        for argument, value in own.items():
+        for argument, value in (
+            ("sample_seeding", sample_seeding),
+            ("thread_safe", thread_safe),
+        ):
             check(
                 value is None or type(value) is bool,
                 f"`{argument}` must be True, False or None, got {value!r}",
@@ -189,13 +207,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         self.snapshot_every_n_steps = snapshot_every_n_steps
         check_name(name)
         named = getattr(type(self), "name", None)  # a subclass may have its own
-        self.name = name or (named if isinstance(named, str) else "") or found_name()
-        self._set_up()
+        self._set_up(name or (named if isinstance(named, str) else ""))
+        self.name = self._name
 
-    def _set_up(self) -> None:
+    def _set_up(self, name: str) -> None:
         self._iterator = None
         # Values that the recipe depends on and that frameworks assign late.
         self._made_from: tuple[Any, ...] = ()
+        # Whether it was compiled while autotune was on: inline work may move then.
+        self._tuned = False
         # The epoch of the newest batch, or the next epoch.
         self._drawing = Drawing()
         # Whether `_drawing` comes from a state whose loop has not begun.
@@ -204,10 +224,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         self._running: dict[int, Drawing] = {}
         # The base seed of torch's workers, if they outlive an epoch.
         self._base: int | None = None
-        self._told = ""
-        # The meter of the loop that torch's own workers load, if there is one.
-        self._torchs_meter: TrainerMeter | None = None
-        self._begin_without_run(self.name)
+        # The loop that torch's own workers load, if there is one.
+        self._torchs: TorchsRun | None = None
+        super()._set_up(name)
 
     def __iter__(self) -> Any:
         """Run a new epoch, or the rest of the epoch that a loaded state left off in."""
@@ -217,17 +236,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
     def _loop(self) -> Any:
         if not isinstance(self.generator, (torch.Generator, NoneType)):
             self._drawn_seed()  # raises what torch raises
+        self._slot.show_log(rank_of_process())  # compiling may have something to say
         why = self._why_torchs()
         drawing = self._drawing
         if not self._resumed:
             drawing = Drawing(drawing.epoch + drawing.whole, base=self._base)
         self._drawing, self._resumed, self._plan = drawing, False, None
         if why is None:
-            self._torchs_meter = None
+            self._torchs = None
             loop = self._iterate(drawing)
         else:
-            self._tell(f"torch's own workers load, untuned: {why}.")
-            loop = self._iterate_torchs(drawing)
+            self._slot.tell(f"torch's own workers load, untuned: {why}.")
+            loop = self._iterate_torchs(drawing, why)
         self._running[id(drawing)] = drawing
         weakref.finalize(loop, weakly(self._forget), drawing)
         return loop
@@ -276,19 +296,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
             self._base = self._drawing.base
             self._iterator = None  # kept workers are ahead of the state
 
-    # A loop's methods keep its loader alive.
-
-    def _take(self, drawing: Drawing, plan: BatchPlan | None) -> None:
-        """Record a batch that a loop delivered; None means that its epoch is over."""
-        if plan is None:
-            drawing.end()
-        else:
-            drawing.batch = plan.batch + 1  # failed batches count
-            drawing.whole = plan.last
-            vars(self)["_plan"] = plan  # torch's setter takes 2 us
-        self._given(drawing)
-
-    def _given(self, drawing: Drawing, watch: ShareWatch | None = None) -> None:
+    def _follow(self, drawing: Drawing, watch: ShareWatch | None = None) -> None:
         """Set the loader's position to the position of a loop."""
         if watch is not None:
             watch.tell()
@@ -316,29 +324,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
 
         If torch's own workers load, only the time that the trainer waits is known.
         """
-        from ..engine.trainer_cost import TrainerMeter
+        from .torch_workers import TorchsRun
 
-        meter = self._torchs_meter
-        if meter is None and self._why_torchs() is None:
-            return self._slot.seen(self._compiled)[1]
-        return self._told_of(meter or TrainerMeter())()
-
-    def _told_of(self, meter: TrainerMeter) -> Callable[[], Explanation]:
-        """Return the explanation of a loop that torch's own workers load."""
-        from .torch_workers import explained
-
-        why, name = self._why_torchs(), f"Dataset(ID:0) {type(self.dataset).__name__}"
-        return partial(
-            explained, meter, name, self.num_workers, why or "", tunable=why == UNTUNED
-        )
-
-    def _tunable(self) -> Recipe:
-        why = self._why_torchs()
-        check(
-            why is None,
-            f"torch's own workers load ({why}); leave load_autotune() out",
-        )
-        return self._compiled()
+        run, why = self._torchs, self._why_torchs()
+        if run is None and why is None:
+            return self._slot.explain(self._compiled)[1]
+        if run is None:
+            run = TorchsRun(self.name, self, why or "", tunable=why == UNTUNED)
+        return run.explain()
 
     # Frameworks
 
@@ -348,21 +341,19 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         Each of these that has a `set_epoch` gets the call. Samplers draw when a loop
         begins.
         """
-        for each in self._samplers():
+        for each in (*self._samplers(), self.dataset):
             if hasattr(each, "set_epoch"):
                 each.set_epoch(epoch)
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(epoch)
-            if self.persistent_workers:  # they hold the old dataset
-                self._slot.close()
-                self._iterator = None
+        if self.persistent_workers and hasattr(self.dataset, "set_epoch"):
+            self._slot.close()  # its workers hold the old dataset
+            self._iterator = None
 
     @property
     def _is_accelerate_prepared(self) -> bool:
         """Accelerate reads this before it builds a plain loader from this one."""
         if config.get_enable_autotune() and not KNOWN_BYPASS.get():
             KNOWN_BYPASS.set(True)  # once is enough
-            self._tell(BYPASSED)
+            self._slot.tell(BYPASSED)
         return False
 
     __repr__ = loader_call
@@ -400,9 +391,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         }
         return next((why for why, applies in reasons.items() if applies), None)
 
-    def _iterate_torchs(self, drawing: Drawing) -> Iterator[Any]:
-        from ..engine.trainer_cost import TrainerMeter
-        from .torch_workers import ShareWatch, TorchsRow, resumed, tell_of_cuda
+    def _iterate_torchs(self, drawing: Drawing, why: str) -> Iterator[Any]:
+        from .torch_workers import ShareWatch, TorchsRun, resumed, tell_of_cuda
 
         if self.num_workers:
             tell_of_cuda(self.dataset)
@@ -415,15 +405,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         if self._forks_readers() and config.get_enable_autotune():
             watch = ShareWatch(self.worker_init_fn, self.num_workers)
         begin = partial(self._begun_by_torch, drawing, watch, new=new)
-        given = partial(self._given, drawing, watch)
+        follow = partial(self._follow, drawing, watch)
         alone = self.dataset if iterable and self.num_workers == 0 else None
-        meter = self._torchs_meter = TrainerMeter()
-        rows = self.batch_size or 1
-        loop = resumed(begin, drawing, alone, given, meter, rows)
+        run = self._torchs = TorchsRun(self.name, self, why, tunable=why == UNTUNED)
+        loop = resumed(begin, drawing, alone, follow, run)
         if config.get_enable_autotune():
-            weakref.finalize(
-                loop, TorchsRow(self.name, self._told_of(meter)).stop_tuning
-            )
+            torchs_runs.add(run)
+            weakref.finalize(loop, run.stop_tuning)
         return loop
 
     def _begun_by_torch(
@@ -440,15 +428,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
             watch: the watch on new workers of an iterable.
             new: whether the epoch begins only now.
         """
-        given: dict[str, Any] = {}
+        own: dict[str, Any] = {}
         piped = isinstance(self.dataset, IterDataPipe)  # its order is also drawn here
         if drawing.base is not None and self._iterator is None and not piped:
-            given["generator"] = torch.Generator().manual_seed(drawing.base)
+            own["generator"] = torch.Generator().manual_seed(drawing.base)
         if watch is not None:
-            given["worker_init_fn"] = watch
-        before = {name: vars(self)[name] for name in given}
+            own["worker_init_fn"] = watch
+        before = {name: vars(self)[name] for name in own}
         try:
-            vars(self).update(given)
+            vars(self).update(own)
             iterator: Any = super().__iter__()
         finally:
             vars(self).update(before)
@@ -480,13 +468,20 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
 
     def _iterate(self, drawing: Drawing) -> Iterator[Any]:
         slot, recipe = self._slot, self._recipe
+        made_from = self._collate, self.worker_init_fn, self.pin_memory
+        tunes = config.get_enable_autotune()
         if slot.busy:  # a second loop beside a current one has its own run
             slot, recipe = Slot(self.name), self._compiled()
-        elif recipe is None or slot.run is None or not self._still(recipe):
+        elif (
+            recipe is None
+            or slot.run is None
+            or made_from != self._made_from
+            or (tunes and not self._tuned and recipe.segments[0].executor == "inline")
+        ):
             slot.close()
             recipe = self._recipe = self._compiled()
-            self._made_from = self._depends_on()
-            self._tell(
+            self._made_from, self._tuned = made_from, tunes
+            slot.tell(
                 f"order by torch's samplers, {self.num_workers} workers to begin with,"
                 f" {'each sample' if self._seeds else 'no sample'} seeded for itself."
             )
@@ -518,9 +513,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
                 drawing.epoch,
                 batches,
                 seed,
-                drawing.batch,
-                length_of(self),
-                self._may_draw(),
+                skip=drawing.batch,
+                length=length_of(self),
+                most=self._may_draw(),
                 late=late,
             )
         return slot.start(recipe, cursor, rank_of_process())
@@ -542,8 +537,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
 
     def _samplers(self) -> list[Any]:
         inner = getattr(self.batch_sampler, "sampler", None)
-        found = {id(s): s for s in (self.sampler, self.batch_sampler, inner)}
-        return list(found.values())
+        return list(
+            {id(s): s for s in (self.sampler, self.batch_sampler, inner)}.values()
+        )
 
     def _sampler_epochs(self) -> list[Any]:
         """Return the epochs that samplers received through `set_epoch`."""
@@ -551,10 +547,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
 
     def _compiled(self) -> Recipe:
         from ..engine.program.operations import WorkerStart
-        from .compile.recipes import compile_drawn
-        from .stages import BatchStage, SourceStage
+        from .compile import compile_drawn
+        from .stages import SourceStage
         from .torch_workers import start_method, tell_of_cuda
 
+        why = self._why_torchs()
+        check(
+            why is None, f"torch's own workers load ({why}); leave load_autotune() out"
+        )
         tell_of_cuda(self.dataset)
         workers, safe = index(self.num_workers), self.thread_safe is True
         tuned = config.get_enable_autotune()
@@ -568,22 +568,19 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
             timeout=(workers and self.timeout) or None,
             drawn=True,
         )
-        options = Options(
-            host="trainer",  # the samplers live there
-            persistent_workers=bool(self.persistent_workers),
-            multiprocessing_context=start_method(
-                self.multiprocessing_context, source.executor
-            ),
-        )
-        batch = BatchStage(1, collate_fn=self._collate)
-        ahead = index(self.prefetch_factor or 2) * max(1, workers)  # as torch counts
-        settings = replace(config.settings(), prefetch_size=ahead)
         start = WorkerStart(self.dataset, workers, self.worker_init_fn)
+        ahead = index(self.prefetch_factor or 2) * max(1, workers)  # as torch counts
         return compile_drawn(
             source,
-            batch,
-            settings,
-            options,
+            self._collate,
+            replace(config.current, prefetch_size=ahead),
+            Options(
+                host="trainer",  # the samplers live there
+                persistent_workers=bool(self.persistent_workers),
+                multiprocessing_context=start_method(
+                    self.multiprocessing_context, source.executor
+                ),
+            ),
             name=self.name,
             start=start if self._seeds else None,
             pin_memory=self.pin_memory,
@@ -593,31 +590,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
     @property
     def _seeds(self) -> bool:
         """Whether each sample has a seed; else all draw from the streams there are."""
-        asked = bool(self.sample_seeding) or not self._zero_workers
-        return asked and not self.thread_safe
+        return not self.thread_safe and bool(
+            self.sample_seeding or not self._zero_workers
+        )
 
     @property
     def _collate(self) -> Callable[[list[Any]], Any] | None:
         """Return the user's `collate_fn`; None for torch's, which runs in place."""
         plain = self.collate_fn is default_collate and is_default_unchanged()
         return None if plain else self.collate_fn
-
-    def _still(self, recipe: Recipe) -> bool:
-        """Whether everything that the recipe depends on is unchanged."""
-        *before, tuned = self._made_from
-        *now, tunes = self._depends_on()
-        same = tuned or not tunes or recipe.segments[0].executor != "inline"
-        return same and before == now
-
-    def _depends_on(self) -> tuple[Any, ...]:
-        tunes = config.get_enable_autotune()
-        return self._collate, self.worker_init_fn, self.pin_memory, tunes
-
-    def _tell(self, line: str) -> None:
-        """Write a line to the autotune log, if there is one, once in a row."""
-        if line != self._told and config.get_enable_autotune():
-            from ..autotune.log import announce, show_by_default
-
-            self._told = line
-            show_by_default(rank_of_process())
-            announce(line, self.name)

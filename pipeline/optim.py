@@ -40,9 +40,8 @@ class follow:  # noqa: N801 it is used like a function
     ) -> None:
         self._optimizer = optimizer
         self._lr_in_velocity = lr_in_velocity
-        groups = optimizer.param_groups
-        self._base: list[float] = [group["lr"] for group in groups]
-        self._set: list[float] = list(self._base)
+        self._base: list[float] = [group["lr"] for group in optimizer.param_groups]
+        self._set = self._base.copy()
         self._hook = optimizer.register_step_post_hook(self._after_step)
         self._end = pipe.on_batch(self.apply)
 
@@ -59,8 +58,17 @@ class follow:  # noqa: N801 it is used like a function
             group["lr"] = self._set[at] = now
             if self._lr_in_velocity and now != before and before > 0:
                 self._correct(group, now / before)
-            if plan.momentum is not None:
-                set_momentum(group, plan.momentum)
+            if plan.momentum is None:
+                continue
+            if "momentum" in group:  # SGD's
+                group["momentum"] = plan.momentum
+            elif "betas" in group:  # Adam's
+                group["betas"] = (plan.momentum, *group["betas"][1:])
+            else:
+                raise SpecError(
+                    "the schedule sets a momentum, and this optimiser has neither"
+                    " `momentum` nor `betas`; leave the momentum out of the schedule"
+                )
 
     def detach(self) -> None:
         """Stop changing the optimiser."""
@@ -78,16 +86,3 @@ class follow:  # noqa: N801 it is used like a function
             velocity = self._optimizer.state[parameter].get("momentum_buffer")
             if velocity is not None:
                 velocity.mul_(factor)
-
-
-def set_momentum(group: dict[str, Any], value: float) -> None:
-    """Set the momentum of a group: SGD's, or the first of Adam's betas."""
-    if "momentum" in group:
-        group["momentum"] = value
-    elif "betas" in group:
-        group["betas"] = (value, *group["betas"][1:])
-    else:
-        raise SpecError(
-            "the schedule sets a momentum, and this optimiser has neither `momentum`"
-            " nor `betas`; leave the momentum out of the schedule"
-        )

@@ -23,11 +23,8 @@ from ..engine.plan import BatchPlan, Cursor, Lengths, Shard
 from ..engine.recipe import AS_SHIPPED, Executor, Host, Options, Recipe, StartMethod
 from ..errors import check
 from ..system.resources import parse_bytes
-from .face import Face, found_name
-from .session import Epoch
+from .session import Epoch, Face
 from .sources import find_folder, find_parquet, find_shards
-from .sources.frames import rows_of
-from .sources.source import is_iterable
 from .stages import (
     BatchStage,
     CacheStage,
@@ -51,7 +48,6 @@ from .stages import (
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
-    from ..engine.run import Run
     from .schedule import Scheduled
     from .sources.files import Urls
     from .sources.folder import Paths
@@ -81,13 +77,7 @@ class Pipeline(Face):
         # The epoch that the next loop runs, unless `_next` says where to go on.
         self._epoch = 0
         self._next: Cursor | None = None
-        self._set_up()
-
-    def _set_up(self) -> None:
-        # The run of the current loop, or of the last loop if the user left it early.
-        self._run: Run | None = None
-        self._listeners: list[Callable[[BatchPlan], object]] = []
-        self._begin_without_run(self._options.name or found_name())
+        self._set_up(options.name)
 
     # Where it begins: a source
 
@@ -112,8 +102,8 @@ class Pipeline(Face):
         Raises:
             SpecError: the folder does not exist, or has no images in class folders.
         """
-        executor = options.get("executor", "auto")
-        return cls.from_dataset(find_folder(root, storage_options, executor), **options)
+        folder = find_folder(root, storage_options, options.get("executor", "auto"))
+        return cls.from_dataset(folder, **options)
 
     @classmethod
     def from_files(
@@ -155,11 +145,17 @@ class Pipeline(Face):
                 is not one label per file.
         """
         from .sources.files import find_files
-        from .sources.patience import Patience
 
-        patience = Patience(retries, backoff, parse_bytes(max_bytes), hedge)
-        executor = options.get("executor", "auto")
-        files = find_files(urls, labels, storage_options, executor, patience)
+        files = find_files(
+            urls,
+            labels,
+            storage_options,
+            options.get("executor", "auto"),
+            retries=retries,
+            backoff=backoff,
+            max_bytes=parse_bytes(max_bytes),
+            hedge=hedge,
+        )
         return cls.from_dataset(files, **options)
 
     @classmethod
@@ -304,10 +300,8 @@ class Pipeline(Face):
         Raises:
             SpecError: `dataset` is not a dataset, or is empty.
         """
-        dataset = rows_of(dataset)
-        stage = SourceStage(
+        stage = SourceStage.of(
             dataset,
-            iterable=is_iterable(dataset),
             num_parallel_workers=num_parallel_workers,
             executor=executor,
             thread_safe=thread_safe,
@@ -421,11 +415,11 @@ class Pipeline(Face):
         )
         return self._with(
             CacheStage(
-                parse_bytes(ram) if ram else 0,
-                None if disk is None else Path(disk),
-                None if disk_limit is None else parse_bytes(disk_limit),
-                codec,
-                version,
+                ram=parse_bytes(ram) if ram else 0,
+                disk=None if disk is None else Path(disk),
+                disk_limit=None if disk_limit is None else parse_bytes(disk_limit),
+                codec=codec,
+                version=version,
             )
         )
 
@@ -525,18 +519,18 @@ class Pipeline(Face):
                 substituted.
         """
         stage = BatchStage(
-            size,
-            global_size,
-            drop_last,
-            collate_fn,
-            tail,
-            on_error,
-            error_budget,
-            microbatches,
-            max_tokens,
-            global_max_tokens,
-            None if lengths is None else Lengths.of(lengths),
-            window,
+            size=size,
+            global_size=global_size,
+            drop_last=drop_last,
+            collate_fn=collate_fn,
+            tail=tail,
+            on_error=on_error,
+            error_budget=error_budget,
+            microbatches=microbatches,
+            max_tokens=max_tokens,
+            global_max_tokens=global_max_tokens,
+            lengths=None if lengths is None else Lengths.of(lengths),
+            window=window,
         )
         check_sized(stage, scheduled=self._schedule is not None)
         return self._with(stage)
@@ -597,7 +591,11 @@ class Pipeline(Face):
                 `scheduling_strategy` and `runtime_env`.
         """
         chosen = Options(
-            host, persistent_workers, multiprocessing_context, name, ray_options
+            host=host,
+            persistent_workers=persistent_workers,
+            multiprocessing_context=multiprocessing_context,
+            name=name,
+            ray_options=ray_options,
         )
         check_ray(self._stages, chosen)
         return type(self)(self._stages, self._shard, chosen, self._schedule)
@@ -626,12 +624,11 @@ class Pipeline(Face):
         self._next, self._epoch = None, cursor.epoch + 1
         shard = recipe.planned.shard
         if self._slot.loops == 0 and shard.size > 1:
-            from .agreement import agree, decoders
+            from .agreement import agree
 
-            agree(shard, {**recipe.facts(), **decoders(self._stages)})
+            agree(shard, recipe.facts(), self._stages)
         self._run = self._slot.start(recipe, cursor, shard.rank)
-        hand_over = partial(self._hand_over, self._slot.loops)
-        return Epoch(self._slot, self._run, hand_over)
+        return Epoch(self, self._slot, self._run)
 
     def __len__(self) -> int:
         """Return the number of batches in the epoch.
@@ -642,8 +639,9 @@ class Pipeline(Face):
         """
         recipe = self._compiled()
         if recipe.repack:
-            text = "a pipeline with a filter, or over an iterable, has no length"
-            raise TypeError(text)
+            raise TypeError(
+                "a pipeline with a filter, or over an iterable, has no length"
+            )
         return recipe.planned.steps_in(self._here(recipe).epoch)
 
     def set_epoch(self, epoch: int) -> None:
@@ -657,7 +655,7 @@ class Pipeline(Face):
     @property
     def name(self) -> str:
         """The name of this pipeline in the log: see `options`."""
-        return self._slot.name
+        return self._name
 
     def on_batch(self, listener: Callable[[BatchPlan], object]) -> Callable[[], object]:
         """Call `listener(stamp)` before each batch; return what ends this."""
@@ -694,46 +692,31 @@ class Pipeline(Face):
         from ..autotune.explain import cache_advice
 
         recipe = self._compiled()
-        seen, said = self._slot.seen(
+        window, explanation = self._slot.explain(
             lambda: self._slot.begun(recipe, self._here(recipe))
         )
         opened = filter(None, (cache.statistics() for cache in recipe.caches))
-        lines = (each.line for each in opened) if recipe.caches else cache_advice(seen)
-        return replace(said, caching=tuple(lines))
+        lines = (it.line for it in opened) if recipe.caches else cache_advice(window)
+        return replace(explanation, caching=tuple(lines))
 
     def _compiled(self) -> Recipe:
         if self._recipe is None:
-            from .compile.recipes import compile_recipe
+            from .compile import compile_recipe
 
             shard = self._shard or Shard.found()
-            if config.get_enable_autotune():
-                from ..autotune.log import show_by_default
-
-                show_by_default(shard.rank)  # the checks below may warn
+            self._slot.show_log(shard.rank)
             self._recipe = compile_recipe(
                 self._stages,
-                config.settings(),
+                config.current,
                 shard,
-                self._options,
-                self._schedule,
-                self.name,
+                options=self._options,
+                scheduled=self._schedule,
+                name=self._name,
             )
         return self._recipe
-
-    _tunable = _compiled
 
     def _here(self, recipe: Recipe) -> Cursor:
         """Return where the next batch starts, in the current loop or the next."""
         if self._run is not None:
             return self._run.cursor
         return self._next or recipe.planned.start(self._epoch)
-
-    def _hand_over(self, loop: int, plan: BatchPlan | None) -> None:
-        """Record what a loop received; None means that the loop is over."""
-        if plan is None:
-            if loop == self._slot.loops:
-                self._run = None
-        else:
-            self._plan = plan
-            for listener in self._listeners:
-                listener(plan)

@@ -1,5 +1,6 @@
-"""The running part of a face: its loops, the run that they share, and its tuner.
+"""What both faces share: a name in the log, a run and its tuner, loops and reports.
 
+    Face         the verbs that `Pipeline` and `DataLoader` share
     Epoch        one loop, from `iter()` to its end or to where the user leaves it
     Slot         the holder of at most one run, closed when the face is dropped; while
                  autotune is on, with the thread that tunes the run
@@ -9,6 +10,7 @@ nothing: then the interpreter calls the functions of `atexit`, while daemon thre
 still go on. First, no thread may ask for another batch, so those that loop end. Then
 the runs are closed, and only then what the runs use.
 """
+# ruff: noqa: SLF001 a loop records on its face what it received
 
 from __future__ import annotations
 
@@ -24,13 +26,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 import torch
 
 from .. import config
 from ..engine.plan import BatchPlan, Cursor
 from ..errors import PenstockError, check, set_on, users_frames
+from ..system.printing import Printed, found_name
 from ..system.shared_memory import runtime_folder
 
 if TYPE_CHECKING:
@@ -108,26 +111,19 @@ class Epoch(Iterator[Any]):
     """Yields one epoch's batches. If it is dropped early, it lets go of the workers.
 
     Args:
+        face: what is looped over. It lives as long as the loop.
         slot: the holder of the run; this epoch is the newest of its loops.
         run: the run to loop over.
-        hand_over: called with the stamp of each batch, and with None at the end. It is
-            a method of the face, and so keeps the face alive as long as the loop.
         keeps: whether the workers outlive an epoch that is left early.
     """
 
     def __init__(
-        self,
-        slot: Slot,
-        run: Run,
-        hand_over: Callable[[BatchPlan | None], None],
-        *,
-        keeps: bool = False,
+        self, face: Face, slot: Slot, run: Run, *, keeps: bool = False
     ) -> None:
-        self._slot = slot
-        self._hand_over = hand_over
+        self._face, self._slot = face, slot
         self._leave = slot.release if keeps else slot.finalise
         # Whether the last batch is handed over; another loop may use the run then.
-        self._given = False
+        self._delivered = False
         self._over = False
         self._process = os.getpid()
         self._join(run)
@@ -164,17 +160,27 @@ class Epoch(Iterator[Any]):
             raise StopIteration
         delivery = self._next()
         plan = None if delivery is None else delivery.plan
-        self._hand_over(plan)
+        self._record(plan)
         if plan is None:
             self._over = True
-        over = plan is None or plan.last  # frameworks may stop here
-        if over and not self._given:  # once: the run may be another loop's by then
-            self._given = True
+        # Frameworks may stop at the last batch. The run may be another loop's after it.
+        if (plan is None or plan.last) and not self._delivered:
+            self._delivered = True
             self._slot.release(self._run)
             self._abandon.detach()
         if delivery is None:
             raise StopIteration
         return delivery.data
+
+    def _record(self, plan: BatchPlan | None) -> None:
+        """Record on the face what the loop received; None means that it is over."""
+        face = self._face
+        if plan is not None:
+            face._plan = plan
+            for listener in face._listeners:
+                listener(plan)
+        elif self._number == self._slot.loops:
+            face._run = None
 
     def _next(self) -> Delivery | None:
         if os.getpid() != self._process:
@@ -182,7 +188,7 @@ class Epoch(Iterator[Any]):
                 raise PenstockError(FORKED)
             alone.undecided = False  # a forked child has none of the threads
             self._process = os.getpid()
-        if not self._given:
+        if not self._delivered:
             return self._slot.next(self._run)
         with self._slot.loops_lock:
             ours = self._slot.loops == self._number
@@ -210,30 +216,35 @@ class Slot:
     """
 
     def __init__(self, name: str) -> None:
-        self._owner = os.getpid()
-        self._lock = threading.RLock()
-        self._loops_lock = threading.RLock()
-        self._closing = False
+        self._forget()
         self.name = name
         """The name of the face in the log."""
-        self.run: Run | None = None
         self.loops = 0
         """Number of loops begun so far; the newest loop owns the run."""
-        self.busy = False
-        """Whether an iterator is in the middle of an epoch, and so of the run."""
-        self._rank = 0
+        self._rank, self._told = 0, ""
         # The settings that the run's tuner follows; None before its first batch.
         self._settings: config.Settings | None = None
-        self._tuner: Tuner[Any] | None = None
-        self._tuning: contextlib.ExitStack | None = None
         # The last seconds of a run that is closed, or closing.
         self._last: Observation | None = None
         # Values from a file; runs start with them, tuned or not.
         self._loaded: Saved | None = None
-        # Values that a run of this face began with or found; runs start with them while
-        # autotune is on.
-        self._found: Saved | None = None
+        # Values that a run of this face began with, or was tuned to; runs start with
+        # them while autotune is on.
+        self._tuned: Saved | None = None
         slots.add(self)
+
+    def _forget(self) -> None:
+        """Have no run, as at first and in a forked child, where its threads are not."""
+        self._owner = os.getpid()
+        # New ones, as who held them is not in the child. The lock is held to close, and
+        # the other one to begin or end a loop: a loop may close a run, never the
+        # other way round.
+        self._lock, self._loops_lock = threading.RLock(), threading.RLock()
+        self.run: Run | None = None
+        self.busy = self._closing = False
+        """Whether an iterator is in the middle of an epoch, and so of the run."""
+        self._tuner: Tuner[Any] | None = None
+        self._tuning: contextlib.ExitStack | None = None
 
     def load(
         self, path: str | os.PathLike[str], name: str | None, recipe: Recipe
@@ -262,10 +273,10 @@ class Slot:
             f" {sorted(saved.operators)}, and this one has {names}; load the file of a"
             " run of this pipeline",
         )
-        cores = config.settings().cpu_cores
+        cores = config.current.cpu_cores
         if saved.fits(cores):
             self.close()  # its tuner's values are older
-            self._loaded, self._found = saved, None
+            self._loaded, self._tuned = saved, None
             return
         announce(
             f"the autotune result is not used: it was found with {saved.cpu_cores:g}"
@@ -275,20 +286,39 @@ class Slot:
             logging.WARNING,
         )
 
+    def show_log(self, rank: int) -> None:
+        """Show the autotune log, if autotune is on and the program shows none itself.
+
+        Call it before a recipe is compiled, which may have something to say.
+        """
+        if config.get_enable_autotune():
+            from ..autotune.log import show_by_default
+
+            show_by_default(rank)
+
+    def tell(self, line: str) -> None:
+        """Write a line to the autotune log, if there is one, once in a row."""
+        if line != self._told and config.get_enable_autotune():
+            from ..autotune.log import announce
+
+            self._told = line
+            self.show_log(rank_of_process())
+            announce(line, self.name)
+
     def begun(self, recipe: Recipe, cursor: Cursor) -> Recipe:
         """Return the recipe with the values known to be best for it at `cursor`."""
-        tuned = self._found if config.get_enable_autotune() else None
-        known = tuned or self._loaded
+        known = (config.get_enable_autotune() and self._tuned) or self._loaded
         if known is None:
             return recipe
         values = known.values(recipe.plan.regime(cursor.step))
-        segments = (_begun(each, values, known.executors) for each in recipe.segments)
+        segments = [_begun(each, values, known.executors) for each in recipe.segments]
         return replace(recipe, segments=tuple(segments))
 
     @property
     def loops_lock(self) -> threading.RLock:
         """Held to begin a loop, or to end one: several threads may loop over a face."""
-        self._forget_inherited()
+        if os.getpid() != self._owner:
+            self._forget()
         return self._loops_lock
 
     def start(self, recipe: Recipe, cursor: Cursor, rank: int) -> Run:
@@ -305,9 +335,8 @@ class Slot:
         if self.run is None or self.busy:
             self.close()
             begun = self.begun(recipe, cursor)
-            self._found = self._found or self._loaded
-            run = Run(begun, process_byte_budget(), cursor)
-            self.run, self._rank = run, rank
+            self._tuned = self._tuned or self._loaded
+            self.run, self._rank = Run(begun, process_byte_budget(), cursor), rank
             self._last = self._settings = None
             at_exit()
         else:
@@ -318,7 +347,7 @@ class Slot:
 
     def next(self, run: Run) -> Delivery | None:
         """Return the next batch of the epoch, or None at its end."""
-        settings = config.settings()
+        settings = config.current
         if settings is not self._settings and run is self.run:
             self._follow(run, settings)
         return run.next()
@@ -330,7 +359,8 @@ class Slot:
 
     def close(self) -> None:
         """Stop and forget the run, if there is one; a forked child only forgets it."""
-        self._forget_inherited()
+        if os.getpid() != self._owner:
+            self._forget()
         with self._lock:  # a finaliser may be closing it: wait until it is closed
             self._closing = True
             try:
@@ -376,15 +406,7 @@ class Slot:
                 closed.wait(CLOSE_S)
                 _thread.interrupt_main()
 
-    def _forget_inherited(self) -> None:
-        """Forget the run in a forked child; its threads are in the parent only."""
-        if os.getpid() != self._owner:
-            self._owner, self.run, self.busy = os.getpid(), None, False
-            self._tuner = self._tuning = None
-            self._lock, self._closing = threading.RLock(), False
-            self._loops_lock = threading.RLock()  # who held it is not there
-
-    def seen(
+    def explain(
         self, recipe: Callable[[], Recipe] | None = None
     ) -> tuple[Observation, Explanation]:
         """Return the last seconds of training, of this run or the previous one.
@@ -400,12 +422,12 @@ class Slot:
         from ..engine.monitor import unmeasured
 
         run = self.run  # another thread may close it
-        seen = self._last if run is None else self._observed(run)
-        if seen is None:
+        window = self._last if run is None else self._observed(run)
+        if window is None:
             assert recipe is not None
-            seen = unmeasured(recipe())
-        tuned = config.get_enable_autotune() or bool(self._found or self._tuner)
-        return seen, explain(seen, config.budget(), tuned=tuned)
+            window = unmeasured(recipe())
+        tuned = config.get_enable_autotune() or bool(self._tuned or self._tuner)
+        return window, explain(window, config.budget(), tuned=tuned)
 
     def _observed(self, run: Run) -> Observation:
         return run.recent() if self._last is None else self._last
@@ -422,29 +444,27 @@ class Slot:
     def _start_tuning(self, run: Run, settings: config.Settings) -> None:
         # Import this when needed: it would take a fifth of the time to import penstock.
         from ..autotune.host_peers import HostPeers
-        from ..autotune.log import AutotuneLog, show_by_default
+        from ..autotune.log import AutotuneLog
         from ..autotune.policies import BottleneckLaw
         from ..autotune.tuner import Tuner, TunerThread
 
-        show_by_default(self._rank)
+        self.show_log(self._rank)
         with contextlib.ExitStack() as stack:
             log = stack.enter_context(
                 AutotuneLog(settings.filepath_prefix, self._rank, self.name)
             )
             # A pipeline with a fixed number of cores already has its share.
             place = runtime_folder() if settings.cpu_budget is None else None
-            others = stack.enter_context(HostPeers(place))
             tuner = self._tuner = Tuner(
                 run,
                 BottleneckLaw(),
                 config.budget(),
                 log,
                 interval_steps=settings.autotune_interval,
-                host_peers=others,
-                found=None if self._found is None else self._found.regimes,
+                host_peers=stack.enter_context(HostPeers(place)),
+                found=None if self._tuned is None else self._tuned.regimes,
             )
-            observed = partial(self._observed, run)
-            stack.enter_context(TunerThread(tuner, log, observed))
+            stack.enter_context(TunerThread(tuner, log, partial(self._observed, run)))
             self._tuning = stack.pop_all()
 
     def stop_tuning(self) -> None:
@@ -456,27 +476,28 @@ class Slot:
             self.run.calm = True
         tuner, self._tuner = self._tuner, None
         if tuner is not None:
-            self._found = tuner.found()
+            self._tuned = tuner.found()
 
 
 TUNING = attrgetter("autotune", "filepath_prefix", "autotune_interval", "cpu_budget")
 """The settings that a tuner depends on."""
 
 
-torchs_rows: weakref.WeakSet[Any] = weakref.WeakSet()
+torchs_runs: weakref.WeakSet[Any] = weakref.WeakSet()
 """Loops of torch's own workers that have yet to write their row of the log."""
 slots: weakref.WeakSet[Slot] = weakref.WeakSet()
 
 
 def explanations() -> dict[str, Explanation]:
     """Return the explanation of each pipeline that runs in this process, by name."""
-    return {slot.name: slot.seen()[1] for slot in list(slots) if slot.run is not None}
+    return {
+        slot.name: slot.explain()[1] for slot in list(slots) if slot.run is not None
+    }
 
 
 def end_tuning() -> None:
     """Turn autotune off, also for current runs, and save the values found."""
-    ending: list[Any] = [*slots, *torchs_rows]
-    for each in ending:
+    for each in [*slots, *torchs_runs]:
         each.stop_tuning()
     config.set_enable_autotune(enable=False)
 
@@ -532,3 +553,98 @@ def rank_of_process() -> int:
         return group.get_rank()
     rank = os.environ.get("RANK", "0")
     return int(rank) if rank.isdigit() else 0
+
+
+class Face(Printed):
+    """The verbs of every face: each has at most one run, in a slot."""
+
+    _RUNNING: ClassVar[frozenset[str]]
+    """The attributes that a copy does not get."""
+    _slot: Slot
+    _plan: BatchPlan | None
+    _recipe: Recipe | None
+    """The recipe of the next run; None if it has to be compiled again."""
+
+    _run: Run | None
+    """The run of the current loop, or of the last loop if the user left it early."""
+    _listeners: list[Callable[[BatchPlan], object]]
+    _name: str
+
+    def _set_up(self, name: str) -> None:
+        """Begin without a run; a later one is closed when the face is dropped."""
+        self._name = name or found_name()
+        self._slot = Slot(self._name)
+        self._plan = self._recipe = self._run = None
+        self._listeners = []
+        weakref.finalize(self, self._slot.finalise)
+
+    def _compiled(self) -> Recipe:
+        """Return the recipe of the next run.
+
+        Raises:
+            SpecError: torch's own workers load.
+        """
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes to copy, without any run."""
+        return {name: v for name, v in vars(self).items() if name not in self._RUNNING}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        self._set_up(self._name)
+
+    @property
+    def plan(self) -> BatchPlan | None:
+        """The stamp of the last batch handed over.
+
+        None before the first batch, and where torch's own workers load.
+        """
+        return self._plan
+
+    def load_autotune(
+        self, path: str | os.PathLike[str], name: str | None = None
+    ) -> None:
+        """Start the next loop with the settings that an earlier tuned run ended with.
+
+        Autotune may be on or off. Settings that the run found for other regimes (batch
+        and image sizes of a schedule) take effect when those regimes begin. Settings
+        found with another number of usable cores are not used, and the log says so.
+
+        Args:
+            path: `<prefix>_<rank>.json`, as written with `set_enable_autotune(True,
+                prefix)`. Stages that the file does not know keep their settings.
+            name: the name of the pipeline or loader in the file (default: the name of
+                this one, or else the only one in the file that shares stages, or the
+                kind of dataset, with it).
+
+        Raises:
+            SpecError: `path` is not such a file, or knows no stage of this pipeline; or
+                torch's own workers load.
+        """
+        self._slot.load(path, name, self._compiled())
+
+    def stats(self) -> Observation | None:
+        """Return all counters since the engine started.
+
+        None before the first loop and after `close`, and where torch's own workers
+        load.
+        """
+        run = self._slot.run
+        return None if run is None else run.read().bounded
+
+    def close(self) -> None:
+        """Stop penstock's workers and free their memory. It may be iterated again.
+
+        A cache keeps its samples on disk and drops those in RAM.
+        """
+        self._slot.close()
+        if self._recipe is not None:
+            for cache in self._recipe.caches:
+                cache.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

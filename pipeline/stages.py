@@ -14,7 +14,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    TypedDict,
+    cast,
+    get_args,
+)
 
 from ..cache.codec import NAMES, Name
 from ..engine.batch.device import DeviceStage
@@ -23,7 +32,8 @@ from ..engine.recipe import Executor, Options
 from ..errors import SpecError, check
 from ..system.printing import Bare, call, name_of
 from ..system.resources import memory_limit_bytes
-from .sources.source import Source
+from .sources.frames import rows_of
+from .sources.source import Source, is_iterable
 
 if TYPE_CHECKING:
     from .schedule import Scheduled
@@ -120,21 +130,6 @@ def _check_workers(workers: int | tuple[int, int], executor: Executor) -> None:
     )
 
 
-def _check_timeout(timeout: float, executor: Executor) -> None:
-    check(
-        isinstance(timeout, (int, float))
-        and not isinstance(timeout, bool)
-        and timeout > 0,
-        f"`timeout` is the seconds a sample may take, > 0, got {timeout!r}; leave it "
-        "out for no limit",
-    )
-    check(
-        executor in STOPPABLE,
-        f"`timeout` needs workers that can be stopped, which {executor!r} ones cannot "
-        'be; use executor="process", "async" or "auto"',
-    )
-
-
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class PerSample(ABC):
     """A stage whose function workers call for each sample."""
@@ -154,7 +149,19 @@ class PerSample(ABC):
         if self.num_parallel_workers is not None:
             _check_workers(self.num_parallel_workers, self.executor)
         if self.timeout is not None:
-            _check_timeout(self.timeout, self.executor)
+            check(
+                isinstance(self.timeout, (int, float))
+                and not isinstance(self.timeout, bool)
+                and self.timeout > 0,
+                f"`timeout` is the seconds a sample may take, > 0, got"
+                f" {self.timeout!r}; leave it out for no limit",
+            )
+            check(
+                self.executor in STOPPABLE,
+                f"`timeout` needs workers that can be stopped, which"
+                f" {self.executor!r} ones cannot be; use"
+                ' executor="process", "async" or "auto"',
+            )
 
     @property
     @abstractmethod
@@ -182,19 +189,22 @@ class SourceStage(PerSample):
     drawn: bool = False
     """Whether samplers choose what is read, even if that is nothing."""
 
+    @classmethod
+    def of(cls, data: Any, **options: Any) -> Self:
+        """Return the stage of a user's dataset or table."""
+        dataset = rows_of(data)
+        return cls(dataset, iterable=is_iterable(dataset), **options)
+
     def __post_init__(self) -> None:
         PerSample.__post_init__(self)
-        if self.iterable:
-            self._check_iterable()
+        if not self.iterable:
+            check_kind(self.called, self.executor)
+            check(
+                self.drawn or len(self.dataset) > 0,
+                f"the dataset {type(self.dataset).__name__} is empty; it must hold at "
+                "least one sample",
+            )
             return
-        check_kind(self.called, self.executor)
-        check(
-            self.drawn or len(self.dataset) > 0,
-            f"the dataset {type(self.dataset).__name__} is empty; it must hold at "
-            "least one sample",
-        )
-
-    def _check_iterable(self) -> None:
         check(
             self.num_parallel_workers in (None, 1),
             "an iterable dataset is read by one worker, in its order, got "
@@ -216,9 +226,8 @@ class SourceStage(PerSample):
 
     @property
     def called(self) -> Callable[..., Any]:
-        called: Callable[..., Any]
-        called = self.dataset.__iter__ if self.iterable else self.dataset.__getitem__
-        return called
+        method = "__iter__" if self.iterable else "__getitem__"
+        return cast("Callable[..., Any]", getattr(self.dataset, method))
 
     @property
     def kind(self) -> str:
@@ -242,8 +251,9 @@ class SourceStage(PerSample):
         shown: tuple[object, ...] = (Bare(f"<{type(self.dataset).__name__}>"),)
         if isinstance(self.dataset, Source):
             shown = self.dataset.shown
-        method = f"Pipeline.from_{self.kind.lower()}"
-        return call(method, self, *shown, hidden=("iterable",))
+        return call(
+            f"Pipeline.from_{self.kind.lower()}", self, *shown, hidden=("iterable",)
+        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -253,10 +263,9 @@ class FunctionStage(PerSample):
     function: Callable[..., Any]
 
     def __post_init__(self) -> None:
-        method = self.kind.lower()
         check(
             callable(self.function),
-            f"Pipeline.{method}() needs a function of one sample, got"
+            f"Pipeline.{self.kind.lower()}() needs a function of one sample, got"
             f" {self.function!r}"
             "; pass the function itself, not its result",
         )
@@ -299,8 +308,7 @@ class SelectStage:
 
     def __repr__(self) -> str:
         shown = ", ".join(str(int(index)) for index in self.indices[:3])
-        more = ", ..." if len(self.indices) > 3 else ""
-        return f".select([{shown}{more}])"
+        return f".select([{shown}{', ...' if len(self.indices) > 3 else ''}])"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -578,9 +586,9 @@ def check_cacheable(stages: Sequence[Stage], shown: str) -> None:
 
 def check_ray(stages: Sequence[Stage], options: Options) -> None:
     """Raise `SpecError` if these stages run in actors and the engine in a child."""
-    far = [s for s in stages if isinstance(s, PerSample) and s.executor == "ray"]
     check(
-        not far or options.host != "process",
+        options.host != "process"
+        or not any(isinstance(s, PerSample) and s.executor == "ray" for s in stages),
         'executor="ray" needs the engine in the trainer\'s process, because only that'
         ' process is connected to Ray, got options(host="process"); leave `host` out',
     )
@@ -621,8 +629,9 @@ def order_of(stages: Sequence[Stage]) -> Order:
     """
     source = stages[0]
     assert isinstance(source, SourceStage)
-    endless = source.iterable or source.drawn
-    order = Order.sequential(ENDLESS if endless else len(source.dataset))
+    order = Order.sequential(
+        ENDLESS if source.iterable or source.drawn else len(source.dataset)
+    )
     for stage in stages[1:]:
         match stage:
             case SelectStage():

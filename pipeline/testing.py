@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
+from itertools import chain, repeat, takewhile
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -75,12 +76,12 @@ def draw_photos(
     Raises:
         SpecError: an argument is out of range, or `folder` holds something else.
     """
-    within("n", n, 1, None, "512 photos are enough for a demonstration")
-    within("classes", classes, 1, n, "have at least one photo a class")
+    within("n", n, 1, "512 photos are enough for a demonstration")
+    within("classes", classes, 1, "have at least one photo a class", high=n)
     for side in size:
-        within("size", side, 16, None, "(500, 375) is usual, width first")
-    within("seed", seed, 0, None, "pass, for example, seed=0")
-    within("quality", quality, 1, 100, "90 is usual")
+        within("size", side, 16, "(500, 375) is usual, width first")
+    within("seed", seed, 0, "pass, for example, seed=0")
+    within("quality", quality, 1, "90 is usual", high=100)
     root = Path(folder)
     drawn = {"n": n, "classes": classes, "size": size, "seed": seed, "quality": quality}
     claim(root, json.dumps({"drawn_by": "penstock.testing.draw_photos", **drawn}))
@@ -99,7 +100,9 @@ def draw_photos(
     return root
 
 
-def within(name: str, value: int, low: int, high: int | None, cure: str) -> None:
+def within(
+    name: str, value: int, low: int, cure: str, *, high: int | None = None
+) -> None:
     """Raise `SpecError` unless `low` <= `value` <= `high`."""
     if value < low or (high is not None and value > high):
         rule = f">= {low}" if high is None else f"{low} to {high}"
@@ -131,8 +134,8 @@ def photo(
     """Draw one photo of class `kind`: `uint8 [height, width, 3]`."""
     picture = PIL.Image.new("RGB", (width, height), tint(rng.random(), rng))
     canvas = PIL.ImageDraw.Draw(picture)
-    horizon = (0, rng.uniform(0.3, 0.7) * height, width, height)
-    canvas.rectangle(horizon, tint(rng.random(), rng))
+    horizon = rng.uniform(0.3, 0.7) * height
+    canvas.rectangle((0, horizon, width, height), tint(rng.random(), rng))
     # From a third to a fiftieth of the side, with a density of radius^-3.
     shares = (3.0**2 + (50.0**2 - 3.0**2) * rng.random(LEAVES)) ** -0.5
     for radius in sorted(shares * min(height, width), reverse=True):
@@ -193,17 +196,18 @@ def assert_exact_resume(
     pipe = make_pipeline()
     states: list[tuple[Any, int]] = []
     batches: list[tuple[Any, Any]] = []
+    ends: set[int] = set()
     for epoch in range(epochs):
         states.append((carried(pipe), len(batches)))
         for batch in pipe:
             batches.append((batch, pipe.plan))
             states.append((carried(pipe), len(batches)))
         assert len(batches) > 0, f"epoch {epoch} has no batch"
+        ends.add(len(states) - 1)
     pipe.close()
-    checked = [at for at in range(len(states)) if at % every == 0]
-    for at in sorted({*checked, len(states) - 1}):
+    for at in sorted(ends.union(range(0, len(states), every))):
         state, given = states[at]
-        check(make_pipeline, state, batches, at, given, epochs)
+        check(make_pipeline, state, at, batches[given:], epochs)
 
 
 def carried(pipe: Any) -> Any:
@@ -214,46 +218,41 @@ def carried(pipe: Any) -> Any:
 def check(
     make_pipeline: Callable[[], Any],
     state: Any,
-    batches: list[tuple[Any, Any]],
     at: int,
-    given: int,
+    due: list[tuple[Any, Any]],
     epochs: int,
 ) -> None:
-    """Resume at one state, taken after `given` batches, and compare all later ones."""
+    """Resume at one state, and compare all later batches with those that are due."""
     pipe = make_pipeline()
     pipe.load_state_dict(state)
     again = carried(pipe)
     assert again == state, f"state {at} is {again} once loaded, was {state}"
-    for got, plan in rest_of(pipe, epochs):
-        wanted, stamp = batches[given]
-        if isinstance(pipe, torch.utils.data.DataLoader):  # which counts since it began
-            stamp = stamp._replace(step=plan.step)
+    loops = chain.from_iterable(repeat(pipe, epochs))
+    stamped = ((batch, pipe.plan) for batch in loops)
+    rest = list(takewhile(lambda each: each[1].epoch < epochs, stamped))
+    is_loader = isinstance(pipe, torch.utils.data.DataLoader)
+    for (got, plan), (wanted, before) in zip(rest, due, strict=False):
+        # A loader counts its steps since it began.
+        stamp = before._replace(step=plan.step) if is_loader else before
         assert plan == stamp, f"after state {at}: stamp {plan}, was {stamp}"
         text = f"after state {at}: batch of step {plan.step} differs"
         assert equal(got, wanted), text
-        given += 1
-    assert given == len(batches), f"after state {at}: ended at {given}"
+    text = f"after state {at}: {len(rest)} batches are left, and there were {len(due)}"
+    assert len(rest) == len(due), text
     pipe.close()
-
-
-def rest_of(pipe: Any, epochs: int) -> Iterator[tuple[Any, Any]]:
-    """Yield the remaining batches of a number of epochs."""
-    for _ in range(epochs):
-        for batch in pipe:
-            if pipe.plan.epoch >= epochs:
-                return
-            yield batch, pipe.plan
 
 
 def equal(one: Any, other: Any) -> bool:
     """Whether two batches are the same, to the byte."""
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.equal(one, other)
-    if isinstance(one, np.ndarray):
-        return isinstance(other, np.ndarray) and np.array_equal(one, other)
-    if isinstance(one, dict):
-        keys = one.keys()
-        return keys == other.keys() and all(equal(one[k], other[k]) for k in keys)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return bool(one == other)
+    match one, other:
+        case torch.Tensor(), torch.Tensor():
+            return torch.equal(one, other)
+        case np.ndarray(), np.ndarray():
+            return np.array_equal(one, other)
+        case dict(), dict():
+            return one.keys() == other.keys() and all(
+                equal(one[k], other[k]) for k in one
+            )
+        case ((list() | tuple()), (list() | tuple())):
+            return len(one) == len(other) and all(map(equal, one, other))
+    return type(one) is type(other) and bool(one == other)

@@ -25,7 +25,7 @@ from ..engine.plan import Drawing
 from ..engine.trainer_cost import TrainerMeter
 from ..engine.witness.hazards import find_on_device
 from ..errors import StateError
-from .session import at_exit, looping_threads, rank_of_process, torchs_rows
+from .session import at_exit, looping_threads, rank_of_process, torchs_runs
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
@@ -39,29 +39,26 @@ class TorchLoop(Iterator[Any]):
         self,
         torchs: Any,
         drawing: Drawing,
-        given: Callable[[], object],
-        meter: TrainerMeter,
-        rows: int,
+        follow: Callable[[], object],
+        run: TorchsRun,
     ) -> None:
-        self._meter, self._rows = meter, rows
-        self._torchs = torchs
-        self._drawing = drawing
-        self._given = given
+        self._torchs, self._run = torchs, run
+        self._drawing, self._follow = drawing, follow
         at_exit()
 
     def __next__(self) -> Any:
-        meter = self._meter
+        meter = self._run.meter
         meter.ask(time.perf_counter_ns())
         try:
             data = looping_threads.run(self._torchs.__next__)
         except StopIteration:
             meter.stop()
             self._drawing.end()
-            self._given()
+            self._follow()
             raise
-        meter.count(time.perf_counter_ns(), self._rows)
+        meter.count(time.perf_counter_ns(), self._run.rows)
         self._drawing.batch += 1
-        self._given()
+        self._follow()
         return data
 
     def __len__(self) -> int:
@@ -73,43 +70,65 @@ class TorchLoop(Iterator[Any]):
         return getattr(self._torchs, name)
 
 
-class TorchsRow:
-    """Writes a row for torch's own workers to the autotune log at a loop's end."""
+class TorchsRun:
+    """What is known of a loop that torch's own workers load.
 
-    def __init__(self, name: str, told: Callable[[], Explanation]) -> None:
+    Args:
+        name: the name of the loader in the log.
+        loader: the loader, with its workers as they are now.
+        why: why torch loads, and not penstock.
+        tunable: whether penstock would load if autotune were on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        loader: torch.utils.data.DataLoader[Any],
+        why: str,
+        *,
+        tunable: bool,
+    ) -> None:
+        self.meter = TrainerMeter()
+        """Measures how long the trainer waits."""
+        self.rows = loader.batch_size or 1
+        """How many rows a batch has."""
         self._name = name
-        self._told: Callable[[], Explanation] | None = told
-        torchs_rows.add(self)
+        self._stage = f"Dataset(ID:0) {type(loader.dataset).__name__}"
+        self._workers, self._why, self._tunable = loader.num_workers, why, tunable
+
+    def explain(self) -> Explanation:
+        """Return what the wait of the trainer says."""
+        from ..autotune.explain import of_torchs
+
+        return of_torchs(
+            self.meter.read(),
+            self._stage,
+            self._workers,
+            "process" if self._workers else "inline",
+            self._why,
+            tunable=self._tunable,
+        )
 
     def stop_tuning(self) -> None:
-        """Write the row, once, if there is a log and a step was measured."""
-        told, self._told = self._told, None
-        prefix = config.settings().filepath_prefix
-        if told is None or prefix is None or not (seen := told()).trainer.steps:
+        """Write a row to the autotune log, once, if there is one and it has steps."""
+        prefix = config.current.filepath_prefix
+        if self not in torchs_runs or prefix is None:
             return
+        torchs_runs.discard(self)
         from ..autotune.log import AutotuneLog
 
-        with AutotuneLog(prefix, rank_of_process(), self._name) as log:
-            log.torchs(seen)
-
-
-def explained(
-    meter: TrainerMeter, name: str, workers: int, why: str, *, tunable: bool
-) -> Explanation:
-    """Return the explanation of a loop that torch's own workers load."""
-    from ..autotune.explain import of_torchs
-
-    kind = "process" if workers else "inline"
-    return of_torchs(meter.read(), name, workers, kind, why, tunable=tunable)
+        seen = self.explain()
+        if seen.trainer.steps:
+            with AutotuneLog(prefix, rank_of_process(), self._name) as log:
+                log.torchs(seen)
 
 
 def resumed(
     begin: Callable[[], Any],
     drawing: Drawing,
     iterable: Any,
-    given: Callable[[], object],
-    meter: TrainerMeter,
-    rows: int,
+    follow: Callable[[], object],
+    run: TorchsRun,
 ) -> TorchLoop:
     """Start a loop at the position of `drawing`.
 
@@ -117,24 +136,26 @@ def resumed(
         begin: makes torch's iterator.
         drawing: the epoch; the generators are set to where it began.
         iterable: the dataset, if it is an iterable that the trainer reads.
-        given: called after each batch, and at the end.
-        meter: measures how long the trainer waits.
-        rows: number of rows in a batch.
+        follow: called after each batch, and at the end.
+        run: what is known of the loop.
     """
     consumed, drawing.batch = drawing.batch, 0
-    known, drawing.data = drawing.data, None
+    state, drawing.data = drawing.data, None
     later, drawing.later = drawing.later, None
     owner = iterable if is_keeper(iterable) else None
-    before = drawing.dataset if known is None or later is not None else known
+    before = drawing.dataset if state is None or later is not None else state
     refused: Exception | None = None
     if owner is not None:
         before, refused = placed(owner, before)  # its iterators begin where it stands
-    loop = TorchLoop(begin(), drawing, given, meter, rows)
-    keeper = next(filter(is_keeper, (iterator_of(loop), iterable)), None)
+    loop = TorchLoop(begin(), drawing, follow, run)
+    # What torch reads from, if that is in this process.
+    fetcher = getattr(loop, "_dataset_fetcher", None)
+    reader: Any = getattr(fetcher, "dataset_iter", None)
+    keeper = next(filter(is_keeper, (reader, iterable)), None)
     drawing.keeper = keeper
-    if refused and before is not None and iterator_of(loop) is not owner:
+    if refused and before is not None and reader is not owner:
         raise refused
-    if keeper is None and (known is not None or before is not None):
+    if keeper is None and (state is not None or before is not None):
         raise StateError(
             f"the state is of an iterable that keeps its own place, and"
             f" {type(iterable).__name__} has no `load_state_dict` with num_workers=0;"
@@ -145,12 +166,12 @@ def resumed(
         drawing.owner, drawing.dataset = owner, before
         if later is not None:
             owner.load_state_dict(later)
-    if known is None:
+    if state is None:
         deque(islice(loop, consumed), maxlen=0)
         return loop
     drawing.batch = consumed
-    if keeper is iterator_of(loop):  # also where that is the dataset itself
-        keeper.load_state_dict(known)  # as what began it may have drawn
+    if keeper is reader:  # also where that is the dataset itself
+        keeper.load_state_dict(state)  # as what began it may have drawn
     return loop
 
 
@@ -168,11 +189,6 @@ def placed(owner: Any, state: Any) -> tuple[Any, Exception | None]:
     return state, None
 
 
-def iterator_of(loop: TorchLoop) -> Any:
-    """Return the dataset's iterator that torch reads from in this process."""
-    return getattr(getattr(loop, "_dataset_fetcher", None), "dataset_iter", None)
-
-
 def is_keeper(each: Any) -> bool:
     """Whether an object implements torch's protocol `Stateful`."""
     return hasattr(each, "state_dict") and hasattr(each, "load_state_dict")
@@ -186,11 +202,11 @@ class Watched(torchs.WorkerInfo):
     """Torch's worker info; it records that code has read the worker's share."""
 
     __slots__ = ()
-    seen: ClassVar[Any] = None
+    asked: ClassVar[Any] = None
 
     def __getattribute__(self, name: str) -> Any:
         if name in SHARES:
-            Watched.seen[0] = 1
+            Watched.asked[0] = 1
         return super().__getattribute__(name)
 
 
@@ -205,18 +221,18 @@ class ShareWatch:
     def __init__(self, init: Callable[[int], Any] | None, workers: int) -> None:
         self._init = init
         self._workers = workers
-        self._seen = mmap.mmap(-1, 1)  # forked workers share it with the trainer
+        self._asked = mmap.mmap(-1, 1)  # forked workers share it with the trainer
 
     def __call__(self, number: int) -> None:
-        Watched.seen = self._seen
-        info = torchs._worker_info  # noqa: SLF001 what `get_worker_info` returns
-        object.__setattr__(info, "__class__", Watched)
+        Watched.asked = self._asked
+        # What `get_worker_info` returns: torch gives no other way to watch it.
+        object.__setattr__(torchs._worker_info, "__class__", Watched)  # noqa: SLF001
         if self._init is not None:
             self._init(number)
 
     def tell(self) -> None:
         """Warn once a batch has arrived; by then a generator has read its share."""
-        if not self._seen[0]:
+        if not self._asked[0]:
             tell_once(READ_WHOLE, self._workers, self._workers)
 
 

@@ -1,12 +1,20 @@
-"""How things print: stages as the code that creates them, figures as tables."""
+"""How things print: stages as the code that creates them, objects by their names."""
 
 from __future__ import annotations
 
+import dis
 import html
 import os
+import re
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
+from itertools import dropwhile, islice
+from traceback import walk_stack
+from types import FrameType
 from typing import Any
+
+from ..errors import is_own
 
 EXACT = 999.5
 """From here on, three figures would be rounded to tens, or need an exponent."""
@@ -92,3 +100,68 @@ def loader_call(loader: object) -> str:
         if held.get(name, unsaid[0]) not in unsaid:
             given.append(f"{name}={held[name]!r}")
     return f"{type(loader).__name__}({', '.join(given)})"
+
+
+# The name of a pipeline or loader.
+
+MAX_CALLERS = 4
+"""The number of frames to look at, of functions that return what they made."""
+STORES_LOCAL = {"STORE_FAST", "STORE_DEREF"}
+STORES_NAMED = {"STORE_NAME", "STORE_GLOBAL", "STORE_ATTR"}
+PASSING = {
+    "CACHE",
+    "COPY_FREE_VARS",
+    "EXTENDED_ARG",
+    "LOAD_DEREF",
+    "LOAD_FAST",
+    "LOAD_FAST_BORROW",
+    "NOP",
+}
+"""Instructions allowed between a call and the store of its result, such as `self`."""
+KIND = re.compile(r"_?(data_?loader|loader|dl|pipeline|pipe)$", re.IGNORECASE)
+"""Suffixes that name the kind of an object rather than the object."""
+
+
+def found_name() -> str:
+    """Return the name of the object being made: its variable, or file and line.
+
+        train_loader = DataLoader(...)      # "train"
+        self.val = Pipeline...batch(8)      # "val"
+        fit(DataLoader(...))                # "train.py:12"
+
+    It is read from the code that makes it: the instruction after the call shows where
+    its result goes. If that instruction returns the result, the one after the caller's
+    call shows it. penstock reads no variable of the user's.
+    """
+    stack = (frame for frame, _ in walk_stack(sys._getframe(1)))  # noqa: SLF001 as `inspect` does
+    users = list(islice(dropwhile(is_own, stack), MAX_CALLERS))
+    if not users:
+        return "pipeline"
+    names = map(_stored_as, users)
+    name = next((each for each in names if each is not None), "")
+    if name.isidentifier():
+        return KIND.sub("", name) or name
+    file = os.path.basename(users[0].f_code.co_filename)
+    return f"{file}:{users[0].f_lineno}"
+
+
+def _stored_as(frame: FrameType) -> str | None:
+    """Return the name that the result of a frame's current call is stored under.
+
+    None if the result is returned; empty if it goes elsewhere.
+    """
+    code, argument = frame.f_code, 0
+    words = code.co_code[frame.f_lasti + 2 :]
+    for number, low in zip(words[::2], words[1::2], strict=True):
+        kind, argument = dis.opname[number], argument << 8 | low
+        if kind in STORES_NAMED:
+            return str(code.co_names[argument])
+        if kind.startswith("STORE_FAST_"):  # and another instruction in one, from 3.13
+            kind, argument = "STORE_FAST", argument >> 4
+        if kind in STORES_LOCAL:
+            return str(code._varname_from_oparg(argument))  # type: ignore[attr-defined]  # noqa: SLF001 as `dis` does
+        if kind not in PASSING:
+            return None if kind == "RETURN_VALUE" else ""
+        if kind != "EXTENDED_ARG":
+            argument = 0
+    return ""

@@ -181,6 +181,6 @@ def settings_as_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     import penstock  # late, so that a test of the import can be first
     from penstock.engine.core import in_flight
 
-    monkeypatch.setattr(penstock.config, "_settings", penstock.config.Settings())
+    monkeypatch.setattr(penstock.config, "current", penstock.config.Settings())
     penstock.config._measured_bytes.cache_clear()  # noqa: SLF001
     monkeypatch.setattr(in_flight, "_byte_budget", None)

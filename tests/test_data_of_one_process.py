@@ -10,16 +10,19 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.utils.data as torchs
 
 import penstock as ps
+from support import warm
 from support.moves import workers_pay
 
 LENGTH, SIZE = 48, 4
@@ -207,3 +210,23 @@ def test_the_error_of_a_sample_is_raised_as_without_workers() -> None:
     assert found == [
         (at,) if at == LENGTH // 2 else at for at in range(0, LENGTH, SIZE)
     ]
+
+
+SHOWN = """
+import penstock as ps
+class Numbers:
+    def __init__(self): self.file = open(__file__)
+    def __len__(self): return 8
+    def __getitem__(self, index): return index
+ps.set_enable_autotune(True)
+with ps.DataLoader(Numbers(), 4) as loader: list(loader)
+"""
+
+
+def test_a_program_that_configures_no_log_is_told_why_its_data_stays(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SHOWN)
+    done = warm.run([sys.executable, "-P", str(script)], timeout=60)
+    assert "executor auto -> inline: `dataset.file`" in done.stderr

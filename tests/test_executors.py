@@ -77,7 +77,7 @@ def test_stages_with_different_workers_pass_on_the_same_bytes(
 def test_the_prefetch_size_changes_no_byte(
     prefetch: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ps.config, "_settings", ps.config.settings())
+    monkeypatch.setattr(ps.config, "current", ps.config.current)
     ps.set_prefetch_size(prefetch)
     assert two_epochs(augmented(WORKERS["2 threads"], {})) == expected
 

@@ -8,8 +8,8 @@ import journeys
 import pytest
 
 LIMITS = {
-    "by threads": 27,
-    "by processes, trainer": 31,
+    "by threads": 23,
+    "by processes, trainer": 28,
     "by processes, worker": 22,
     "decision": 37,
     "cache hit": 9,

@@ -41,7 +41,8 @@ OWN_PIPES = {"penstock.engine.far.handover"}
 # figures, 70; MindSpore's operators 990, and its datasets, samplers, files of MNIST,
 # CIFAR, COCO, VOC, TFRecord and MindRecord, and verbs that a pipeline lacks 1340; what
 # refuses damaged files, and the numbers of epochs that getters cannot change, 97; whole
-# loops in the tuner's windows 15.
+# loops in the tuner's windows 15. What finds the name of an object came from `pipeline`
+# to `system`, 41.
 STATEMENTS = {
     "autotune": 3690,
     "cache": 2533,
@@ -50,7 +51,7 @@ STATEMENTS = {
     "integrations": 170,
     "mindspore": 2632,
     "pipeline": 6090,
-    "system": 545,
+    "system": 586,
     "": 542,
 }
 """Statements that a package of the root may have, docstrings included."""
@@ -58,12 +59,6 @@ MODULES = 205
 """All modules, 20 of them MindSpore's names."""
 IMPORTED = 18
 """Modules of ours that a module may import, even where it does so late or for types."""
-IMPORTED_MORE = {
-    "penstock.pipeline.compile.recipes": 20,
-    "penstock.pipeline.dataloader": 24,
-    "penstock.pipeline.pipeline": 29,
-}
-"""Those that import more, and how many they may."""
 
 
 def test_no_module_of_ours_is_loaded_under_a_second_name(
@@ -145,8 +140,7 @@ def test_modules_import_few_others(modules: dict[str, Path]) -> None:
         name: len(imported_modules(name, path, modules))
         for name, path in modules.items()
     }
-    allowed = dict.fromkeys(modules, IMPORTED) | IMPORTED_MORE
-    above = {name: n for name, n in counts.items() if n > allowed[name]}
+    above = {name: n for name, n in counts.items() if n > IMPORTED}
     assert above == {}
 
 

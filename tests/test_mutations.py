@@ -142,9 +142,10 @@ def test_a_module_without_a_mirror_has_the_tests_of_its_folder(root: Path) -> No
     assert "tests/autotune/test_kinds.py" in near_tests(
         root, "autotune/policies/backoff.py"
     )
-    assert near_tests(root, "pipeline/schedule/curves.py") == [
-        "tests/pipeline/schedule/test_schedule.py",
-        "tests/pipeline/schedule/test_sizes.py",
+    assert near_tests(root, "pipeline/compile/caches.py") == [
+        "tests/pipeline/compile/test_lone_workers.py",
+        "tests/pipeline/compile/test_recipes.py",
+        "tests/pipeline/compile/test_segments.py",
     ]
 
 

@@ -328,7 +328,7 @@ def process_byte_budget() -> ByteBudget:
     global _byte_budget  # noqa: PLW0603 one a process, made when first wanted
     with _making:
         if _byte_budget is None:
-            chosen = config.settings().memory_bytes is not None
+            chosen = config.current.memory_bytes is not None
             _byte_budget = ByteBudget(config.memory_bytes(), chosen=chosen)
         return _byte_budget
 
@@ -344,7 +344,7 @@ def _after_fork() -> None:
     _making, _byte_budget = threading.Lock(), None
 
 
-config.watch_memory(_resize)
+config.memory_watchers.append(_resize)
 os.register_at_fork(after_in_child=_after_fork)
 
 

@@ -71,20 +71,24 @@ class Kind:
 
 def kind_of(stages: Sequence[PerSample]) -> Kind:
     """Return the kind of workers for the adjacent stages of one segment."""
-    asked = map(executor_of, stages)
-    said: Executor = next((each for each in asked if each != "auto"), "auto")
+    said = asked_of(stages)
     source = stages[0]
     if _is_read_on(source):  # by one worker
         return Kind(said)
     declared = not isinstance(source, SourceStage) or source.thread_safe is not False
     if said in ("inline", "async"):
         return Kind(said, declared)
-    found = (_find(stage) for stage in stages if not _is_known(stage))
-    finding = next(filter(None, found), None) if declared else None
+    unknown = [stage for stage in stages if declared and not _is_known(stage)]
+    finding = next(filter(None, map(_find, unknown)), None)
     safe = declared and finding is None
     if said != "auto":
         return Kind(said, safe, finding if said == "thread" else None)
     return Kind(_automatic(stages, safe=safe), safe, finding)
+
+
+def asked_of(stages: Sequence[PerSample]) -> Executor:
+    """Return the kind of workers that the stages of one segment ask for."""
+    return next((e for e in map(executor_of, stages) if e != "auto"), "auto")
 
 
 def _automatic(stages: Sequence[PerSample], *, safe: bool) -> Executor:
@@ -105,21 +109,13 @@ def _automatic(stages: Sequence[PerSample], *, safe: bool) -> Executor:
 def _find(stage: PerSample) -> Finding | None:
     """Return an object with one position or user, unless declared safe for threads."""
     if isinstance(stage, SourceStage):
-        safe = stage.thread_safe
-        return None if safe else find_unsafe(stage.dataset, "dataset")
+        return None if stage.thread_safe else find_unsafe(stage.dataset, "dataset")
     return find_unsafe(stage.called, name_of(stage.called))
-
-
-def _is_doubtful(stage: PerSample) -> bool:
-    """Whether threads are penstock's choice, without a word from the user."""
-    chosen = executor_of(stage) in ("auto", "process") and not _is_read_on(stage)
-    return chosen and not _is_known(stage)
 
 
 def _is_known(stage: PerSample) -> bool:
     """Whether threads may share a stage: the user says so, or it is our reader."""
-    said = isinstance(stage, SourceStage) and (stage.waits or stage.thread_safe)
-    return bool(said)
+    return isinstance(stage, SourceStage) and bool(stage.waits or stage.thread_safe)
 
 
 PERMITS = 64
@@ -131,8 +127,9 @@ MAX_PERMITS = 4096
 """Upper bound of concurrent coroutines: stores dislike more reads in flight."""
 
 
-Numbered = tuple[int, PerSample | CacheStage]
-"""A stage, and its number in the pipeline."""
+Working = PerSample | CacheStage
+Numbered = tuple[int, Working]
+"""A stage that makes or stores samples, and its number in the pipeline."""
 
 
 def fused(
@@ -166,8 +163,10 @@ def fused(
         program = replace(segment.program, operations=operations)
         storable = []
         for operation in operations:
-            here = segment.executor != "ray"  # a cache belongs to one machine
-            samples = samples if here and is_repeatable(operation) else None
+            draws = isinstance(operation, Map) and operation.wants_rng
+            repeats = isinstance(operation, (Map, Read, Cached)) and not draws
+            if segment.executor == "ray" or not repeats:
+                samples = None  # a cache belongs to one machine, and keeps no draws
             storable.append(samples)
         segments.append(replace(segment, program=program, storable=tuple(storable)))
     segments = taken_along(segments)
@@ -250,19 +249,15 @@ def _grouped(work: Sequence[Numbered]) -> list[list[Numbered]]:
 
 def until_cache(stages: Sequence[Numbered]) -> int:
     """Return how many of these stages there are up to the last cache; 0: no cache."""
-    caches = (n for n, (_, s) in enumerate(stages, 1) if isinstance(s, CacheStage))
-    return max(caches, default=0)
+    return max(
+        (n for n, (_, s) in enumerate(stages, 1) if isinstance(s, CacheStage)),
+        default=0,
+    )
 
 
 def subject_of(stage: PerSample) -> Any:
     """Return the user's object that a stage works with."""
     return stage.dataset if isinstance(stage, SourceStage) else stage.called
-
-
-def is_repeatable(operation: Operation) -> bool:
-    """Whether an operation declares that equal inputs give equal outputs."""
-    draws = isinstance(operation, Map) and operation.wants_rng
-    return isinstance(operation, (Map, Read, Cached)) and not draws
 
 
 def _samplers(group: Sequence[Numbered]) -> list[PerSample]:
@@ -298,19 +293,25 @@ def _segment(
     _tell(names[lead], kind, pipeline)
     operations = _operations(group, caches)
     workers, bounds = _workers(stages, kind.executor, settings)
-    doubtful = tuple(subject_of(stage) for stage in stages if _is_doubtful(stage))
+    # Threads may be penstock's choice for these, without a word from the user.
+    doubtful = tuple(
+        subject_of(stage)
+        for stage in stages
+        if executor_of(stage) in ("auto", "process")
+        and not (_is_read_on(stage) or _is_known(stage))
+    )
     lone = bounds[1] > 1 and any(s.num_parallel_workers == 1 for s in stages)
     watched = tuple(subject_of(s) for s in stages if lone and not _is_known(s))
     return SegmentRecipe(
-        names[lead],
-        batch_name or names[-1],
-        Program(operations, batch_name or "", doubtful, watched=watched),
-        kind.executor,
-        workers,
-        bounds,
-        settings.prefetch_size,
-        all(stage.tune for stage in stages),
-        kind.thread_safe,
+        name=names[lead],
+        queue_name=batch_name or names[-1],
+        program=Program(operations, batch_name or "", doubtful, watched=watched),
+        executor=kind.executor,
+        num_parallel_workers=workers,
+        bounds=bounds,
+        prefetch_size=settings.prefetch_size,
+        tunable=all(stage.tune for stage in stages),
+        thread_safe=kind.thread_safe,
         timeout_s=min((s.timeout for s in stages if s.timeout), default=None),
         stays=_why_stays(stages, kind),
         subjects=tuple(map(subject_of, stages)),
@@ -322,26 +323,28 @@ def _why_stays(stages: Sequence[PerSample], kind: Kind) -> str:
 
     What only one may use is no reason if the user asked for threads: he was warned.
     """
-    given = next((e for e in map(executor_of, stages) if e != "auto"), None)
     if any(map(_is_read_on, stages)):
         return Restriction.ITERABLE
-    if given is not None:
-        return Restriction.GIVEN.format(given)
+    if (asked := asked_of(stages)) != "auto":
+        return Restriction.GIVEN.format(asked)
     return "" if kind.finding is None else Restriction.SHARED.format(kind.finding)
 
 
-def found_kind(name: str, dataset: Any, pipeline: str) -> tuple[Executor, str]:
-    """Return the initial executor of a torch loader's dataset without set workers.
+def placed(source: SourceStage, segment: SegmentRecipe, name: str) -> SegmentRecipe:
+    """Return the segment of a torch loader where its samples are made at first.
 
-    Loading starts in the trainer's process, where the dataset works correctly. Data
-    that several workers must not share, or would repeat, stays there, for the reason
-    that is returned, too.
+    Without set workers, that is the trainer's process, where the dataset works
+    correctly. Data that several workers must not share, or would repeat, stays there.
     """
-    finding = find_unsafe(dataset, "dataset")
-    _tell(name, Kind("inline", finding=finding), pipeline)
+    if source.executor == "inline":
+        return replace(segment, stays="")  # the program said so in words of its own
+    if source.executor != "auto" or source.num_parallel_workers is not None:
+        return segment
+    finding = _find(source)
+    _tell(segment.name, Kind("inline", finding=finding), name)
     if finding is None:
-        return "auto", ""
-    return "inline", Restriction.SHARED.format(finding)
+        return replace(segment, executor="auto", stays="")
+    return replace(segment, executor="inline", stays=Restriction.SHARED.format(finding))
 
 
 def _tell(name: str, kind: Kind, pipeline: str) -> None:
@@ -382,8 +385,7 @@ def _workers(
     stages: list[PerSample], executor: Executor, settings: Settings
 ) -> tuple[int, tuple[int, int]]:
     """Return the initial number of workers, and its bounds."""
-    source = stages[0]
-    if executor == "inline" or _is_read_on(source):
+    if executor == "inline" or _is_read_on(stages[0]):
         return 1, (1, 1)
     given: Workers = next(
         (s.num_parallel_workers for s in stages if s.num_parallel_workers), None
@@ -455,4 +457,11 @@ def _operation(
             return Filter(name, stage.function)
     wanted = wanted_by(stage.called)
     draws = number - sum(at < number for at in caches)  # a cache changes none
-    return Map(name, draws, stage.called, "rng" in wanted, "ctx" in wanted, limited)
+    return Map(
+        name,
+        number=draws,
+        function=stage.called,
+        wants_rng="rng" in wanted,
+        wants_ctx="ctx" in wanted,
+        one_by_one=limited,
+    )

@@ -377,9 +377,11 @@ def find_files(
     labels: Sequence[Any] | None,
     options: Mapping[str, Any] | None,
     executor: Executor,
-    patience: Patience = PATIENCE,
+    **limits: Any,
 ) -> Files:
     """Return the files at `urls`, listed now and opened when they are read.
+
+    `limits` are those of `Patience`.
 
     Raises:
         SpecError: there is no file; the files are on several file systems; there is not
@@ -394,6 +396,7 @@ def find_files(
         "`from_files` needs at least one URL, got an empty sequence; was the "
         'listing that made it right? A pattern such as "photos/**/*.jpg" will do',
     )
+    patience = Patience(**limits)
     store = Store(listed[0], options or {}, patience)
     paths = _matches(store) if alone else tuple(_paths(store, listed))
     labelled = len(paths) if labels is None else len(labels)

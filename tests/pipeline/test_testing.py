@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import PIL.Image
 import pytest
 
 from penstock.errors import SpecError
-from penstock.pipeline.testing import draw_photos
+from penstock.pipeline.testing import assert_exact_resume, draw_photos
 
 SMALL = (64, 48)
 
@@ -143,3 +146,33 @@ def test_an_argument_out_of_range_is_an_error_and_draws_nothing(
     with pytest.raises(SpecError, match=message):
         draw_photos(folder, **arguments)  # type: ignore[arg-type]
     assert not folder.exists()
+
+
+class Forgetful:
+    """Two batches an epoch; a state taken between two epochs leads to another batch."""
+
+    def __init__(self) -> None:
+        self.next = self.spoilt = 0
+        self.plan: Any = None
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(2):
+            epoch = self.next // 2
+            self.plan = SimpleNamespace(epoch=epoch, step=self.next)
+            self.next += 1
+            yield self.next + self.spoilt
+
+    def state_dict(self) -> Mapping[str, int]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.next = state["next"]
+        self.spoilt = int(self.next == 2)
+
+    def close(self) -> None:
+        pass
+
+
+def test_states_at_the_ends_of_epochs_are_checked_however_few_others_are() -> None:
+    with pytest.raises(AssertionError, match="after state 2: batch of step 2 differs"):
+        assert_exact_resume(Forgetful, epochs=2, every=100)

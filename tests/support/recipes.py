@@ -9,7 +9,7 @@ import numpy as np
 from penstock.config import Settings
 from penstock.engine.plan import Shard
 from penstock.engine.recipe import Recipe
-from penstock.pipeline.compile.recipes import compile_recipe
+from penstock.pipeline.compile import compile_recipe
 from penstock.pipeline.stages import SourceStage, Stage
 
 __all__ = ["DATA", "compiled", "decode", "flip", "wanted"]

@@ -24,7 +24,7 @@ from penstock.engine.observe.observation import (
 from penstock.engine.plan import BatchPlan, Cursor, Shard
 from penstock.engine.run import Run
 from penstock.engine.trainer_cost import TrainerMeter
-from penstock.pipeline.compile.recipes import compile_recipe
+from penstock.pipeline.compile import compile_recipe
 from penstock.pipeline.stages import BatchStage, MapStage, SourceStage
 from support.core_script import Script
 

@@ -25,7 +25,7 @@ from penstock.engine.feed import TrainerHost
 from penstock.engine.plan import Cursor, Shard
 from penstock.engine.to_device.lane import DEPTH, Lane, is_ready
 from penstock.engine.trainer_cost import TrainerMeter
-from penstock.pipeline.compile.recipes import compile_recipe
+from penstock.pipeline.compile import compile_recipe
 from penstock.pipeline.stages import BatchStage, SourceStage
 from support import warm
 from support.batches import COLLATES, same

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.engine.plan import Place
 from penstock.engine.plan.plan import Timeline
-from penstock.pipeline.schedule.curves import Curve, as_curve
+from penstock.pipeline.schedule import Curve, as_curve
 
 LENGTH = 1000
 

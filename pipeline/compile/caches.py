@@ -1,0 +1,99 @@
+"""Caches, made from the stages before them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...cache.cache import REPEATED, REPEATED_DRAWS, Cache
+from ...cache.fingerprint import fingerprint
+from ...cache.tiers import Opening
+from ...errors import check
+from ...system.printing import name_of
+from ..stages import CacheStage, MapStage, SourceStage, Stage, executor_of
+
+LOGGER = logging.getLogger("penstock")
+PRIVATE = (
+    "%s is private to this run: penstock cannot tell whether %s is the same in a later"
+    " run; give the object that holds it a `__penstock_fingerprint__`, or create it on"
+    " first use, and later runs will find the cache"
+)
+
+
+def caches_of(stages: Sequence[Stage]) -> dict[int, Cache]:
+    """Return the caches among the stages by number, none of them open yet."""
+    return {
+        number: _cache(stages[:number], stage, f"Cache(ID:{number})")
+        for number, stage in enumerate(stages)
+        if isinstance(stage, CacheStage)
+    }
+
+
+def read_in_threads(stages: Sequence[Stage]) -> Sequence[Stage]:
+    """Let threads read files if plain functions come between the source and a cache.
+
+    The stages before a cache run together, and a plain function would block an event
+    loop.
+    """
+    cached = [at for at, stage in enumerate(stages) if isinstance(stage, CacheStage)]
+    source = stages[0]
+    if not cached or not isinstance(source, SourceStage):
+        return stages
+    plain = [
+        stage
+        for stage in stages[: cached[-1]]
+        if isinstance(stage, MapStage) and executor_of(stage) != "async"
+    ]
+    if not plain or executor_of(source) != "async":
+        return stages
+    check(
+        hasattr(source.dataset, "in_threads"),
+        f"{name_of(plain[0].function)} is a plain function between a dataset that"
+        " is awaited and a cache; write it with async def, or put the cache before"
+        " it",
+    )
+    executor = "auto" if source.executor == "async" else source.executor
+    threaded = replace(source, dataset=source.dataset.in_threads(), executor=executor)
+    return threaded, *stages[1:]
+
+
+def _cache(before: Sequence[Stage], stage: CacheStage, name: str) -> Cache:
+    source = before[0]
+    assert isinstance(source, SourceStage)
+    maps = [each for each in before if isinstance(each, MapStage)]
+    _check_mixture(source, maps, name)
+    functions = [(name_of(each.function), each.function) for each in maps]
+    found = fingerprint(source.dataset, functions, stage.version)
+    if found.private_because is not None:
+        LOGGER.warning(PRIVATE, name, found.private_because)
+    read = f"{type(source.dataset).__name__}({len(source.dataset)})"
+    opening = Opening(
+        name,
+        about=" > ".join([read, *(each.label for each in maps)]),
+        codec=stage.codec,
+        samples=len(source.dataset),
+        repeated=REPEATED_DRAWS if found.draws else REPEATED,
+        disk=stage.disk,
+        disk_limit=stage.disk_limit,
+    )
+    return Cache(opening, found, stage.ram)
+
+
+def _check_mixture(source: Any, maps: Sequence[MapStage], name: str) -> None:
+    """Raise `SpecError` unless all stages before a cache can run together."""
+    stages = (source, *maps)
+    for setting, left_out in (("num_parallel_workers", None), ("executor", "auto")):
+        said = {getattr(stage, setting) for stage in stages} - {left_out}
+        asked = sorted(map(repr, said))
+        check(
+            len(asked) <= 1,
+            f"all stages before {name} run together, so they share one `{setting}`, got"
+            f" {' and '.join(asked)}; give it to one stage, or the same to all",
+        )
+    check(
+        len({executor_of(stage) == "async" for stage in stages}) == 1,
+        f"before {name} some functions are coroutine functions and others are not, but"
+        " all stages before a cache run together; make them all of one kind",
+    )
