@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import SampleError, SpecError, check, whole_number
-from .sample import FROM_ZERO, IDS, MASK, Ids, ids_in, row
+from .tokens import FROM_ZERO, IDS, MASK, Ids, ids_in, row
 
 MEASURED = 1024
 """Documents read at a time to measure their lengths."""
@@ -352,10 +352,10 @@ class Rooms:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._opened = 0
-        self._blocks: dict[int, list[NDArray[np.int64]]] = {}
-        self._sorted: list[int] = []
-        """The rooms for which there are blocks, in ascending order."""
+        self._opened = self._number = 0
+        self._groups: list[tuple[Any, ...]] = []
+        """Sorted: the room, a number that sinks with each group, and its blocks. So a
+        group never compares its blocks, and the newest of a room is found first."""
 
     def fill(self, width: int, count: int) -> NDArray[np.int64]:
         """Place pieces of one width in blocks with the same room.
@@ -368,39 +368,24 @@ class Rooms:
             The block of each placed piece, `int64 [m]`, 1 <= m <= `count`. The other
             pieces remain to be placed.
         """
-        at = bisect_left(self._sorted, width)
-        is_new = at == len(self._sorted)
-        room = self._size if is_new else self._sorted[at]
+        at = bisect_left(self._groups, (width,))
+        if at == len(self._groups):
+            needed = -(-count // (self._size // width))
+            blocks = np.arange(self._opened, self._opened + needed)
+            self._groups.append((self._size, 0, blocks))
+            self._opened += needed
+        room, _, blocks = self._groups.pop(at)
         each = room // width
         needed = -(-count // each)
-        blocks = self._open(needed) if is_new else self._take(room, needed)
+        blocks, left = blocks[:needed], blocks[needed:]
         placed = min(count, each * len(blocks))
         full, rest = divmod(placed, each)
-        self._put(room - each * width, blocks[:full])
-        self._put(room - rest * width, blocks[full:])
+        for remaining, group in (
+            (room, left),
+            (room - each * width, blocks[:full]),
+            (room - rest * width, blocks[full:]),
+        ):
+            if remaining and len(group):
+                self._number -= 1
+                insort(self._groups, (remaining, self._number, group))
         return np.repeat(blocks, each)[:placed]
-
-    def _open(self, count: int) -> NDArray[np.int64]:
-        self._opened += count
-        return np.arange(self._opened - count, self._opened)
-
-    def _take(self, room: int, most: int) -> NDArray[np.int64]:
-        """Remove and return at most `most` blocks with this room, from one group."""
-        groups = self._blocks[room]
-        blocks, left = groups[-1][:most], groups[-1][most:]
-        if len(left):
-            groups[-1] = left
-            return blocks
-        groups.pop()
-        if not groups:
-            del self._blocks[room]
-            self._sorted.remove(room)
-        return blocks
-
-    def _put(self, room: int, blocks: NDArray[np.int64]) -> None:
-        if not room or not len(blocks):
-            return
-        if room not in self._blocks:
-            self._blocks[room] = []
-            insort(self._sorted, room)
-        self._blocks[room].append(blocks)
