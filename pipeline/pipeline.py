@@ -25,7 +25,7 @@ from ..errors import check
 from ..system.resources import parse_bytes
 from .face import Face, found_name
 from .session import Epoch
-from .sources import find_folder, find_parquet, find_shards
+from .sources import find_folder, find_parquet
 from .sources.frames import rows_of
 from .sources.source import is_iterable
 from .stages import (
@@ -213,6 +213,8 @@ class Pipeline(Face):
             SpecError: a file is not a tar file or is compressed, a field comes twice in
                 a sample or would have to be unpickled, or a server sends no parts.
         """
+        from .sources.shards import find_shards
+
         executor = options.get("executor", "auto")
         samples = find_shards(shards, fields, storage_options, executor)
         return cls.from_dataset(samples, **options)

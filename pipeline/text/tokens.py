@@ -3,7 +3,7 @@
 Ids are lists, arrays or tensors of integers. A dict has them as `input_ids`.
 
 Masks follow Devlin et al. 2018, "BERT", sections 3.1 and A.1. A new one is drawn each
-time a sample is read, as in Liu et al. 2019, "RoBERTa", section 4.1 ("dynamic masking").
+time a sample is read, as in Liu et al. 2019, "RoBERTa", section 4.1.
 """
 # ruff: noqa: N801
 
