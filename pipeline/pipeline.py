@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from ..autotune.explain import Explanation
     from ..engine.run import Run
     from .schedule import Scheduled
-    from .sources.files import Urls
     from .sources.folder import Paths
 
 
@@ -118,7 +117,7 @@ class Pipeline(Face):
     @classmethod
     def from_files(
         cls,
-        urls: Urls,
+        urls: Paths,
         labels: Sequence[Any] | None = None,
         *,
         storage_options: Mapping[str, Any] | None = None,

@@ -34,13 +34,10 @@ from ...cache.fingerprint import file_fingerprints
 from ...engine.recipe import Executor
 from ...errors import SpecError, check
 from ...system.printing import Bare
-from .folder import SUFFIXES, is_image
+from .folder import SUFFIXES, Paths, is_image
 from .patience import PATIENCE, HedgedReads, Patience, ShortBodyError
 from .source import Source, digest
 
-Url = str | os.PathLike[str]
-Urls = Url | Sequence[Url]
-"""Files one by one, or one pattern that matches them."""
 Part = tuple[int, int]
 """The first byte of a part of a file, and the byte after its last one."""
 
@@ -98,13 +95,6 @@ class Store:
         """Whether a read may fail for temporary reasons."""
         return self.protocol not in ("file", "local", "memory")
 
-    def can_wait(self) -> bool:
-        """Whether an event loop can read the store.
-
-        It cannot read a chain of file systems.
-        """
-        return "::" not in self.url and bool(self.kind().async_impl)
-
     def place(self) -> list[Any]:
         """Return what identifies the store: host, account, ref; archive; options.
 
@@ -125,7 +115,12 @@ class Store:
         if self.is_web():
             options = {"get_client": unlimited_client, **options}
         elif self.protocol in ("s3", "s3a"):
-            options = s3_options(options)
+            # Each object is one request; by default s3fs would first ask for the size,
+            # to read parts side by side. botocore stops at 10 connections by default,
+            # whatever `num_parallel_workers` says. What the user says wins.
+            config = {"max_pool_connections": S3_CONNECTIONS}
+            config |= options.get("config_kwargs") or {}
+            options = {"max_concurrency": 1, **options, "config_kwargs": config}
         return url_to_fs(self.url, **options, **own)[0]
 
     def read(self, path: str, part: Part | None = None) -> bytes:
@@ -174,18 +169,6 @@ class Store:
         return Store, (self.url, self.options, self.patience)
 
 
-def s3_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with which s3fs reads many objects at once; `given` wins.
-
-    Each object is one request; by default s3fs would first ask for the size, to read
-    parts side by side. botocore stops at 10 connections by default, whatever
-    `num_parallel_workers` says.
-    """
-    config = {"max_pool_connections": S3_CONNECTIONS}
-    config |= given.get("config_kwargs") or {}
-    return {"max_concurrency": 1, **given, "config_kwargs": config}
-
-
 async def unlimited_client(**settings: Any) -> Any:
     """Return an HTTP client that opens one connection for each request in flight.
 
@@ -225,7 +208,11 @@ async def download(
     async with session.get(files.encode_url(url), **settings) as response:
         files._raise_not_found_for_status(response, url)  # noqa: SLF001 as its own reads
         if part is not None and response.status != 206:
-            raise SpecError(NO_PARTS.format(url, response.status))
+            raise SpecError(
+                f"{url} came whole (status {response.status}), and only a part was"
+                " asked for; give a server that sends byte ranges, as object stores"
+                " do, or copy the file to a disk"
+            )
         length = response.content_length
         if "Content-Encoding" in response.headers:
             length = None  # the length of the compressed body, not of the content
@@ -242,12 +229,6 @@ async def download(
             " and the connection, or raise `retries`"
         )
     return bytes(content)
-
-
-NO_PARTS = (
-    "{} came whole (status {}), and only a part was asked for; give a server that sends"
-    " byte ranges, as object stores do, or copy the file to a disk"
-)
 
 
 class Files(Source):
@@ -373,7 +354,7 @@ def whole_part(content: bytes, part: Part | None, path: str) -> bytes:
 
 
 def find_files(
-    urls: Urls,
+    urls: Paths,
     labels: Sequence[Any] | None,
     options: Mapping[str, Any] | None,
     executor: Executor,
@@ -388,7 +369,13 @@ def find_files(
     """
     alone = isinstance(urls, (str, os.PathLike))
     given = [urls] if isinstance(urls, (str, os.PathLike)) else urls
-    listed = [_text(url) for url in given]
+    for url in given:
+        check(
+            isinstance(url, (str, os.PathLike)),
+            f"a URL must be a str or a path, got {url!r}; for bytes that are in memory "
+            "already use from_dataset",
+        )
+    listed = [str(os.fspath(url)) for url in given]
     check(
         listed,
         "`from_files` needs at least one URL, got an empty sequence; was the "
@@ -430,45 +417,31 @@ def find_remote_folder(
             f"`from_folder` could not list {root!r}: {type(error).__name__}: {error};"
             " see that the URL is right and that it may be read from here"
         ) from error
-    classes = {path: class_of(path, top) for path in found if is_image(path)}
-    paths = sorted(path for path, name in classes.items() if name)
+    images = filter(is_image, found)
+    inside = {path: posixpath.relpath(path, top).split("/", 1) for path in images}
+    classes = {path: names[0] for path, names in inside.items() if names[1:]}
+    paths = sorted(classes)
     check(
         paths,
         f"`from_folder` found no image in class folders below {root!r}, and"
-        f" {len(classes)} in none; give the folder that holds one sub-folder per class,"
+        f" {len(inside)} in none; give the folder that holds one sub-folder per class,"
         f" with files ending in {' '.join(sorted(SUFFIXES))}",
     )
-    names = sorted({classes[path] for path in paths})
-    numbers = {name: number for number, name in enumerate(names)}
+    numbers = {name: number for number, name in enumerate(sorted({*classes.values()}))}
     labels = [numbers[classes[path]] for path in paths]
     kind = kind_of(store, executor)
     return kind(store, tuple(paths), labels, (root,), "Folder")
 
 
-def class_of(path: str, top: str) -> str:
-    """Return the class folder that holds a file; empty if there is none."""
-    name, inside, _ = posixpath.relpath(path, top).partition("/")
-    return name if inside else ""
-
-
 def kind_of(store: Store, executor: Executor) -> type[Files]:
     """Return what an event loop or threads read; `SpecError`: it cannot but should."""
-    can_wait = store.can_wait()
+    can_wait = "::" not in store.url and store.kind().async_impl  # no chain can wait
     check(
         can_wait or executor != "async",
         f'executor="async" needs a file system that fsspec can read in an event loop, '
         f'which {store.protocol!r} is not; leave it out, or use executor="thread"',
     )
     return AsyncFiles if can_wait and executor in ("auto", "async") else Files
-
-
-def _text(url: Any) -> str:
-    check(
-        isinstance(url, (str, os.PathLike)),
-        f"a URL must be a str or a path, got {url!r}; for bytes that are in memory "
-        "already use from_dataset",
-    )
-    return str(os.fspath(url))
 
 
 def _matches(store: Store) -> tuple[str, ...]:
@@ -493,31 +466,23 @@ def _paths(store: Store, urls: Sequence[str]) -> Iterable[str]:
     chain of file systems has to be opened.
     """
     kind = store.kind()
-    if any("::" in url for url in urls):
-        yield from _chained(store, urls)
-        return
+    chain = store.open() if any("::" in url for url in urls) else None
     own = {kind.protocol} if isinstance(kind.protocol, str) else {*kind.protocol}
     own.add(store.protocol)
     settings_of = kind._get_kwargs_from_urls  # noqa: SLF001 what url_to_fs asks
     settings = settings_of(store.url)
     for url in urls:
-        if get_protocol(url) not in own or settings_of(url) != settings:
-            raise _mixed(store, url)
-        yield kind._strip_protocol(url)  # noqa: SLF001 what url_to_fs asks
-
-
-def _chained(store: Store, urls: Iterable[str]) -> Iterable[str]:
-    first = store.open()
-    for url in urls:
-        files, path = url_to_fs(url, **store.options)
-        if files != first:
-            raise _mixed(store, url)
+        if chain is None:
+            is_own = get_protocol(url) in own and settings_of(url) == settings
+            path = kind._strip_protocol(url)  # noqa: SLF001 what url_to_fs asks
+        else:
+            files, path = url_to_fs(url, **store.options)
+            is_own = files == chain
+        if not is_own:
+            raise SpecError(
+                "the URLs of one from_files() must be of one file system, got "
+                f"{store.protocol!r} ({store.url}) and {Store(url).protocol!r}"
+                f" ({url}); make one pipeline for each, or from_dataset() of a dataset"
+                " that reads both"
+            )
         yield path
-
-
-def _mixed(store: Store, url: str) -> SpecError:
-    return SpecError(
-        "the URLs of one from_files() must be of one file system, got "
-        f"{store.protocol!r} ({store.url}) and {Store(url).protocol!r} ({url}); make "
-        "one pipeline for each, or from_dataset() of a dataset that reads both"
-    )

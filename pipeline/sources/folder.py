@@ -82,12 +82,12 @@ class Folder(Source):
                 in these.
         """
         top = Path(root)
-        if not top.is_dir():
-            raise SpecError(
-                f"`from_folder` needs a folder, got {str(root)!r}, which "
-                f"{'is a file' if top.exists() else 'does not exist'}; give the folder "
-                "that holds one sub-folder of images per class"
-            )
+        check(
+            top.is_dir(),
+            f"`from_folder` needs a folder, got {str(root)!r}, which "
+            f"{'is a file' if top.exists() else 'does not exist'}; give the folder "
+            "that holds one sub-folder of images per class",
+        )
         folders = [each for each in sorted(top.iterdir()) if each.is_dir()]
         found = [(each.name, names_in(each)) for each in folders]
         classes = [(name, files) for name, files in found if files]
@@ -201,9 +201,8 @@ def empty(top: Path, folders: list[str]) -> str:
 
 # Files one by one, or by a pattern.
 
-LocalPath = str | os.PathLike[str]
-Paths = LocalPath | Sequence[LocalPath]
-"""Files one by one, or one pattern that matches them."""
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""Files or URLs one by one, or one pattern that matches them."""
 BRACES = re.compile(r"[{](?:(\d+)[.][.](\d+)|([^{}]*,[^{}]*))[}]")
 """Numbers from one to another, or alternatives."""
 MAX_FILES = 1_000_000
@@ -291,15 +290,15 @@ def expanded(path: str) -> Iterator[str]:
         yield from expanded(path[: found.start()] + choice + path[found.end() :])
 
 
-def choices(found: re.Match[str]) -> Iterator[str]:
-    """Yield what a pair of braces stands for."""
+def choices(found: re.Match[str]) -> Iterable[str]:
+    """Return what a pair of braces stands for."""
     first, last, named = found.groups()
     if named is not None:
-        yield from named.split(",")
-        return
+        alternatives: list[str] = named.split(",")
+        return alternatives
     padded = any(len(each) > 1 and each[0] == "0" for each in (first, last))
     width = max(len(first), len(last)) if padded else 0
     begin, end = int(first), int(last)
     step = 1 if begin <= end else -1
-    for number in range(begin, end + step, step):
-        yield f"{number:0{width}}"
+    # One by one: there may be more numbers than memory.
+    return (f"{number:0{width}}" for number in range(begin, end + step, step))
