@@ -25,16 +25,19 @@ from numpy.typing import NDArray
 from ..errors import SampleError, check, whole_number
 from .image import horizontal_flip
 from .image.codec import pixels_of
-from .image.geometry import Box, Placement, Points, writable
-from .image.operators import placed
-from .image.sample import (
+from .image.geometry import (
     IMAGE,
+    Box,
+    Placement,
+    Points,
     SampleParts,
     areas,
     boxes_of,
     described,
     middles_inside,
+    writable,
 )
+from .image.operators import placed
 
 __all__ = ["aspect_groups", "collate", "crop", "flip", "resize"]
 

@@ -18,7 +18,7 @@ import PIL.ImageOps
 
 from ...errors import SampleError, check, whole_number
 from ...pipeline.image.augmenting import ENHANCERS, changed
-from ...pipeline.image.sample import described
+from ...pipeline.image.geometry import described
 from ..drawing import RandomOperator, Rng, called
 from .pixels import (
     Array,

@@ -19,8 +19,7 @@ import PIL.ImageOps
 
 from ...errors import check
 from .codec import like, on_pixels, pixels_of
-from .geometry import Image, Matrix, Range, Warp
-from .sample import SampleParts, moved
+from .geometry import Image, Matrix, Range, SampleParts, Warp, moved
 
 Picture = PIL.Image.Image
 

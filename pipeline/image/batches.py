@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ...errors import SampleError, check
 from .codec import crop_extension, pixels_of
-from .sample import described, on_image
+from .geometry import described, on_image
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,17 @@ import simplejpeg
 import torch
 from numpy.typing import NDArray
 
-from .geometry import Box, Image, Placement, mirror, resize
-from .sample import Encoded, on_image, require_encoded, require_image
+from .geometry import (
+    Box,
+    Encoded,
+    Image,
+    Placement,
+    mirror,
+    on_image,
+    require_encoded,
+    require_image,
+    resize,
+)
 
 SIMPLEJPEG_COLORS = frozenset({"Gray", "RGB", "YCbCr"})
 FORMATS = (
@@ -292,16 +301,12 @@ class CropDecoder:
             return made
         sizes: dict[tuple[int, int], list[int]] = {}
         for at, each in enumerate(placements):
-            if each.antialias or not each.resizes:
-                sizes.setdefault((each.height, each.width), []).append(at)
+            size = each.height, each.width
+            if each.antialias or (each.reduced.height, each.reduced.width) == size:
+                sizes.setdefault(size, []).append(at)
         for size, places in sizes.items():
-            images = made_by(
-                extension,
-                [files[at] for at in places],
-                [placements[at] for at in places],
-                size,
-                to_end=to_end,
-            )
+            taken = [files[at] for at in places], [placements[at] for at in places]
+            images = made_by(extension, *taken, size, to_end=to_end)
             for at, image in zip(places, images, strict=True):
                 made[at] = image
         return made

@@ -33,21 +33,19 @@ from .codec import (
 )
 from .geometry import (
     Box,
+    Encoded,
     Fill,
     Image,
     Placement,
     Range,
-    central_box,
-    random_box,
-    short_side_size,
-)
-from .sample import (
-    Encoded,
     SampleParts,
     as_given,
+    central_box,
     moved,
     numbers,
+    random_box,
     require_encoded,
+    short_side_size,
 )
 
 DECODER = CropDecoder()
@@ -113,10 +111,11 @@ def on_canvas(image: Image, placement: Placement) -> Image:
     canvas = placement.canvas
     if canvas is None:
         return image
-    around: Image = np.empty((canvas.height, canvas.width, image.shape[2]), np.uint8)
-    around[:] = placement.fill
-    left, top = canvas.left, canvas.top
-    around[top : top + placement.height, left : left + placement.width] = image
+    size = canvas.height, canvas.width, image.shape[2]
+    around = np.full(size, placement.fill, np.uint8)
+    replace(canvas, height=placement.height, width=placement.width).cut(around)[:] = (
+        image
+    )
     return around
 
 
@@ -139,7 +138,11 @@ def on_files(
     """
     made: list[Any] = [None] * len(samples)
     parts = [SampleParts.of(sample) for sample in samples]
-    files = [part.file for part in parts]
+    # Empty for what is no file, or has annotations: the extension refuses it.
+    files = [
+        part.image if part.target is None and isinstance(part.image, Encoded) else b""
+        for part in parts
+    ]
     sizes = zip(DECODER.sizes(files), choices, strict=True)
     chosen = {
         at: choose(height, width)
@@ -174,8 +177,8 @@ class Placing(ABC):
         """Take a flip or a central crop along: see engine/program/fused.py."""
         after = following[0] if following else None
         takes = type(after) in (center_crop, horizontal_flip)
-        fused = FusedPlacing(self, at, after if takes else None)
-        return (at + takes, fused) if at or takes else None
+        together = partial(fused, self, at, after if takes else None)
+        return (at + takes, together) if at or takes else None
 
     @abstractmethod
     def _choose(
@@ -242,9 +245,9 @@ class random_resized_crop(Placing):
     def _choose(
         self, ctx: Context | None, rng: np.random.Generator, height: int, width: int
     ) -> Placement:
-        size, of = wanted_size(self.size, ctx), (height, width)
+        sides, of = wanted_sides(self.size, ctx), (height, width)
         box = random_box(height, width, self.scale, self.ratio, rng)
-        return Placement(box, size, size, of, antialias=self.antialias)
+        return Placement(box, *sides, of, antialias=self.antialias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +306,7 @@ class resize(Placing):
 
     def __post_init__(self) -> None:
         if self.size is not None:
-            for side in sides(self.size):
+            for side in wanted_sides(self.size):
                 whole_number("size", side, 1, USUAL_SIZE)
 
     def __call__(self, sample: Any, ctx: Context | None = None) -> Any:
@@ -319,8 +322,7 @@ class resize(Placing):
     def _choose(
         self, ctx: Context | None, _: object, height: int, width: int
     ) -> Placement:
-        given = self.size
-        tall, wide = sides(wanted_size(None, ctx) if given is None else given)
+        tall, wide = wanted_sides(self.size, ctx)
         return Placement.whole(
             (height, width), height=tall, width=wide, antialias=self.antialias
         )
@@ -396,8 +398,7 @@ class center_crop(Placing):
             ValueError: the image is smaller than that, or has the bytes of a file that
                 cannot be decoded.
         """
-        choose = partial(self._choose, None, None)
-        return placed(sample, choose, per_box=self.per_box)
+        return placed(sample, partial(self._choose, None, None), per_box=self.per_box)
 
     def _choose(self, _: object, __: object, height: int, width: int) -> Placement:
         if min(height, width) < self.size:
@@ -433,7 +434,7 @@ class random_crop:
     per_box: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for side in sides(self.size):
+        for side in wanted_sides(self.size):
             whole_number("size", side, 1, USUAL_SIZE)
         whole_number("padding", self.padding, 0, "4 pixels are usual")
 
@@ -445,7 +446,7 @@ class random_crop:
             ValueError: the image, with its padding, is smaller than that, or has the
                 bytes of a file that cannot be decoded.
         """
-        tall, wide = sides(self.size)
+        tall, wide = wanted_sides(self.size)
 
         def choose(height: int, width: int) -> Placement:
             if height < tall or width < wide:
@@ -603,25 +604,21 @@ def reduction(box: Box, pixels: float) -> int:
     return next((factor for factor in REDUCTIONS if factor <= room), 1)
 
 
-def wanted_size(size: int | None, ctx: Context | None) -> int:
-    """Return `size`, or the context's `image_size` if it is None; in pixels.
+def wanted_sides(
+    size: int | tuple[int, int] | None, ctx: Context | None = None
+) -> tuple[int, int]:
+    """Return (height, width) in pixels; one number stands for both.
 
     Raises:
-        SpecError: neither is given.
+        SpecError: `size` is None, and the context has no `image_size` either.
     """
-    if size is None:
-        size = None if ctx is None else ctx.image_size
-    if size is None:
+    wanted = ctx.image_size if size is None and ctx is not None else size
+    if wanted is None:
         raise SpecError(
             "`size` is None and the context has no `image_size`; give the operator a "
             "size, or give the pipeline a schedule with image sizes"
         )
-    return size
-
-
-def sides(size: int | tuple[int, int]) -> tuple[int, int]:
-    """Return (height, width) for a size, which may be one number for both."""
-    return (size, size) if isinstance(size, int) else size
+    return (wanted, wanted) if isinstance(wanted, int) else wanted
 
 
 def with_pairs(sample: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
@@ -650,41 +647,40 @@ def check_probability(name: str, value: float) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class FusedPlacing:
-    """Makes several samples as operators in separate maps do, in one native call.
+def fused(
+    placing: Placing,
+    at: int,
+    after: center_crop | horizontal_flip | None,
+    samples: Sequence[Any],
+    draws: Iterator[Callable[[int], Any]],
+    ctx: Context,
+) -> list[Any]:
+    """Make several samples as operators in separate maps do, in one native call.
 
     Args:
         placing: the operator that places.
         at: which of them it is: 1 after `decode`.
         after: the one after it, if it goes along.
+        samples: what the first of them takes.
+        draws: for each, what returns the generator of the operator with a number.
+        ctx: the context of all.
+
+    Returns:
+        The samples, or None, as `on_files` does.
     """
 
-    placing: Placing
-    at: int
-    after: center_crop | horizontal_flip | None
-
-    def __call__(
-        self,
-        samples: Sequence[Any],
-        draws: Iterator[Callable[[int], Any]],
-        ctx: Context,
-    ) -> list[Any]:
-        """Return the samples, or None, as `on_files` does."""
-        choices = (partial(self._choose, ctx, draw) for draw in draws)
-        made = on_files(samples, choices, to_end=self.placing.TO_END)
-        if isinstance(self.after, center_crop):
-            return [each if each is None else self.after(each) for each in made]
-        return made
-
-    def _choose(
-        self, ctx: Context, draw: Callable[[int], Any], height: int, width: int
-    ) -> Placement:
-        placement = self.placing._choose(ctx, draw(self.at), height, width)  # noqa: SLF001
-        if isinstance(self.after, horizontal_flip):
-            mirrors = draw(self.at + 1).random() < self.after.p
+    def choose(draw: Callable[[int], Any], height: int, width: int) -> Placement:
+        placement = placing._choose(ctx, draw(at), height, width)  # noqa: SLF001
+        if isinstance(after, horizontal_flip):
+            mirrors = draw(at + 1).random() < after.p
             return replace(placement, mirrored=placement.mirrored != mirrors)
         return placement
+
+    choices = (partial(choose, draw) for draw in draws)
+    made = on_files(samples, choices, to_end=placing.TO_END)
+    if isinstance(after, center_crop):
+        return [each if each is None else after(each) for each in made]
+    return made
 
 
 def after_decoding(following: Sequence[Any]) -> tuple[int, Callable[..., Any]] | None:
