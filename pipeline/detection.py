@@ -160,14 +160,13 @@ def drawn_part(height: int, width: int, boxes: Points, rng: np.random.Generator)
         tall, wide = (max(1, int(s * rng.uniform(0.3, 1))) for s in (height, width))
         top = int(rng.integers(height - tall + 1))
         left = int(rng.integers(width - wide + 1))
-        if not 0.5 <= tall / wide <= 2:
-            continue
         part = Box(top, left, tall, wide)
-        if not len(boxes):
-            return part
-        if (
-            jaccard(boxes, part).max() >= least
-            and middles_inside(boxes, edges_of(part)).any()
+        if 0.5 <= tall / wide <= 2 and (
+            not len(boxes)
+            or (
+                jaccard(boxes, part).max() >= least
+                and middles_inside(boxes, edges_of(part)).any()
+            )
         ):
             return part
     return whole
@@ -179,8 +178,7 @@ def jaccard(boxes: Points, part: Box) -> Points:
     low = np.maximum(boxes[:, :2], edges[:2])
     shared = areas(np.concatenate([low, np.minimum(boxes[:, 2:], edges[2:])], axis=1))
     union = areas(boxes) + part.height * part.width - shared
-    found: Points = np.divide(shared, union, out=np.zeros_like(union), where=union > 0)
-    return found
+    return np.divide(shared, union, out=np.zeros_like(union), where=union > 0)
 
 
 def edges_of(part: Box) -> Points:
@@ -297,7 +295,5 @@ def aspect_groups(sizes: Any, groups: int = 7) -> NDArray[np.int64]:
     check(groups >= 1, f"`groups` must be >= 1, got {groups}; 7 is usual")
     # A single border belongs at 1:1; linspace would put it at the lower end.
     borders = np.ones(1) if groups == 2 else 2 ** np.linspace(-1, 1, groups - 1)
-    found: NDArray[np.int64] = np.searchsorted(
-        borders, given[:, 1] / given[:, 0], side="right"
-    ).astype(np.int64)
-    return found
+    numbers = np.searchsorted(borders, given[:, 1] / given[:, 0], side="right")
+    return numbers.astype(np.int64)

@@ -17,8 +17,8 @@ import PIL.Image
 import PIL.ImageOps
 
 from ...errors import SampleError, check, whole_number
-from ...pipeline.image.augmenting import ENHANCERS, changed
 from ...pipeline.image.geometry import described
+from ...pipeline.image.values import ENHANCERS, changed
 from ..drawing import RandomOperator, Rng, called
 from .pixels import (
     Array,

@@ -339,9 +339,8 @@ def shaped(part: Image, placement: Placement) -> Image:
     size, antialias = (placement.height, placement.width), placement.antialias
     extension, _ = crop_extension()
     resizes = part.shape[:2] != size
-    if not resizes or not antialias or max(part.shape + size) > MAX_SIDE:
-        extension = None
-    if extension is None:
+    too_large = max(part.shape + size) > MAX_SIDE
+    if extension is None or not resizes or not antialias or too_large:
         made = resize(part, *size, antialias=antialias) if resizes else part
         return mirror(made) if placement.mirrored else made
     pixels: Image = np.empty((*size, 3), np.uint8)

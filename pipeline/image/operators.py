@@ -280,11 +280,8 @@ class horizontal_flip:
         """
         if rng.random() >= self.p:
             return on_pixels(sample, lambda image: image)
-
-        def choose(height: int, width: int) -> Placement:
-            return Placement.whole((height, width), mirrored=True)
-
-        return with_pairs(placed(sample, choose), self.keypoint_pairs)
+        flipped = placed(sample, lambda *size: Placement.whole(size, mirrored=True))
+        return with_pairs(flipped, self.keypoint_pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -577,12 +574,10 @@ class decode_random_resized_crop(random_resized_crop):
     def _choose(
         self, ctx: Context | None, rng: np.random.Generator, height: int, width: int
     ) -> Placement:
-        placement = random_resized_crop._choose(self, ctx, rng, height, width)  # noqa: SLF001
-        return replace(
-            placement,
-            mirrored=bool(rng.random() < self.flip),
-            factor=reduction(placement.box, placement.width * self.reducing_gap),
-        )
+        full = random_resized_crop._choose(self, ctx, rng, height, width)  # noqa: SLF001
+        room = min(full.box.height, full.box.width) / (full.width * self.reducing_gap)
+        factor = next((factor for factor in REDUCTIONS if factor <= room), 1)
+        return replace(full, mirrored=bool(rng.random() < self.flip), factor=factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -596,12 +591,6 @@ class decode_only_random_resized_crop(decode_random_resized_crop):
     """
 
     TO_END: ClassVar[bool] = False
-
-
-def reduction(box: Box, pixels: float) -> int:
-    """Return the largest n at which `box` still has `pixels` on both sides; else 1."""
-    room = min(box.height, box.width) / pixels
-    return next((factor for factor in REDUCTIONS if factor <= room), 1)
 
 
 def wanted_sides(
@@ -631,8 +620,8 @@ def with_pairs(sample: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
     order = list(range(points.shape[1]))
     for one, other in pairs:
         order[one], order[other] = other, one
-    changed = as_given(points[:, order], given)
-    return parts.made(parts.image, {**parts.target, "keypoints": changed})
+    exchanged = {"keypoints": as_given(points[:, order], given)}
+    return parts.made(parts.image, {**parts.target, **exchanged})
 
 
 def check_probability(name: str, value: float) -> None:
