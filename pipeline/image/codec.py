@@ -127,11 +127,10 @@ def simplejpeg_size(data: Encoded) -> tuple[int, int] | None:
     if colors not in SIMPLEJPEG_COLORS:
         return None
     if is_bomb(height, width):
-        limit = PIL.Image.MAX_IMAGE_PIXELS or 0
         raise ValueError(
-            f"an image may have at most {2 * limit} pixels (twice "
-            f"PIL.Image.MAX_IMAGE_PIXELS), got {height} x {width}; if you trust the "
-            "file, raise PIL.Image.MAX_IMAGE_PIXELS"
+            f"an image may have at most {2 * (PIL.Image.MAX_IMAGE_PIXELS or 0)} pixels"
+            f" (twice PIL.Image.MAX_IMAGE_PIXELS), got {height} x {width}; if you trust"
+            " the file, raise PIL.Image.MAX_IMAGE_PIXELS"
         )
     return height, width
 
@@ -179,10 +178,9 @@ def damage(data: Encoded, error: Exception) -> str:
     if len(data) == 0:
         return f"an image file must not be empty, got 0 bytes; {cure}"
     if isinstance(error, PIL.UnidentifiedImageError):
-        start = bytes(data[:8])
         return (
             f"an image file must be one of {', '.join(readable())}, "
-            f"got {len(data)} bytes that start with {start!r}; {cure}"
+            f"got {len(data)} bytes that start with {bytes(data[:8])!r}; {cure}"
         )
     return f"an image file must be intact, got {len(data)} bytes: {error}; {cure}"
 
@@ -358,8 +356,8 @@ def crop_extension() -> tuple[Any | None, str]:
     except ImportError as error:
         return None, f"it cannot be loaded: {error}"
     if not all(is_exact(extension, sampling) for sampling in SAMPLINGS):
-        found = extension.VERSION
-        return None, f"its pixels differ from simplejpeg's or torch's (version {found})"
+        differ = "its pixels differ from simplejpeg's or torch's"
+        return None, f"{differ} (version {extension.VERSION})"
     if not hasattr(extension, "normalize"):
         return None, "it was built of older sources: say make, or pip install -e ."
     return extension, ""

@@ -142,8 +142,9 @@ class Placement:
     @classmethod
     def whole(cls, of: tuple[int, int], **changes: Any) -> Placement:
         """Return the placement that leaves an image as it is, apart from `changes`."""
-        said = {"height": of[0], "width": of[1]} | changes
-        return cls(Box(0, 0, *of), of=of, **said)
+        return cls(
+            Box(0, 0, *of), of=of, **{"height": of[0], "width": of[1], **changes}
+        )
 
     @property
     def shown(self) -> tuple[float, float, float, float]:
@@ -180,8 +181,8 @@ class Placement:
         if self.mirrored:
             made = made.flip(2)
         if self.canvas is not None:
-            size = self.canvas.height, self.canvas.width
-            around = made.new_full((len(made), *size), fill)
+            size = len(made), self.canvas.height, self.canvas.width
+            around = made.new_full(size, fill)
             left, top = self._offset()
             around[:, top : top + self.height, left : left + self.width] = made
             return around
@@ -223,8 +224,8 @@ class Warp:
     def points(self, points: Points) -> Points:
         """Return the new places of points, `float64 [m, 2]`."""
         a, b, c, d, e, f = self.matrix
-        linear = np.array([[a, b], [d, e]])
-        return cast("Points", np.linalg.solve(linear, (points - (c, f)).T).T)
+        found = np.linalg.solve([[a, b], [d, e]], (points - (c, f)).T)
+        return cast("Points", found.T)
 
     def masks(self, masks: torch.Tensor, fill: int) -> torch.Tensor:
         """Return masks `[n, H, W]` warped, by nearest pixels."""
@@ -336,8 +337,7 @@ class SampleParts:
         changed = [image, *self.sample[1:]]
         if target is not None and self.place is not None:
             changed[self.place] = target
-        make = getattr(type(self.sample), "_make", tuple)
-        return make(changed)
+        return getattr(type(self.sample), "_make", tuple)(changed)
 
 
 def on_image(sample: Any, change: Callable[[Any], Any]) -> Any:
@@ -382,11 +382,9 @@ def require_image(value: object) -> Image:
 
 def described(value: object) -> str:
     """Return the kind of `value`; for arrays and tensors, also dtype and shape."""
-    if isinstance(value, np.ndarray):
-        return f"an array {value.dtype} {list(value.shape)}"
-    if isinstance(value, torch.Tensor):
-        dtype = str(value.dtype).removeprefix("torch.")
-        return f"a tensor {dtype} {list(value.shape)}"
+    if isinstance(value, np.ndarray | torch.Tensor):
+        kind = "an array" if isinstance(value, np.ndarray) else "a tensor"
+        return f"{kind} {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     if isinstance(value, PIL.Image.Image):
         return f"a Pillow image {value.mode} {value.height} x {value.width}"
     return type(value).__name__

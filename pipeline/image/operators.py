@@ -81,8 +81,8 @@ def placed(
     height, width = size_of(parts.image)
     placement = choose(height, width)
     if isinstance(parts.image, Encoded):
-        made = DECODER.crop(parts.image, placement, to_end=to_end)
-        image = on_canvas(made, placement)
+        pixels = DECODER.crop(parts.image, placement, to_end=to_end)
+        image = on_canvas(pixels, placement)
     else:
         image = like(parts.image, drawn(pixels_of(parts.image), placement))
     if parts.target is None:
@@ -149,8 +149,9 @@ def on_files(
         for at, ((height, width), choose) in enumerate(sizes)
         if height and not is_bomb(height, width)
     }
-    taken = [files[at] for at in chosen]
-    images = DECODER.crops(taken, [*chosen.values()], to_end=to_end)
+    images = DECODER.crops(
+        [files[at] for at in chosen], [*chosen.values()], to_end=to_end
+    )
     for (at, placement), image in zip(chosen.items(), images, strict=True):
         if image is not None:
             made[at] = parts[at].made(on_canvas(image, placement))
@@ -507,8 +508,9 @@ class pad:
         tall, wide = height + top + bottom, width + left + right
         if self.to is not None:
             tall, wide = max(height, self.to[0]), max(width, self.to[1])
-        canvas = Box(top, left, tall, wide)
-        return Placement.whole((height, width), canvas=canvas, fill=self.fill)
+        return Placement.whole(
+            (height, width), canvas=Box(top, left, tall, wide), fill=self.fill
+        )
 
 
 @dataclass(frozen=True, slots=True)

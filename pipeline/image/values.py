@@ -36,6 +36,7 @@ from .geometry import (
     described,
     moved,
     on_image,
+    writable,
 )
 
 Picture = PIL.Image.Image
@@ -169,8 +170,11 @@ WARPS = {
 """The warps, and the largest amount of each: pixels of shift per pixel of distance, a
 share of the side in its direction (images in the paper have 331 pixels), and degrees.
 Its sign is drawn, as for a factor."""
-UNSIGNED = ("posterize", "solarize", "autocontrast", "equalize", "identity")
-CHANGES = (*WARPS, *ENHANCERS, *UNSIGNED)
+CHANGES = (
+    *WARPS,
+    *ENHANCERS,
+    *("posterize", "solarize", "autocontrast", "equalize", "identity"),
+)
 
 
 def matrix_of(warp: str, amount: float, size: tuple[int, int]) -> Matrix:
@@ -325,8 +329,8 @@ class Mixing(ABC):
         made: tuple[Any, ...] = (images, shares)
         if not isinstance(batch[0], torch.Tensor):
             made = images.numpy(), shares.numpy()
-        make = getattr(type(batch), "_make", type(batch))  # a namedtuple stays one
-        return make((*made, *batch[2:]))
+        # A namedtuple stays one.
+        return getattr(type(batch), "_make", type(batch))((*made, *batch[2:]))
 
     @abstractmethod
     def _mixed(
@@ -434,10 +438,11 @@ def pair_of(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         if images.ndim == 4 and labels.ndim >= 1 and len(images) == len(labels):
             return images, labels
     is_row = isinstance(batch, list | tuple)
-    found = [*map(described, batch)] if is_row else described(batch)
     raise SampleError(
         "mixing takes a batch (images, labels): images [N, H, W, C] or [N, C, H, W],"
-        f" and one label for each, got {found}; call it in a map() after batch()"
+        f" and one label for each, got"
+        f" {[*map(described, batch)] if is_row else described(batch)}; call it in a"
+        " map() after batch()"
     )
 
 
@@ -508,8 +513,7 @@ class normalize:
         pixels = image if is_batch else pixels_of(image)
         if pixels.dtype != np.uint8 or pixels.shape[-1] != 3:
             raise no_images(pixels)
-        tensor = torch.from_numpy(np.require(pixels, requirements=("C", "W")))
-        made = self._numbers(tensor, -1)
+        made = self._numbers(torch.from_numpy(writable(pixels)), -1)
         return made if self.dtype is torch.bfloat16 else made.numpy()
 
     def _numbers(self, pixels: torch.Tensor, axis: int) -> torch.Tensor:

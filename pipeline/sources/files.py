@@ -20,7 +20,7 @@ from collections.abc import (
 )
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from fsspec import get_filesystem_class
@@ -153,17 +153,16 @@ class Store:
             files = self.open()
             self._local.opened = os.getpid(), files
         if self.is_web():
-            content: bytes = sync(files.loop, self._fetched, files, part, path)
-            return content
+            return cast("bytes", sync(files.loop, self._fetched, files, part, path))
         return whole_part(files.cat_file(path, **parted(part)), part, path)
 
     async def _fetched(self, files: Any, part: Part | None, path: str) -> bytes:
         """Return a file, or a part of it, by an open file system that can wait."""
         if self.is_web():
-            content = await download(files, self.patience, part, path)
+            reading = download(files, self.patience, part, path)
         else:
-            content = await files._cat_file(path, **parted(part))  # noqa: SLF001
-        return whole_part(content, part, path)
+            reading = files._cat_file(path, **parted(part))  # noqa: SLF001
+        return whole_part(await reading, part, path)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Store, (self.url, self.options, self.patience)
@@ -180,8 +179,7 @@ async def unlimited_client(**settings: Any) -> Any:
     if "connector" not in settings:
         settings["connector"] = aiohttp.TCPConnector(limit=0)
     limits = aiohttp.ClientTimeout(sock_connect=STALLED_S, sock_read=STALLED_S)
-    settings.setdefault("timeout", limits)
-    return aiohttp.ClientSession(**settings)
+    return aiohttp.ClientSession(**{"timeout": limits, **settings})
 
 
 async def download(
@@ -207,15 +205,15 @@ async def download(
         settings["headers"] = {**settings.get("headers", {}), **asked}
     async with session.get(files.encode_url(url), **settings) as response:
         files._raise_not_found_for_status(response, url)  # noqa: SLF001 as its own reads
-        if part is not None and response.status != 206:
-            raise SpecError(
-                f"{url} came whole (status {response.status}), and only a part was"
-                " asked for; give a server that sends byte ranges, as object stores"
-                " do, or copy the file to a disk"
-            )
-        length = response.content_length
-        if "Content-Encoding" in response.headers:
-            length = None  # the length of the compressed body, not of the content
+        check(
+            part is None or response.status == 206,
+            f"{url} came whole (status {response.status}), and only a part was asked"
+            " for; give a server that sends byte ranges, as object stores do, or copy"
+            " the file to a disk",
+        )
+        # With an encoding it is the length of the compressed body, not of the content.
+        is_plain = "Content-Encoding" not in response.headers
+        length = response.content_length if is_plain else None
         patience.check_size(length or 0, url)
         content = bytearray()
         async for piece in response.content.iter_any():
@@ -268,8 +266,7 @@ class Files(Source):
         return self._sample(index, self.store.read(self.paths[index]))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given = self.store, self.paths, self.labels, self.shown, self.KIND
-        return type(self), given
+        return type(self), (self.store, self.paths, self.labels, self.shown, self.KIND)
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
         """Return a fingerprint of each file and its label: `uint64 [n, 2]`.
@@ -307,8 +304,7 @@ class Session:
         self.files: Any = None
         """fsspec's instance, once the file system is open."""
         self.hedged = HedgedReads()
-        self._store = store
-        self._over = over
+        self._store, self._over = store, over
         self._opening = asyncio.Lock()
         self._held: AsyncGenerator[Any] | None = None
 
@@ -429,8 +425,7 @@ def find_remote_folder(
     )
     numbers = {name: number for number, name in enumerate(sorted({*classes.values()}))}
     labels = [numbers[classes[path]] for path in paths]
-    kind = kind_of(store, executor)
-    return kind(store, tuple(paths), labels, (root,), "Folder")
+    return kind_of(store, executor)(store, tuple(paths), labels, (root,), "Folder")
 
 
 def kind_of(store: Store, executor: Executor) -> type[Files]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import SpecError, check
+from ...errors import check
 from .source import Source
 
 SUFFIXES = frozenset(
@@ -88,8 +88,11 @@ class Folder(Source):
             f"{'is a file' if top.exists() else 'does not exist'}; give the folder "
             "that holds one sub-folder of images per class",
         )
-        folders = [each for each in sorted(top.iterdir()) if each.is_dir()]
-        found = [(each.name, names_in(each)) for each in folders]
+        found = [
+            (each.name, names_in(each))
+            for each in sorted(top.iterdir())
+            if each.is_dir()
+        ]
         classes = [(name, files) for name, files in found if files]
         check(classes, empty(top, [name for name, _ in found]))
         kinds = tuple(name for name, _ in classes)
@@ -229,11 +232,11 @@ def files_here(source: str, paths: Paths) -> tuple[str, ...]:
     if isinstance(paths, (str, os.PathLike)):
         given = [path for each in given for path in matches(each)]
     absent = next((each for each in given if not os.path.exists(each)), None)
-    if absent is not None or not given:
-        raise SpecError(
-            f"`{source}` found no file {absent or paths!r}; give paths, or one pattern"
-            ' such as "train-*" or "train-{000..099}"'
-        )
+    check(
+        given and absent is None,
+        f"`{source}` found no file {absent or paths!r}; give paths, or one pattern"
+        ' such as "train-*" or "train-{000..099}"',
+    )
     return tuple(map(os.path.abspath, given))
 
 
@@ -294,8 +297,7 @@ def choices(found: re.Match[str]) -> Iterable[str]:
     """Return what a pair of braces stands for."""
     first, last, named = found.groups()
     if named is not None:
-        alternatives: list[str] = named.split(",")
-        return alternatives
+        return str(named).split(",")
     padded = any(len(each) > 1 and each[0] == "0" for each in (first, last))
     width = max(len(first), len(last)) if padded else 0
     begin, end = int(first), int(last)

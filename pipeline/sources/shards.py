@@ -210,12 +210,11 @@ class Shards(Source):
         try:
             return tuple([found[name] for name in self.fields])
         except KeyError as error:
-            text = (
+            raise KeyError(
                 f"sample {key!r} in {place.path} has no field {error}, only"
                 f" {sorted(found)}; correct the name, or leave out samples that lack"
                 " the field"
-            )
-            raise KeyError(text) from None
+            ) from None
 
     def _prints_of(self, files: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Return the fingerprints of samples, given those of shards, `[f, 2]`."""

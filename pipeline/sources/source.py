@@ -226,8 +226,7 @@ def is_iterable(dataset: Any) -> bool:
 
 def cure_of(data: Any) -> str:
     """Say why an object only looks like a dataset; empty if it may be one."""
-    package = type(data).__module__.partition(".")[0]
-    kind = f"{package}.{type(data).__name__}"
+    kind = f"{type(data).__module__.partition('.')[0]}.{type(data).__name__}"
     if isinstance(data, (str, bytes, os.PathLike)):
         return (
             "a path is not a dataset of the files there; use from_folder(path) or"
@@ -271,8 +270,7 @@ def warn_of(data: Any) -> None:
     because a sampler may draw its keys.
     """
     if not isinstance(data, Mapping) and (cure := cure_of(data)):
-        kind = type(data).__name__
-        text = f"this {kind} is not a dataset: {cure}"
+        text = f"this {type(data).__name__} is not a dataset: {cure}"
         warnings.warn(text, UserWarning, stacklevel=3)
 
 

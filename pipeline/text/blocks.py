@@ -72,11 +72,9 @@ class PackedBlocks:
         split: bool = True,
         pad_id: int = 0,
     ) -> None:
-        self.documents = documents
+        self.documents, self.split = documents, split
         self.size = whole_number("size", size, 1, "2048 is usual")
-        self.eos_id = eos_id
-        self.split = split
-        self.pad_id = pad_id
+        self.eos_id, self.pad_id = eos_id, pad_id
         whole_number("pad_id", pad_id, 0, FROM_ZERO)
         if eos_id is not None:
             whole_number("eos_id", eos_id, 0, FROM_ZERO)
@@ -115,8 +113,9 @@ class PackedBlocks:
         try:
             return range(len(self))[block]
         except IndexError:
-            text = f"block {block} is out of range; there are {len(self)} blocks"
-            raise IndexError(text) from None
+            raise IndexError(
+                f"block {block} is out of range; there are {len(self)} blocks"
+            ) from None
 
     def _tokens(self, number: int, document: Any) -> Ids:
         """Return a document's tokens, eos included."""
@@ -162,10 +161,9 @@ class PackedBlocks:
         return digest((FORMAT, said, how, self.lengths), "blocks")
 
     def __repr__(self) -> str:
-        kind = type(self.documents).__name__
         return (
             f"<PackedBlocks: {len(self)} of {self.size} tokens, of "
-            f"{len(self.lengths)} documents ({kind})>"
+            f"{len(self.lengths)} documents ({type(self.documents).__name__})>"
         )
 
 
@@ -175,8 +173,7 @@ def tokens_of(document: Any) -> Ids:
     Raises:
         SampleError: it is not a sequence of ids.
     """
-    is_dict = isinstance(document, Mapping)
-    return row(ids_in(document) if is_dict else document, IDS)
+    return row(ids_in(document) if isinstance(document, Mapping) else document, IDS)
 
 
 def read(documents: Any, numbers: list[int]) -> Sequence[Any]:
@@ -204,10 +201,9 @@ def measured(documents: Any) -> Ids:
         SampleError: a document is not a sequence of ids.
     """
     numbers = range(len(documents))
-    begins = numbers[::MEASURED]
-    batches = (read(documents, [*numbers[at : at + MEASURED]]) for at in begins)
-    lengths = (len(tokens_of(each)) for batch in batches for each in batch)
-    return np.fromiter(lengths, np.int64)
+    parts = (numbers[at : at + MEASURED] for at in numbers[::MEASURED])
+    batches = chain.from_iterable(read(documents, [*part]) for part in parts)
+    return np.fromiter((len(tokens_of(each)) for each in batches), np.int64)
 
 
 def checked_lengths(lengths: Any, count: int) -> Ids:
@@ -217,9 +213,8 @@ def checked_lengths(lengths: Any, count: int) -> Ids:
         SpecError: they are not integers >= 0, one per document.
     """
     given = np.asarray(lengths)
-    is_fit = given.shape == (count,) and (given.dtype.kind in "iu" or not count)
     check(
-        is_fit,
+        given.shape == (count,) and (given.dtype.kind in "iu" or not count),
         f"`lengths` must be integers [{count}], one per document, got {given.dtype} "
         f"{[*given.shape]}; leave it out to have the documents measured",
     )
@@ -351,8 +346,7 @@ class Rooms:
     """Blocks, grouped by the room left in them, in tokens."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
-        self._opened = self._number = 0
+        self._size, self._opened, self._number = size, 0, 0
         self._groups: list[tuple[Any, ...]] = []
         """Sorted: the room, a number that sinks with each group, and its blocks. So a
         group never compares its blocks, and the newest of a room is found first."""

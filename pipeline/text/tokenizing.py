@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -114,8 +114,7 @@ class tokenize:
         rows = zip(*columns.values(), strict=True)
         samples = [dict(zip(columns, each, strict=True)) for each in rows]
         padding = self.padding or padding_of(self.own, samples)
-        batch: dict[str, Any] = padding(samples)
-        return batch
+        return cast("dict[str, Any]", padding(samples))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the call that makes this, with the copy, to keep its settings."""

@@ -92,10 +92,9 @@ def ids_in(sample: Mapping[str, Any]) -> Any:
 
 def described(value: object) -> str:
     """Return the kind of `value`; for arrays and tensors, also dtype and shape."""
-    if isinstance(value, np.ndarray):
-        return f"an array {value.dtype} {list(value.shape)}"
-    if isinstance(value, torch.Tensor):
-        return f"a tensor {value.dtype} {list(value.shape)}"
+    if isinstance(value, np.ndarray | torch.Tensor):
+        kind = "an array" if isinstance(value, np.ndarray) else "a tensor"
+        return f"{kind} {value.dtype} {list(value.shape)}"
     return f"a {type(value).__name__}: {value!r:.60}"
 
 
@@ -209,8 +208,8 @@ class mask_tokens:
         masked, labels = self._masked(ids, chosen, rng)
         if not isinstance(given, torch.Tensor):
             return {**fields, IDS: masked, LABELS: labels}
-        made = {IDS: torch.from_numpy(masked), LABELS: torch.from_numpy(labels)}
-        return {**fields, **made}
+        tensors = map(torch.from_numpy, (masked, labels))
+        return {**fields, **dict(zip((IDS, LABELS), tensors, strict=True))}
 
     def _chosen(
         self, ids: Ids, fields: Mapping[str, Any], rng: np.random.Generator
@@ -397,8 +396,7 @@ class pad:
         """Return labels: padded if they are sequences, else as torch collates them."""
         if not is_sequence_of_integers(column[0]):
             return collated(column, LABELS)
-        rows = [row(each, LABELS) for each in column]
-        return self._padded(rows, LABELS, IGNORED)
+        return self._padded([row(each, LABELS) for each in column], LABELS, IGNORED)
 
     def _padded(self, rows: Sequence[Ids], key: str, filler: int) -> torch.Tensor:
         """Return `int64 [len(rows), n]`."""
