@@ -45,7 +45,6 @@ from .geometry import (
     resize,
 )
 
-SIMPLEJPEG_COLORS = frozenset({"Gray", "RGB", "YCbCr"})
 FORMATS = (
     "AVIF",
     "BMP",
@@ -124,7 +123,7 @@ def simplejpeg_size(data: Encoded) -> tuple[int, int] | None:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:
         return None  # not a JPEG, or an unusual one: left to Pillow
-    if colors not in SIMPLEJPEG_COLORS:
+    if colors not in {"Gray", "RGB", "YCbCr"}:
         return None
     if is_bomb(height, width):
         raise ValueError(
@@ -205,14 +204,13 @@ def pixels_of(image: Any) -> Image:
         SampleError: it is not an image.
         ValueError: it is the bytes of a file that cannot be decoded.
     """
-    if isinstance(image, torch.Tensor):
-        if image.dtype == torch.uint8 and image.ndim == 3 and image.shape[0] == 3:
-            return require_image(image.permute(1, 2, 0).contiguous().numpy())
-    elif isinstance(image, PIL.Image.Image):
-        if image.mode == "RGB":
-            return require_image(np.asarray(image))
-    elif isinstance(image, bytes | bytearray | memoryview):
+    if isinstance(image, Encoded):
         return decode_reduced(image, 1)
+    is_tensor = isinstance(image, torch.Tensor) and image.dtype == torch.uint8
+    if is_tensor and image.ndim == 3 and image.shape[0] == 3:
+        image = image.permute(1, 2, 0).contiguous().numpy()
+    elif isinstance(image, PIL.Image.Image) and image.mode == "RGB":
+        image = np.asarray(image)
     return require_image(image)
 
 
@@ -247,13 +245,10 @@ def size_of(image: Any) -> tuple[int, int]:
 
 # Crops, in native code.
 
-FULL = "in full"
-"""The version of a decoder without the extension."""
 TRIED = Box(19, 21, 33, 35)
 """A box whose edges lie inside iMCUs, with rows and columns left out on all sides."""
 TRIED_SIDE = 96
 """Height and width in pixels of the images on which the extension is tried."""
-TRIED_SIZES = ((TRIED.height, TRIED.width), (20, 47))
 MAX_SIDE = 65_500
 """Pixels of a JPEG's side, beyond which the extension takes no image."""
 SAMPLINGS = ("444", "422", "440", "420", "Gray")
@@ -264,9 +259,9 @@ class CropDecoder:
     """Decodes and resizes crops."""
 
     def __penstock_fingerprint__(self) -> str:
-        """Return the versions of the extension and its libjpeg-turbo, or `FULL`."""
+        """Return the versions of the extension and its libjpeg-turbo, if it is used."""
         extension, _ = crop_extension()
-        return FULL if extension is None else str(extension.VERSION)
+        return "in full" if extension is None else str(extension.VERSION)
 
     def sizes(self, files: list[Encoded]) -> list[tuple[int, int]]:
         """Return the height and width of each image; (0, 0) if a file is refused."""
@@ -371,7 +366,7 @@ def is_exact(extension: Any, sampling: str) -> bool:
         noise, colorspace="Gray" if shape[2] == 1 else "RGB", colorsubsampling=sampling
     )
     whole = (TRIED_SIDE, TRIED_SIDE)
-    for factor, size in product((1, 2), TRIED_SIZES):
+    for factor, size in product((1, 2), ((TRIED.height, TRIED.width), (20, 47))):
         tried = Placement(TRIED, *size, whole, mirrored=True, factor=factor)
         (made,) = made_by(extension, [data], [tried], size, to_end=True)
         part = tried.reduced.cut(decode_reduced(data, factor))

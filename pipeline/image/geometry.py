@@ -280,8 +280,6 @@ def writable(image: Image) -> Image:
 
 Encoded: TypeAlias = bytes | bytearray | memoryview
 """A whole image file."""
-Target: TypeAlias = Mapping[str, Any]
-"""The annotations of an image, by name."""
 Flags = NDArray[np.bool_]
 
 PER_BOX = frozenset(
@@ -310,7 +308,7 @@ class SampleParts:
     """
 
     image: Any
-    target: Target | None
+    target: Mapping[str, Any] | None
     sample: Any
     place: int | None
     """The index of the annotations in a tuple."""
@@ -328,7 +326,7 @@ class SampleParts:
                 return cls(sample[0], part, sample, place)
         return cls(sample[0], None, sample, None)
 
-    def made(self, image: Any, target: Target | None = None) -> Any:
+    def with_image(self, image: Any, target: Mapping[str, Any] | None = None) -> Any:
         """Return the sample with this image and, unless None, these annotations."""
         if isinstance(self.sample, Mapping) and IMAGE in self.sample:
             return {**self.sample, **(target or {}), IMAGE: image}
@@ -347,7 +345,7 @@ def on_image(sample: Any, change: Callable[[Any], Any]) -> Any:
     stays a namedtuple.
     """
     parts = SampleParts.of(sample)
-    return parts.made(change(parts.image))
+    return parts.with_image(change(parts.image))
 
 
 def require_encoded(value: object) -> Encoded:
@@ -394,7 +392,7 @@ def described(value: object) -> str:
 
 
 def moved(
-    target: Target,
+    target: Mapping[str, Any],
     move: Transform,
     size: tuple[int, int],
     *,

@@ -86,7 +86,7 @@ def placed(
     else:
         image = like(parts.image, drawn(pixels_of(parts.image), placement))
     if parts.target is None:
-        return parts.made(image)
+        return parts.with_image(image)
     target = moved(
         parts.target,
         placement,
@@ -95,7 +95,7 @@ def placed(
         by_middle=by_middle,
         mask_fill=mask_fill,
     )
-    return parts.made(image, target)
+    return parts.with_image(image, target)
 
 
 def drawn(image: Image, placement: Placement) -> Image:
@@ -154,7 +154,7 @@ def on_files(
     )
     for (at, placement), image in zip(chosen.items(), images, strict=True):
         if image is not None:
-            made[at] = parts[at].made(on_canvas(image, placement))
+            made[at] = parts[at].with_image(on_canvas(image, placement))
     return made
 
 
@@ -623,7 +623,7 @@ def with_pairs(sample: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
     for one, other in pairs:
         order[one], order[other] = other, one
     exchanged = {"keypoints": as_given(points[:, order], given)}
-    return parts.made(parts.image, {**parts.target, **exchanged})
+    return parts.with_image(parts.image, {**parts.target, **exchanged})
 
 
 def check_probability(name: str, value: float) -> None:

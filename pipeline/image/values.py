@@ -39,8 +39,6 @@ from .geometry import (
     writable,
 )
 
-Picture = PIL.Image.Image
-
 ENHANCERS: dict[str, Any] = {
     "brightness": PIL.ImageEnhance.Brightness,
     "saturation": PIL.ImageEnhance.Color,
@@ -52,7 +50,7 @@ UNCHANGED = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.0}
 """The changes of `color_jitter`, and the amounts that leave an image as it is."""
 
 
-def changed(picture: Picture, change: str, amount: float) -> Picture:
+def changed(picture: PIL.Image.Image, change: str, amount: float) -> PIL.Image.Image:
     """Return a picture after a change that moves no pixel.
 
     Args:
@@ -270,7 +268,7 @@ class rand_augment:
                 factor = 1 + sign * level * MAX_FACTOR
                 amount = factor if change in ENHANCERS else level
                 picture = changed(picture, change, amount)
-        return parts.made(like(parts.image, np.array(picture)), target)
+        return parts.with_image(like(parts.image, np.array(picture)), target)
 
 
 # Images of a batch mixed.

@@ -247,9 +247,8 @@ def first_of(paths: Sequence[str]) -> str:
 
 def matches(pattern: str) -> list[str]:
     """Return the files that match a pattern, sorted; a file's own name first."""
-    if os.path.exists(pattern) or not glob.has_magic(pattern):
-        return [pattern]
-    return sorted(glob.glob(pattern, recursive=True))
+    is_name = os.path.exists(pattern) or not glob.has_magic(pattern)
+    return [pattern] if is_name else sorted(glob.glob(pattern, recursive=True))
 
 
 def listed(source: str, paths: Paths) -> list[str]:

@@ -133,10 +133,10 @@ class Lmdb(Source):
         """
         from ...cache.fingerprint import file_fingerprints
 
-        inside = os.path.isdir(self.path)
-        files = [os.path.join(self.path, "data.mdb") if inside else self.path]
-        sizes = np.array([len(self)])
-        return prints_of_rows(file_fingerprints(files), sizes, self.identity())
+        is_folder = os.path.isdir(self.path)
+        file = os.path.join(self.path, "data.mdb") if is_folder else self.path
+        prints = file_fingerprints([file])
+        return prints_of_rows(prints, np.array([len(self)]), self.identity())
 
     def identity(self) -> str:
         """Return the hash of the keys."""

@@ -225,11 +225,9 @@ def begins_with_text(sample: Any) -> bool:
     A list of texts is a batch. A tuple of texts is one sample, of which only the first
     is tokenized.
     """
-    if isinstance(sample, tuple):
-        return bool(sample)
-    return isinstance(sample, list) and any(
-        isinstance(first, list | tuple) for first in sample[:1]
-    )
+    firsts = sample[:1] if isinstance(sample, list | tuple) else []
+    is_row = isinstance(sample, tuple)
+    return any(is_row or isinstance(first, list | tuple) for first in firsts)
 
 
 def check_texts(texts: Any) -> None:

@@ -100,7 +100,6 @@ def described(value: object) -> str:
 
 # Masks: which tokens a model has to predict.
 
-Flags = NDArray[np.bool_]
 ROUNDING = 1e-9
 """Shares that add up to 1 on paper may exceed it slightly in floating point."""
 
@@ -213,7 +212,7 @@ class mask_tokens:
 
     def _chosen(
         self, ids: Ids, fields: Mapping[str, Any], rng: np.random.Generator
-    ) -> Flags:
+    ) -> NDArray[np.bool_]:
         """Return which tokens the model must predict; one draw per token."""
         allowed = np.isin(ids, self.special_ids, invert=True)
         if MASK in fields:
@@ -237,7 +236,7 @@ class mask_tokens:
         return allowed & (draws < self.p)
 
     def _masked(
-        self, ids: Ids, chosen: Flags, rng: np.random.Generator
+        self, ids: Ids, chosen: NDArray[np.bool_], rng: np.random.Generator
     ) -> tuple[Ids, Ids]:
         """Return new ids and labels.
 
