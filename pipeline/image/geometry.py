@@ -561,9 +561,7 @@ def chosen(given: Any, kept: Flags, name: str) -> Any:
             f"`{name}` must have one entry per box, {len(kept)}, got {len(given)}; if"
             " it belongs to the whole image, give it another name"
         )
-    if isinstance(given, torch.Tensor):
-        return given[torch.from_numpy(kept)]
-    if isinstance(given, np.ndarray):
+    if isinstance(given, np.ndarray | torch.Tensor):
         return given[kept]
     return type(given)(each for each, stays in zip(given, kept, strict=True) if stays)
 

@@ -506,7 +506,12 @@ class normalize:
 
     def _normalized(self, image: Any) -> Any:
         if isinstance(image, torch.Tensor):
-            return self._numbers(image, channel_axis(image))
+            is_pixels = image.dtype == torch.uint8 and image.ndim in (3, 4)
+            # If either axis may be that of the channels, it is the first, as in torch.
+            axes = [axis for axis in (-3, -1) if is_pixels and image.shape[axis] == 3]
+            if not axes:
+                raise no_images(image)
+            return self._numbers(image, axes[0])
         is_batch = isinstance(image, np.ndarray) and image.ndim == 4
         pixels = image if is_batch else pixels_of(image)
         if pixels.dtype != np.uint8 or pixels.shape[-1] != 3:
@@ -552,19 +557,6 @@ BITS = {
     torch.bfloat16: torch.int16,
 }
 """The types of pixels' values, and those of their bits."""
-
-
-def channel_axis(pixels: torch.Tensor) -> int:
-    """Return the axis of the channels, -1 or -3; if it may be either, -3 as in torch.
-
-    Raises:
-        SampleError: these are not images.
-    """
-    if pixels.dtype == torch.uint8 and pixels.ndim in (3, 4):
-        for axis in (-3, -1):
-            if pixels.shape[axis] == 3:
-                return axis
-    raise no_images(pixels)
 
 
 def no_images(given: Any) -> SampleError:
