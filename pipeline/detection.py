@@ -37,7 +37,7 @@ from .image.geometry import (
     middles_inside,
     writable,
 )
-from .image.operators import placed
+from .image.operators import placed_sample
 
 __all__ = ["aspect_groups", "collate", "crop", "flip", "resize"]
 
@@ -100,7 +100,7 @@ class resize:
                 (height, width), height=tall, width=wide, antialias=self.antialias
             )
 
-        return placed(sample, choose)
+        return placed_sample(sample, choose)
 
     def _sizes(self) -> tuple[int, ...]:
         return (self.size,) if isinstance(self.size, int) else tuple(self.size)
@@ -139,7 +139,7 @@ class crop:
             box = drawn_part(height, width, boxes, rng)
             return Placement(box, box.height, box.width, (height, width))
 
-        return placed(sample, choose, per_box=self.per_box, by_middle=True)
+        return placed_sample(sample, choose, per_box=self.per_box, by_middle=True)
 
 
 def drawn_part(height: int, width: int, boxes: Points, rng: np.random.Generator) -> Box:

@@ -142,13 +142,13 @@ def is_bomb(height: int, width: int) -> bool:
 
 def decode_with_pillow(data: Encoded, factor: int) -> Image:
     """Decode any of the `FORMATS`, as `decode_reduced` does."""
-    with opened(data) as picture:
+    with opened_picture(data) as picture:
         pixels = picture.convert("RGB")
         return np.array(pixels if factor == 1 else pixels.reduce(factor))
 
 
 @contextmanager
-def opened(data: Encoded) -> Iterator[PIL.Image.Image]:
+def opened_picture(data: Encoded) -> Iterator[PIL.Image.Image]:
     """Open an image with Pillow.
 
     Pillow's readers raise all kinds of exceptions for files that they cannot read. Each
@@ -233,7 +233,7 @@ def size_of(image: Any) -> tuple[int, int]:
     if isinstance(image, bytes | bytearray | memoryview):
         if (size := simplejpeg_size(image)) is not None:
             return size
-        with opened(image) as picture:
+        with opened_picture(image) as picture:
             return picture.height, picture.width
     if isinstance(image, PIL.Image.Image):
         return image.height, image.width

@@ -391,7 +391,7 @@ def described(value: object) -> str:
 # Annotations move.
 
 
-def moved(
+def moved_annotations(
     target: Mapping[str, Any],
     move: Transform,
     size: tuple[int, int],
@@ -429,7 +429,7 @@ def moved(
         found["keypoints"] = moved_keypoints(target["keypoints"], move)
     if kept is not None and not kept.all():
         for name in (PER_BOX | set(per_box)) & found.keys():
-            found[name] = chosen(found[name], kept, name)
+            found[name] = kept_entries(found[name], kept, name)
     return found
 
 
@@ -550,7 +550,7 @@ def moved_masks(
     return found if isinstance(given, torch.Tensor) else found.numpy()
 
 
-def chosen(given: Any, kept: Flags, name: str) -> Any:
+def kept_entries(given: Any, kept: Flags, name: str) -> Any:
     """Return the entries of the boxes that are kept.
 
     Raises:

@@ -41,7 +41,7 @@ from .geometry import (
     SampleParts,
     as_given,
     central_box,
-    moved,
+    moved_annotations,
     numbers,
     random_box,
     require_encoded,
@@ -54,7 +54,7 @@ REDUCTIONS = (8, 4, 2)
 """The n of the scales 1/n at which libjpeg decodes faster than at full size."""
 
 
-def placed(
+def placed_sample(
     sample: Any,
     choose: Callable[[int, int], Placement],
     *,
@@ -68,9 +68,9 @@ def placed(
     Args:
         sample: an image, or a sample that holds one: see `SampleParts`.
         choose: returns the placement for an image of this height and width.
-        per_box: see `moved`.
-        by_middle: see `moved`.
-        mask_fill: see `moved`.
+        per_box: see `moved_annotations`.
+        by_middle: see `moved_annotations`.
+        mask_fill: see `moved_annotations`.
         to_end: see `CropDecoder.crops`.
 
     Raises:
@@ -84,10 +84,10 @@ def placed(
         pixels = DECODER.crop(parts.image, placement, to_end=to_end)
         image = on_canvas(pixels, placement)
     else:
-        image = like(parts.image, drawn(pixels_of(parts.image), placement))
+        image = like(parts.image, drawn_image(pixels_of(parts.image), placement))
     if parts.target is None:
         return parts.with_image(image)
-    target = moved(
+    target = moved_annotations(
         parts.target,
         placement,
         (height, width),
@@ -98,7 +98,7 @@ def placed(
     return parts.with_image(image, target)
 
 
-def drawn(image: Image, placement: Placement) -> Image:
+def drawn_image(image: Image, placement: Placement) -> Image:
     """Return the new image, `uint8 [H, W, 3]`, in new memory."""
     part = placement.box.cut(image) if placement.cuts else image
     made = on_canvas(shaped(part, placement), placement)
@@ -241,7 +241,7 @@ class random_resized_crop(Placing):
             ValueError: it has the bytes of a file that cannot be decoded.
         """
         choose = partial(self._choose, ctx, rng)
-        return placed(sample, choose, per_box=self.per_box, to_end=self.TO_END)
+        return placed_sample(sample, choose, per_box=self.per_box, to_end=self.TO_END)
 
     def _choose(
         self, ctx: Context | None, rng: np.random.Generator, height: int, width: int
@@ -281,7 +281,9 @@ class horizontal_flip:
         """
         if rng.random() >= self.p:
             return on_pixels(sample, lambda image: image)
-        flipped = placed(sample, lambda *size: Placement.whole(size, mirrored=True))
+        flipped = placed_sample(
+            sample, lambda *size: Placement.whole(size, mirrored=True)
+        )
         return with_pairs(flipped, self.keypoint_pairs)
 
 
@@ -315,7 +317,7 @@ class resize(Placing):
             SpecError: neither the operator nor the context has a size.
             ValueError: it has the bytes of a file that cannot be decoded.
         """
-        return placed(sample, partial(self._choose, ctx, None))
+        return placed_sample(sample, partial(self._choose, ctx, None))
 
     def _choose(
         self, ctx: Context | None, _: object, height: int, width: int
@@ -360,7 +362,7 @@ class resize_short_side(Placing):
             SampleError: it has no image, or its annotations have wrong shapes.
             ValueError: it has the bytes of a file that cannot be decoded.
         """
-        return placed(sample, partial(self._choose, None, None))
+        return placed_sample(sample, partial(self._choose, None, None))
 
     def _choose(self, _: object, __: object, height: int, width: int) -> Placement:
         tall, wide = short_side_size(height, width, self.size, self.max_size)
@@ -396,7 +398,9 @@ class center_crop(Placing):
             ValueError: the image is smaller than that, or has the bytes of a file that
                 cannot be decoded.
         """
-        return placed(sample, partial(self._choose, None, None), per_box=self.per_box)
+        return placed_sample(
+            sample, partial(self._choose, None, None), per_box=self.per_box
+        )
 
     def _choose(self, _: object, __: object, height: int, width: int) -> Placement:
         if min(height, width) < self.size:
@@ -458,7 +462,7 @@ class random_crop:
 
         if self.padding:
             sample = pad(self.padding, fill=self.fill, mask_fill=self.mask_fill)(sample)
-        return placed(sample, choose, per_box=self.per_box)
+        return placed_sample(sample, choose, per_box=self.per_box)
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,7 +504,7 @@ class pad:
             SampleError: it has no image, or its annotations have wrong shapes.
             ValueError: it has the bytes of a file that cannot be decoded.
         """
-        return placed(sample, self._choose, mask_fill=self.mask_fill)
+        return placed_sample(sample, self._choose, mask_fill=self.mask_fill)
 
     def _choose(self, height: int, width: int) -> Placement:
         given = self.padding

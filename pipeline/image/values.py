@@ -34,7 +34,7 @@ from .geometry import (
     SampleParts,
     Warp,
     described,
-    moved,
+    moved_annotations,
     on_image,
     writable,
 )
@@ -50,7 +50,9 @@ UNCHANGED = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.0}
 """The changes of `color_jitter`, and the amounts that leave an image as it is."""
 
 
-def changed(picture: PIL.Image.Image, change: str, amount: float) -> PIL.Image.Image:
+def changed_picture(
+    picture: PIL.Image.Image, change: str, amount: float
+) -> PIL.Image.Image:
     """Return a picture after a change that moves no pixel.
 
     Args:
@@ -137,7 +139,7 @@ class color_jitter:
         def jittered(pixels: Image) -> Image:
             picture = PIL.Image.fromarray(pixels)
             for change, amount in changes:
-                picture = changed(picture, change, amount)
+                picture = changed_picture(picture, change, amount)
             return np.array(picture)  # `asarray` would be read-only
 
         return on_pixels(sample, jittered)
@@ -263,11 +265,11 @@ class rand_augment:
                 )
                 if target is not None:
                     warp = Warp(matrix, size)
-                    target = moved(target, warp, size, per_box=self.per_box)
+                    target = moved_annotations(target, warp, size, per_box=self.per_box)
             else:
                 factor = 1 + sign * level * MAX_FACTOR
                 amount = factor if change in ENHANCERS else level
-                picture = changed(picture, change, amount)
+                picture = changed_picture(picture, change, amount)
         return parts.with_image(like(parts.image, np.array(picture)), target)
 
 

@@ -65,7 +65,7 @@ class Index:
         return Index(self.names, self.keys, self.shards, before[self.firsts], fields)
 
 
-def indexed(shards: Iterable[tuple[str, list[Member]]]) -> Index:
+def index_of(shards: Iterable[tuple[str, list[Member]]]) -> Index:
     """Return the index of shards, given the path and the members of each.
 
     Raises:
@@ -461,7 +461,7 @@ def find_shards(
     urls = listed("from_webdataset", shards)
     if not any(map(URL.match, urls)):
         paths: Sequence[str] = files_here("from_webdataset", shards)
-        index = indexed((path, members_here(path)) for path in paths)
+        index = index_of((path, members_here(path)) for path in paths)
         return WebDataset(paths, checked_fields(index, fields, paths[0]), index)
     from .files import AsyncFiles, find_files  # only for a store: fsspec takes its time
 
@@ -469,7 +469,7 @@ def find_shards(
     files = find_files(given, None, options, executor)
     with ThreadPoolExecutor(INDEXED_AT_ONCE) as threads:
         found = threads.map(partial(stored_members, files.store), files.paths)
-        index = indexed(zip(files.paths, found, strict=True))
+        index = index_of(zip(files.paths, found, strict=True))
     wanted = checked_fields(index, fields, files.paths[0])
     kind = AsyncShards if isinstance(files, AsyncFiles) else RemoteShards
     return kind(files.store, files.paths, wanted, index)

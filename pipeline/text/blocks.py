@@ -79,7 +79,7 @@ class PackedBlocks:
         if eos_id is not None:
             whole_number("eos_id", eos_id, 0, FROM_ZERO)
         if lengths is None:
-            lengths = measured(documents)
+            lengths = measured_lengths(documents)
         self.lengths = checked_lengths(lengths, len(documents))
         whole = self.lengths + (eos_id is not None)
         check(
@@ -194,7 +194,7 @@ def read(documents: Any, numbers: list[int]) -> Sequence[Any]:
     return found
 
 
-def measured(documents: Any) -> Ids:
+def measured_lengths(documents: Any) -> Ids:
     """Return the lengths of all documents, `int64 [count]`, by reading them all.
 
     Raises:

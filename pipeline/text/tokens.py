@@ -381,7 +381,7 @@ class pad:
             return self._others(column)
         filler = self.fill.get(key, PER_TOKEN.get(key))
         if filler is None:
-            return collated(column, key)
+            return collated_column(column, key)
         found = [row(without_none(each), key) for each in column]
         for each, ids in zip(found, rows, strict=True):
             if key in PER_TOKEN and len(each) != len(ids):
@@ -394,7 +394,7 @@ class pad:
     def _others(self, column: Sequence[Any]) -> Any:
         """Return labels: padded if they are sequences, else as torch collates them."""
         if not is_sequence_of_integers(column[0]):
-            return collated(column, LABELS)
+            return collated_column(column, LABELS)
         return self._padded([row(each, LABELS) for each in column], LABELS, IGNORED)
 
     def _padded(self, rows: Sequence[Ids], key: str, filler: int) -> torch.Tensor:
@@ -467,7 +467,7 @@ def values_of(samples: Sequence[Any], key: Any) -> list[Any]:
         ) from error
 
 
-def collated(column: Sequence[Any], key: str) -> Any:
+def collated_column(column: Sequence[Any], key: str) -> Any:
     """Return a column as torch collates it.
 
     Raises:
