@@ -266,10 +266,10 @@ class CropDecoder:
     def sizes(self, files: list[Encoded]) -> list[tuple[int, int]]:
         """Return the height and width of each image; (0, 0) if a file is refused."""
         extension, _ = crop_extension()
-        found = np.zeros((len(files), 2), np.int32)
+        sizes = np.zeros((len(files), 2), np.int32)
         if extension is not None:
-            extension.sizes(files, found)
-        return [(height, width) for height, width in found.tolist()]
+            extension.sizes(files, sizes)
+        return [(height, width) for height, width in sizes.tolist()]
 
     def crops(
         self, files: list[Encoded], placements: Sequence[Placement], *, to_end: bool
@@ -288,10 +288,10 @@ class CropDecoder:
         Returns:
             None for a file that is refused, or damaged.
         """
-        made: list[Image | None] = [None] * len(files)
+        crops: list[Image | None] = [None] * len(files)
         extension, _ = crop_extension()
         if extension is None:
-            return made
+            return crops
         sizes: dict[tuple[int, int], list[int]] = {}
         for at, each in enumerate(placements):
             size = each.height, each.width
@@ -301,8 +301,8 @@ class CropDecoder:
             taken = [files[at] for at in places], [placements[at] for at in places]
             images = made_by(extension, *taken, size, to_end=to_end)
             for at, image in zip(places, images, strict=True):
-                made[at] = image
-        return made
+                crops[at] = image
+        return crops
 
     def crop(self, data: Encoded, placement: Placement, *, to_end: bool) -> Image:
         """Return what is placed of any image file, as `crops` does.

@@ -414,23 +414,25 @@ def moved_annotations(
     Raises:
         SampleError: an annotation does not have the shape that its name stands for.
     """
-    found = dict(target)
+    annotations = dict(target)
     kept: Flags | None = None
     if "boxes" in target:
         before = boxes_of(target["boxes"])
         after, kept = moved_boxes(before, move, by_middle=by_middle)
-        found["boxes"] = as_given(after, target["boxes"])
+        annotations["boxes"] = as_given(after, target["boxes"])
         if "area" in target:
-            found["area"] = scaled_area(target["area"], before, after)
+            annotations["area"] = scaled_area(target["area"], before, after)
     for name, fill in (("masks", 0), ("mask", mask_fill)):
         if name in target:
-            found[name] = moved_masks(target[name], move, size, name, fill)
+            annotations[name] = moved_masks(
+                target[name], move, size, name=name, fill=fill
+            )
     if "keypoints" in target:
-        found["keypoints"] = moved_keypoints(target["keypoints"], move)
+        annotations["keypoints"] = moved_keypoints(target["keypoints"], move)
     if kept is not None and not kept.all():
-        for name in (PER_BOX | set(per_box)) & found.keys():
-            found[name] = kept_entries(found[name], kept, name)
-    return found
+        for name in (PER_BOX | set(per_box)) & annotations.keys():
+            annotations[name] = kept_entries(annotations[name], kept, name)
+    return annotations
 
 
 def boxes_of(given: Any) -> Points:
@@ -521,12 +523,12 @@ def moved_keypoints(given: Any, move: Transform) -> Any:
     left, top, right, bottom = move.shown
     is_shown = (places >= (left, top)).all(-1) & (places <= (right, bottom)).all(-1)
     is_shown &= points[..., 2] > 0
-    found = np.concatenate([places, points[..., 2:]], axis=2) * is_shown[..., None]
-    return as_given(found, given)
+    moved = np.concatenate([places, points[..., 2:]], axis=2) * is_shown[..., None]
+    return as_given(moved, given)
 
 
 def moved_masks(
-    given: Any, move: Transform, size: tuple[int, int], name: str, fill: int
+    given: Any, move: Transform, size: tuple[int, int], *, name: str, fill: int
 ) -> Any:
     """Return masks `[n, H, W]`, or a mask `[H, W]`, as they are after a move.
 
@@ -545,9 +547,9 @@ def moved_masks(
         array = torch.from_numpy(np.require(array, requirements=("C", "W")))
     whole = array.reshape(-1, *size)
     is_bool = whole.dtype == torch.bool
-    found = move.masks(whole.to(torch.uint8) if is_bool else whole, fill)
-    found = found.to(array.dtype).reshape(*array.shape[:-2], *found.shape[-2:])
-    return found if isinstance(given, torch.Tensor) else found.numpy()
+    masks = move.masks(whole.to(torch.uint8) if is_bool else whole, fill)
+    masks = masks.to(array.dtype).reshape(*array.shape[:-2], *masks.shape[-2:])
+    return masks if isinstance(given, torch.Tensor) else masks.numpy()
 
 
 def kept_entries(given: Any, kept: Flags, name: str) -> Any:
@@ -581,14 +583,14 @@ def numbers(given: Any, name: str) -> Points:
         ) from error
 
 
-def as_given(found: Points, given: Any) -> Any:
+def as_given(values: Points, given: Any) -> Any:
     """Return numbers as a list, an array or a tensor, whichever `given` is.
 
     Floats keep their dtype; integers become `float32`.
     """
     if isinstance(given, torch.Tensor):
         kind = given.dtype if given.is_floating_point() else torch.float32
-        return torch.from_numpy(found).to(kind)
+        return torch.from_numpy(values).to(kind)
     if isinstance(given, np.ndarray):
-        return found.astype(given.dtype if given.dtype.kind == "f" else np.float32)
-    return found.tolist()
+        return values.astype(given.dtype if given.dtype.kind == "f" else np.float32)
+    return values.tolist()

@@ -136,7 +136,7 @@ def on_files(
             asked before the next is taken.
         to_end: see `CropDecoder.crops`.
     """
-    made: list[Any] = [None] * len(samples)
+    results: list[Any] = [None] * len(samples)
     parts = [SampleParts.of(sample) for sample in samples]
     # Empty for what is no file, or has annotations: the extension refuses it.
     files = [
@@ -154,8 +154,8 @@ def on_files(
     )
     for (at, placement), image in zip(chosen.items(), images, strict=True):
         if image is not None:
-            made[at] = parts[at].with_image(on_canvas(image, placement))
-    return made
+            results[at] = parts[at].with_image(on_canvas(image, placement))
+    return results
 
 
 class Placing(ABC):
@@ -247,7 +247,7 @@ class random_resized_crop(Placing):
         self, ctx: Context | None, rng: np.random.Generator, height: int, width: int
     ) -> Placement:
         sides, of = wanted_sides(self.size, ctx), (height, width)
-        box = random_box(height, width, self.scale, self.ratio, rng)
+        box = random_box(height, width, scale=self.scale, ratio=self.ratio, rng=rng)
         return Placement(box, *sides, of, antialias=self.antialias)
 
 

@@ -305,6 +305,7 @@ class Session:
         """fsspec's instance, once the file system is open."""
         self.hedged = HedgedReads()
         self._store, self._over = store, over
+        # The first reads of a loop begin together: one opens, and the others wait.
         self._opening = asyncio.Lock()
         self._held: AsyncGenerator[Any] | None = None
 
@@ -425,7 +426,8 @@ def find_remote_folder(
     )
     numbers = {name: number for number, name in enumerate(sorted({*classes.values()}))}
     labels = [numbers[classes[path]] for path in paths]
-    return kind_of(store, executor)(store, tuple(paths), labels, (root,), "Folder")
+    kind = kind_of(store, executor)
+    return kind(store, tuple(paths), labels, shown=(root,), kind="Folder")
 
 
 def kind_of(store: Store, executor: Executor) -> type[Files]:
@@ -443,12 +445,12 @@ def _matches(store: Store) -> tuple[str, ...]:
     """Return the files that match the store's own URL, a pattern, sorted."""
     store.kind()
     files, pattern = url_to_fs(store.url, **store.options)
-    found = files.glob(pattern, detail=True)
-    paths = sorted(path for path, info in found.items() if info["type"] == "file")
+    matches = files.glob(pattern, detail=True)
+    paths = sorted(path for path, info in matches.items() if info["type"] == "file")
     check(
         paths,
         f"`from_files` found no file that matches {store.url!r}"
-        f"{', only folders' if found else ''}; `*` matches within one folder, `**` "
+        f"{', only folders' if matches else ''}; `*` matches within one folder, `**` "
         'also those below it, as in "photos/**/*.jpg"',
     )
     return tuple(paths)

@@ -257,7 +257,7 @@ def listed(source: str, paths: Paths) -> list[str]:
     Raises:
         SpecError: one is a command, or the braces stand for too many.
     """
-    found: list[str] = []
+    names: list[str] = []
     for given in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
         each = os.fspath(given)
         check(
@@ -265,18 +265,18 @@ def listed(source: str, paths: Paths) -> list[str]:
             f"`{source}` runs no commands: `pipe:` would hand what it reads to a"
             f" program, got {each!r}",
         )
-        found += islice(expanded(each), MAX_FILES + 1 - len(found))
+        names += islice(expanded(each), MAX_FILES + 1 - len(names))
         check(
-            len(found) <= MAX_FILES,
+            len(names) <= MAX_FILES,
             f"`{source}` got braces for more than {MAX_FILES} files: {each!r}; see that"
             " the numbers in them are right",
         )
     check(
-        found,
+        names,
         f"`{source}` needs at least one file, got {paths!r}"
         "; check the listing or the pattern that made it",
     )
-    return found
+    return names
 
 
 def expanded(path: str) -> Iterator[str]:

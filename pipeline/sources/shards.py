@@ -17,7 +17,7 @@ import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,8 +61,7 @@ class Index:
         wanted = [number for number, name in enumerate(self.names) if name in names]
         kept = np.isin(self.fields[:, 0], wanted)
         before = np.concatenate(([0], np.cumsum(kept)))
-        fields = self.fields[kept]
-        return Index(self.names, self.keys, self.shards, before[self.firsts], fields)
+        return replace(self, firsts=before[self.firsts], fields=self.fields[kept])
 
 
 def index_of(shards: Iterable[tuple[str, list[Member]]]) -> Index:
@@ -93,11 +92,11 @@ def index_of(shards: Iterable[tuple[str, list[Member]]]) -> Index:
             seen.add(name)
             fields.append((names.setdefault(name, len(names)), start, nbytes))
     return Index(
-        tuple(names),
-        [key for key, _, _ in samples],
-        np.array([shard for _, shard, _ in samples], np.int32),
-        np.array([*(first for _, _, first in samples), len(fields)], np.int64),
-        np.array(fields, np.int64).reshape(-1, 3),
+        names=tuple(names),
+        keys=[key for key, _, _ in samples],
+        shards=np.array([shard for _, shard, _ in samples], np.int32),
+        firsts=np.array([*(first for _, _, first in samples), len(fields)], np.int64),
+        fields=np.array(fields, np.int64).reshape(-1, 3),
     )
 
 
@@ -194,25 +193,25 @@ class Shards(Source):
         fields = wanted.fields[first:after].tolist()
         begin, end = (fields[0][1], sum(fields[-1][1:])) if fields else (0, 0)
         path = self.paths[wanted.shards[index]]
-        return Extent(index, path, begin, end, fields)
+        return Extent(sample=index, path=path, begin=begin, end=end, fields=fields)
 
     def _sample(self, place: Extent, data: bytes, begin: int) -> Any:
         """Return a sample, given bytes of its shard from `begin` on."""
         names, key = self.index.names, self.index.keys[place.sample]
-        found = {
+        values = {
             names[number]: self._reads[names[number]](
                 data[start - begin : start - begin + nbytes]
             )
             for number, start, nbytes in place.fields
         }
         if self.fields is None:
-            return {"__key__": key, **found}
+            return {"__key__": key, **values}
         try:
-            return tuple([found[name] for name in self.fields])
+            return tuple([values[name] for name in self.fields])
         except KeyError as error:
             raise KeyError(
                 f"sample {key!r} in {place.path} has no field {error}, only"
-                f" {sorted(found)}; correct the name, or leave out samples that lack"
+                f" {sorted(values)}; correct the name, or leave out samples that lack"
                 " the field"
             ) from None
 
@@ -275,12 +274,12 @@ class WebDataset(Shards):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return some samples; those that lie side by side are read at once."""
-        found: list[Any] = [None] * len(indices)
+        samples: list[Any] = [None] * len(indices)
         for begin, end, run in self._runs(indices):
             data = self._shard(run[0][1].path).read(begin, end)
             for at, place in run:
-                found[at] = self._sample(place, data, begin)
-        return found
+                samples[at] = self._sample(place, data, begin)
+        return samples
 
     def _runs(
         self, indices: Sequence[int]

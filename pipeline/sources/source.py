@@ -100,10 +100,10 @@ def prints_of_rows(
     salts = np.frombuffer(bytes.fromhex(salt), np.uint64).reshape(1, 2)
     starts = np.cumsum(sizes) - sizes
     rows = np.arange(int(sizes.sum())) - np.repeat(starts, sizes)
-    found = np.repeat(files ^ salts, sizes, axis=0)
+    prints = np.repeat(files ^ salts, sizes, axis=0)
     # An odd factor maps each row to a different number; the sums in a file differ, too.
-    found[:, 0] += rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return found
+    prints[:, 0] += rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return prints
 
 
 # What each process opens for itself.

@@ -105,8 +105,8 @@ class PackedBlocks:
         """
         planned = [self._plan.pieces(self._checked(block)) for block in blocks]
         needed = sorted(set(chain.from_iterable(p.documents.tolist() for p in planned)))
-        found = zip(needed, read(self.documents, needed), strict=True)
-        tokens = {number: self._tokens(number, each) for number, each in found}
+        documents = zip(needed, read(self.documents, needed), strict=True)
+        tokens = {number: self._tokens(number, each) for number, each in documents}
         return [self._made(pieces, tokens) for pieces in planned]
 
     def _checked(self, block: int) -> int:
@@ -327,7 +327,7 @@ def best_fit(lengths: Ids, size: int) -> NDArray[np.int64]:
     Returns:
         `int64 [n]`; blocks are numbered in the order in which they are opened.
     """
-    found = np.empty(len(lengths), np.int64)
+    blocks = np.empty(len(lengths), np.int64)
     order = np.argsort(-lengths, kind="stable")
     widths, counts = np.unique(lengths, return_counts=True)
     rooms = Rooms(size)
@@ -337,9 +337,9 @@ def best_fit(lengths: Ids, size: int) -> NDArray[np.int64]:
         begin += count
         while len(pieces):
             placed = rooms.fill(width, len(pieces))
-            found[pieces[: len(placed)]] = placed
+            blocks[pieces[: len(placed)]] = placed
             pieces = pieces[len(placed) :]
-    return found
+    return blocks
 
 
 class Rooms:
