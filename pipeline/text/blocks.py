@@ -252,8 +252,7 @@ class Concatenated:
     """
 
     def __init__(self, lengths: Ids, size: int) -> None:
-        self._ends = np.cumsum(lengths)
-        self._size = size
+        self._ends, self._size = np.cumsum(lengths), size
         self._blocks = -(-int(self._ends[-1]) // size)
 
     def __len__(self) -> int:

@@ -71,9 +71,8 @@ def row(value: Any, name: str) -> Ids:
 
 def without_none(value: Any) -> Any:
     """Return a list with None, fast tokenizers' sign for "no word", replaced by -1."""
-    if isinstance(value, list | tuple) and None in value:
-        return [-1 if each is None else each for each in value]
-    return value
+    has_none = isinstance(value, list | tuple) and None in value
+    return [-1 if each is None else each for each in value] if has_none else value
 
 
 def ids_in(sample: Mapping[str, Any]) -> Any:
