@@ -25,16 +25,19 @@ from numpy.typing import NDArray
 from ..errors import SampleError, check, whole_number
 from .image import horizontal_flip
 from .image.codec import pixels_of
-from .image.geometry import Box, Placement, Points, writable
-from .image.operators import placed
-from .image.sample import (
+from .image.geometry import (
     IMAGE,
+    Box,
+    Placement,
+    Points,
     SampleParts,
     areas,
     boxes_of,
     described,
     middles_inside,
+    writable,
 )
+from .image.operators import placed_sample
 
 __all__ = ["aspect_groups", "collate", "crop", "flip", "resize"]
 
@@ -97,7 +100,7 @@ class resize:
                 (height, width), height=tall, width=wide, antialias=self.antialias
             )
 
-        return placed(sample, choose)
+        return placed_sample(sample, choose)
 
     def _sizes(self) -> tuple[int, ...]:
         return (self.size,) if isinstance(self.size, int) else tuple(self.size)
@@ -136,7 +139,7 @@ class crop:
             box = drawn_part(height, width, boxes, rng)
             return Placement(box, box.height, box.width, (height, width))
 
-        return placed(sample, choose, per_box=self.per_box, by_middle=True)
+        return placed_sample(sample, choose, per_box=self.per_box, by_middle=True)
 
 
 def drawn_part(height: int, width: int, boxes: Points, rng: np.random.Generator) -> Box:
@@ -157,14 +160,13 @@ def drawn_part(height: int, width: int, boxes: Points, rng: np.random.Generator)
         tall, wide = (max(1, int(s * rng.uniform(0.3, 1))) for s in (height, width))
         top = int(rng.integers(height - tall + 1))
         left = int(rng.integers(width - wide + 1))
-        if not 0.5 <= tall / wide <= 2:
-            continue
         part = Box(top, left, tall, wide)
-        if not len(boxes):
-            return part
-        if (
-            jaccard(boxes, part).max() >= least
-            and middles_inside(boxes, edges_of(part)).any()
+        if 0.5 <= tall / wide <= 2 and (
+            not len(boxes)
+            or (
+                jaccard(boxes, part).max() >= least
+                and middles_inside(boxes, edges_of(part)).any()
+            )
         ):
             return part
     return whole
@@ -176,8 +178,7 @@ def jaccard(boxes: Points, part: Box) -> Points:
     low = np.maximum(boxes[:, :2], edges[:2])
     shared = areas(np.concatenate([low, np.minimum(boxes[:, 2:], edges[2:])], axis=1))
     union = areas(boxes) + part.height * part.width - shared
-    found: Points = np.divide(shared, union, out=np.zeros_like(union), where=union > 0)
-    return found
+    return np.divide(shared, union, out=np.zeros_like(union), where=union > 0)
 
 
 def edges_of(part: Box) -> Points:
@@ -294,7 +295,5 @@ def aspect_groups(sizes: Any, groups: int = 7) -> NDArray[np.int64]:
     check(groups >= 1, f"`groups` must be >= 1, got {groups}; 7 is usual")
     # A single border belongs at 1:1; linspace would put it at the lower end.
     borders = np.ones(1) if groups == 2 else 2 ** np.linspace(-1, 1, groups - 1)
-    found: NDArray[np.int64] = np.searchsorted(
-        borders, given[:, 1] / given[:, 0], side="right"
-    ).astype(np.int64)
-    return found
+    numbers = np.searchsorted(borders, given[:, 1] / given[:, 0], side="right")
+    return numbers.astype(np.int64)

@@ -24,7 +24,8 @@ from ..engine.recipe import AS_SHIPPED, Executor, Host, Options, Recipe, StartMe
 from ..errors import check
 from ..system.resources import parse_bytes
 from .session import Epoch, Face
-from .sources import find_folder, find_parquet, find_shards
+from .sources import find_folder, find_parquet
+from .sources.shards import find_shards
 from .stages import (
     BatchStage,
     CacheStage,
@@ -49,7 +50,6 @@ from .stages import (
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
     from .schedule import Scheduled
-    from .sources.files import Urls
     from .sources.folder import Paths
 
 
@@ -108,7 +108,7 @@ class Pipeline(Face):
     @classmethod
     def from_files(
         cls,
-        urls: Urls,
+        urls: Paths,
         labels: Sequence[Any] | None = None,
         *,
         storage_options: Mapping[str, Any] | None = None,

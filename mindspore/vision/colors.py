@@ -17,8 +17,8 @@ import PIL.Image
 import PIL.ImageOps
 
 from ...errors import SampleError, check, whole_number
-from ...pipeline.image.augmenting import ENHANCERS, changed
-from ...pipeline.image.sample import described
+from ...pipeline.image.geometry import described
+from ...pipeline.image.values import ENHANCERS, changed_picture
 from ..drawing import RandomOperator, Rng, called
 from .pixels import (
     Array,
@@ -90,7 +90,7 @@ class RandomColorAdjust(RandomOperator):
             name = names[at]
             same, change = CHANGES[name]
             if is_picture(image):
-                image = changed(image, name, amounts[name])
+                image = changed_picture(image, name, amounts[name])
             elif amounts[name] != same:
                 image = change(array_of(image, 3), amounts[name])
         return image

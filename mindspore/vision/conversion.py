@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...errors import SampleError, SpecError, check
 from ...pipeline.image import decode
-from ...pipeline.image.sample import described
+from ...pipeline.image.geometry import described
 from .pixels import Array, array_of
 
 Floats = NDArray[np.float32]

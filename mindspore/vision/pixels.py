@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...errors import SampleError, check
 from ...pipeline.image import geometry
-from ...pipeline.image.sample import described
+from ...pipeline.image.geometry import described
 from .utils import Border, Inter
 
 Array = NDArray[Any]

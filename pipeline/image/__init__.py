@@ -27,8 +27,6 @@ on that number. Cropping, resizing and mirroring release the GIL.
 
 from __future__ import annotations
 
-from .augmenting import color_jitter, rand_augment
-from .batches import IMAGENET_MEAN, IMAGENET_STD, cutmix, mixup, normalize
 from .codec import decode
 from .operators import (
     center_crop,
@@ -40,6 +38,15 @@ from .operators import (
     random_resized_crop,
     resize,
     resize_short_side,
+)
+from .values import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    color_jitter,
+    cutmix,
+    mixup,
+    normalize,
+    rand_augment,
 )
 
 __all__ = [

@@ -33,10 +33,18 @@ import simplejpeg
 import torch
 from numpy.typing import NDArray
 
-from .geometry import Box, Image, Placement, mirror, resize
-from .sample import Encoded, on_image, require_encoded, require_image
+from .geometry import (
+    Box,
+    Encoded,
+    Image,
+    Placement,
+    mirror,
+    on_image,
+    require_encoded,
+    require_image,
+    resize,
+)
 
-SIMPLEJPEG_COLORS = frozenset({"Gray", "RGB", "YCbCr"})
 FORMATS = (
     "AVIF",
     "BMP",
@@ -115,14 +123,13 @@ def simplejpeg_size(data: Encoded) -> tuple[int, int] | None:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:
         return None  # not a JPEG, or an unusual one: left to Pillow
-    if colors not in SIMPLEJPEG_COLORS:
+    if colors not in {"Gray", "RGB", "YCbCr"}:
         return None
     if is_bomb(height, width):
-        limit = PIL.Image.MAX_IMAGE_PIXELS or 0
         raise ValueError(
-            f"an image may have at most {2 * limit} pixels (twice "
-            f"PIL.Image.MAX_IMAGE_PIXELS), got {height} x {width}; if you trust the "
-            "file, raise PIL.Image.MAX_IMAGE_PIXELS"
+            f"an image may have at most {2 * (PIL.Image.MAX_IMAGE_PIXELS or 0)} pixels"
+            f" (twice PIL.Image.MAX_IMAGE_PIXELS), got {height} x {width}; if you trust"
+            " the file, raise PIL.Image.MAX_IMAGE_PIXELS"
         )
     return height, width
 
@@ -135,13 +142,13 @@ def is_bomb(height: int, width: int) -> bool:
 
 def decode_with_pillow(data: Encoded, factor: int) -> Image:
     """Decode any of the `FORMATS`, as `decode_reduced` does."""
-    with opened(data) as picture:
+    with opened_picture(data) as picture:
         pixels = picture.convert("RGB")
         return np.array(pixels if factor == 1 else pixels.reduce(factor))
 
 
 @contextmanager
-def opened(data: Encoded) -> Iterator[PIL.Image.Image]:
+def opened_picture(data: Encoded) -> Iterator[PIL.Image.Image]:
     """Open an image with Pillow.
 
     Pillow's readers raise all kinds of exceptions for files that they cannot read. Each
@@ -170,10 +177,9 @@ def damage(data: Encoded, error: Exception) -> str:
     if len(data) == 0:
         return f"an image file must not be empty, got 0 bytes; {cure}"
     if isinstance(error, PIL.UnidentifiedImageError):
-        start = bytes(data[:8])
         return (
             f"an image file must be one of {', '.join(readable())}, "
-            f"got {len(data)} bytes that start with {start!r}; {cure}"
+            f"got {len(data)} bytes that start with {bytes(data[:8])!r}; {cure}"
         )
     return f"an image file must be intact, got {len(data)} bytes: {error}; {cure}"
 
@@ -198,14 +204,13 @@ def pixels_of(image: Any) -> Image:
         SampleError: it is not an image.
         ValueError: it is the bytes of a file that cannot be decoded.
     """
-    if isinstance(image, torch.Tensor):
-        if image.dtype == torch.uint8 and image.ndim == 3 and image.shape[0] == 3:
-            return require_image(image.permute(1, 2, 0).contiguous().numpy())
-    elif isinstance(image, PIL.Image.Image):
-        if image.mode == "RGB":
-            return require_image(np.asarray(image))
-    elif isinstance(image, bytes | bytearray | memoryview):
+    if isinstance(image, Encoded):
         return decode_reduced(image, 1)
+    is_tensor = isinstance(image, torch.Tensor) and image.dtype == torch.uint8
+    if is_tensor and image.ndim == 3 and image.shape[0] == 3:
+        image = image.permute(1, 2, 0).contiguous().numpy()
+    elif isinstance(image, PIL.Image.Image) and image.mode == "RGB":
+        image = np.asarray(image)
     return require_image(image)
 
 
@@ -228,7 +233,7 @@ def size_of(image: Any) -> tuple[int, int]:
     if isinstance(image, bytes | bytearray | memoryview):
         if (size := simplejpeg_size(image)) is not None:
             return size
-        with opened(image) as picture:
+        with opened_picture(image) as picture:
             return picture.height, picture.width
     if isinstance(image, PIL.Image.Image):
         return image.height, image.width
@@ -240,13 +245,10 @@ def size_of(image: Any) -> tuple[int, int]:
 
 # Crops, in native code.
 
-FULL = "in full"
-"""The version of a decoder without the extension."""
 TRIED = Box(19, 21, 33, 35)
 """A box whose edges lie inside iMCUs, with rows and columns left out on all sides."""
 TRIED_SIDE = 96
 """Height and width in pixels of the images on which the extension is tried."""
-TRIED_SIZES = ((TRIED.height, TRIED.width), (20, 47))
 MAX_SIDE = 65_500
 """Pixels of a JPEG's side, beyond which the extension takes no image."""
 SAMPLINGS = ("444", "422", "440", "420", "Gray")
@@ -257,17 +259,17 @@ class CropDecoder:
     """Decodes and resizes crops."""
 
     def __penstock_fingerprint__(self) -> str:
-        """Return the versions of the extension and its libjpeg-turbo, or `FULL`."""
+        """Return the versions of the extension and its libjpeg-turbo, if it is used."""
         extension, _ = crop_extension()
-        return FULL if extension is None else str(extension.VERSION)
+        return "in full" if extension is None else str(extension.VERSION)
 
     def sizes(self, files: list[Encoded]) -> list[tuple[int, int]]:
         """Return the height and width of each image; (0, 0) if a file is refused."""
         extension, _ = crop_extension()
-        found = np.zeros((len(files), 2), np.int32)
+        sizes = np.zeros((len(files), 2), np.int32)
         if extension is not None:
-            extension.sizes(files, found)
-        return [(height, width) for height, width in found.tolist()]
+            extension.sizes(files, sizes)
+        return [(height, width) for height, width in sizes.tolist()]
 
     def crops(
         self, files: list[Encoded], placements: Sequence[Placement], *, to_end: bool
@@ -286,25 +288,21 @@ class CropDecoder:
         Returns:
             None for a file that is refused, or damaged.
         """
-        made: list[Image | None] = [None] * len(files)
+        crops: list[Image | None] = [None] * len(files)
         extension, _ = crop_extension()
         if extension is None:
-            return made
+            return crops
         sizes: dict[tuple[int, int], list[int]] = {}
         for at, each in enumerate(placements):
-            if each.antialias or not each.resizes:
-                sizes.setdefault((each.height, each.width), []).append(at)
+            size = each.height, each.width
+            if each.antialias or (each.reduced.height, each.reduced.width) == size:
+                sizes.setdefault(size, []).append(at)
         for size, places in sizes.items():
-            images = made_by(
-                extension,
-                [files[at] for at in places],
-                [placements[at] for at in places],
-                size,
-                to_end=to_end,
-            )
+            taken = [files[at] for at in places], [placements[at] for at in places]
+            images = made_by(extension, *taken, size, to_end=to_end)
             for at, image in zip(places, images, strict=True):
-                made[at] = image
-        return made
+                crops[at] = image
+        return crops
 
     def crop(self, data: Encoded, placement: Placement, *, to_end: bool) -> Image:
         """Return what is placed of any image file, as `crops` does.
@@ -334,9 +332,8 @@ def shaped(part: Image, placement: Placement) -> Image:
     size, antialias = (placement.height, placement.width), placement.antialias
     extension, _ = crop_extension()
     resizes = part.shape[:2] != size
-    if not resizes or not antialias or max(part.shape + size) > MAX_SIDE:
-        extension = None
-    if extension is None:
+    too_large = max(part.shape + size) > MAX_SIDE
+    if extension is None or not resizes or not antialias or too_large:
         made = resize(part, *size, antialias=antialias) if resizes else part
         return mirror(made) if placement.mirrored else made
     pixels: Image = np.empty((*size, 3), np.uint8)
@@ -354,8 +351,8 @@ def crop_extension() -> tuple[Any | None, str]:
     except ImportError as error:
         return None, f"it cannot be loaded: {error}"
     if not all(is_exact(extension, sampling) for sampling in SAMPLINGS):
-        found = extension.VERSION
-        return None, f"its pixels differ from simplejpeg's or torch's (version {found})"
+        differ = "its pixels differ from simplejpeg's or torch's"
+        return None, f"{differ} (version {extension.VERSION})"
     if not hasattr(extension, "normalize"):
         return None, "it was built of older sources: say make, or pip install -e ."
     return extension, ""
@@ -369,7 +366,7 @@ def is_exact(extension: Any, sampling: str) -> bool:
         noise, colorspace="Gray" if shape[2] == 1 else "RGB", colorsubsampling=sampling
     )
     whole = (TRIED_SIDE, TRIED_SIDE)
-    for factor, size in product((1, 2), TRIED_SIZES):
+    for factor, size in product((1, 2), ((TRIED.height, TRIED.width), (20, 47))):
         tried = Placement(TRIED, *size, whole, mirrored=True, factor=factor)
         (made,) = made_by(extension, [data], [tried], size, to_end=True)
         part = tried.reduced.cut(decode_reduced(data, factor))

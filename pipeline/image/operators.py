@@ -33,21 +33,19 @@ from .codec import (
 )
 from .geometry import (
     Box,
+    Encoded,
     Fill,
     Image,
     Placement,
     Range,
-    central_box,
-    random_box,
-    short_side_size,
-)
-from .sample import (
-    Encoded,
     SampleParts,
     as_given,
-    moved,
+    central_box,
+    moved_annotations,
     numbers,
+    random_box,
     require_encoded,
+    short_side_size,
 )
 
 DECODER = CropDecoder()
@@ -56,7 +54,7 @@ REDUCTIONS = (8, 4, 2)
 """The n of the scales 1/n at which libjpeg decodes faster than at full size."""
 
 
-def placed(
+def placed_sample(
     sample: Any,
     choose: Callable[[int, int], Placement],
     *,
@@ -70,9 +68,9 @@ def placed(
     Args:
         sample: an image, or a sample that holds one: see `SampleParts`.
         choose: returns the placement for an image of this height and width.
-        per_box: see `moved`.
-        by_middle: see `moved`.
-        mask_fill: see `moved`.
+        per_box: see `moved_annotations`.
+        by_middle: see `moved_annotations`.
+        mask_fill: see `moved_annotations`.
         to_end: see `CropDecoder.crops`.
 
     Raises:
@@ -83,13 +81,13 @@ def placed(
     height, width = size_of(parts.image)
     placement = choose(height, width)
     if isinstance(parts.image, Encoded):
-        made = DECODER.crop(parts.image, placement, to_end=to_end)
-        image = on_canvas(made, placement)
+        pixels = DECODER.crop(parts.image, placement, to_end=to_end)
+        image = on_canvas(pixels, placement)
     else:
-        image = like(parts.image, drawn(pixels_of(parts.image), placement))
+        image = like(parts.image, drawn_image(pixels_of(parts.image), placement))
     if parts.target is None:
-        return parts.made(image)
-    target = moved(
+        return parts.with_image(image)
+    target = moved_annotations(
         parts.target,
         placement,
         (height, width),
@@ -97,10 +95,10 @@ def placed(
         by_middle=by_middle,
         mask_fill=mask_fill,
     )
-    return parts.made(image, target)
+    return parts.with_image(image, target)
 
 
-def drawn(image: Image, placement: Placement) -> Image:
+def drawn_image(image: Image, placement: Placement) -> Image:
     """Return the new image, `uint8 [H, W, 3]`, in new memory."""
     part = placement.box.cut(image) if placement.cuts else image
     made = on_canvas(shaped(part, placement), placement)
@@ -113,10 +111,11 @@ def on_canvas(image: Image, placement: Placement) -> Image:
     canvas = placement.canvas
     if canvas is None:
         return image
-    around: Image = np.empty((canvas.height, canvas.width, image.shape[2]), np.uint8)
-    around[:] = placement.fill
-    left, top = canvas.left, canvas.top
-    around[top : top + placement.height, left : left + placement.width] = image
+    size = canvas.height, canvas.width, image.shape[2]
+    around = np.full(size, placement.fill, np.uint8)
+    replace(canvas, height=placement.height, width=placement.width).cut(around)[:] = (
+        image
+    )
     return around
 
 
@@ -137,21 +136,26 @@ def on_files(
             asked before the next is taken.
         to_end: see `CropDecoder.crops`.
     """
-    made: list[Any] = [None] * len(samples)
+    results: list[Any] = [None] * len(samples)
     parts = [SampleParts.of(sample) for sample in samples]
-    files = [part.file for part in parts]
+    # Empty for what is no file, or has annotations: the extension refuses it.
+    files = [
+        part.image if part.target is None and isinstance(part.image, Encoded) else b""
+        for part in parts
+    ]
     sizes = zip(DECODER.sizes(files), choices, strict=True)
     chosen = {
         at: choose(height, width)
         for at, ((height, width), choose) in enumerate(sizes)
         if height and not is_bomb(height, width)
     }
-    taken = [files[at] for at in chosen]
-    images = DECODER.crops(taken, [*chosen.values()], to_end=to_end)
+    images = DECODER.crops(
+        [files[at] for at in chosen], [*chosen.values()], to_end=to_end
+    )
     for (at, placement), image in zip(chosen.items(), images, strict=True):
         if image is not None:
-            made[at] = parts[at].made(on_canvas(image, placement))
-    return made
+            results[at] = parts[at].with_image(on_canvas(image, placement))
+    return results
 
 
 class Placing(ABC):
@@ -174,8 +178,8 @@ class Placing(ABC):
         """Take a flip or a central crop along: see engine/program/operations.py."""
         after = following[0] if following else None
         takes = type(after) in (center_crop, horizontal_flip)
-        fused = FusedPlacing(self, at, after if takes else None)
-        return (at + takes, fused) if at or takes else None
+        together = partial(fused, self, at, after if takes else None)
+        return (at + takes, together) if at or takes else None
 
     @abstractmethod
     def _choose(
@@ -237,14 +241,14 @@ class random_resized_crop(Placing):
             ValueError: it has the bytes of a file that cannot be decoded.
         """
         choose = partial(self._choose, ctx, rng)
-        return placed(sample, choose, per_box=self.per_box, to_end=self.TO_END)
+        return placed_sample(sample, choose, per_box=self.per_box, to_end=self.TO_END)
 
     def _choose(
         self, ctx: Context | None, rng: np.random.Generator, height: int, width: int
     ) -> Placement:
-        size, of = wanted_size(self.size, ctx), (height, width)
-        box = random_box(height, width, self.scale, self.ratio, rng)
-        return Placement(box, size, size, of, antialias=self.antialias)
+        sides, of = wanted_sides(self.size, ctx), (height, width)
+        box = random_box(height, width, scale=self.scale, ratio=self.ratio, rng=rng)
+        return Placement(box, *sides, of, antialias=self.antialias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,11 +281,10 @@ class horizontal_flip:
         """
         if rng.random() >= self.p:
             return on_pixels(sample, lambda image: image)
-
-        def choose(height: int, width: int) -> Placement:
-            return Placement.whole((height, width), mirrored=True)
-
-        return with_pairs(placed(sample, choose), self.keypoint_pairs)
+        flipped = placed_sample(
+            sample, lambda *size: Placement.whole(size, mirrored=True)
+        )
+        return with_pairs(flipped, self.keypoint_pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +306,7 @@ class resize(Placing):
 
     def __post_init__(self) -> None:
         if self.size is not None:
-            for side in sides(self.size):
+            for side in wanted_sides(self.size):
                 whole_number("size", side, 1, USUAL_SIZE)
 
     def __call__(self, sample: Any, ctx: Context | None = None) -> Any:
@@ -314,13 +317,12 @@ class resize(Placing):
             SpecError: neither the operator nor the context has a size.
             ValueError: it has the bytes of a file that cannot be decoded.
         """
-        return placed(sample, partial(self._choose, ctx, None))
+        return placed_sample(sample, partial(self._choose, ctx, None))
 
     def _choose(
         self, ctx: Context | None, _: object, height: int, width: int
     ) -> Placement:
-        given = self.size
-        tall, wide = sides(wanted_size(None, ctx) if given is None else given)
+        tall, wide = wanted_sides(self.size, ctx)
         return Placement.whole(
             (height, width), height=tall, width=wide, antialias=self.antialias
         )
@@ -360,7 +362,7 @@ class resize_short_side(Placing):
             SampleError: it has no image, or its annotations have wrong shapes.
             ValueError: it has the bytes of a file that cannot be decoded.
         """
-        return placed(sample, partial(self._choose, None, None))
+        return placed_sample(sample, partial(self._choose, None, None))
 
     def _choose(self, _: object, __: object, height: int, width: int) -> Placement:
         tall, wide = short_side_size(height, width, self.size, self.max_size)
@@ -396,8 +398,9 @@ class center_crop(Placing):
             ValueError: the image is smaller than that, or has the bytes of a file that
                 cannot be decoded.
         """
-        choose = partial(self._choose, None, None)
-        return placed(sample, choose, per_box=self.per_box)
+        return placed_sample(
+            sample, partial(self._choose, None, None), per_box=self.per_box
+        )
 
     def _choose(self, _: object, __: object, height: int, width: int) -> Placement:
         if min(height, width) < self.size:
@@ -433,7 +436,7 @@ class random_crop:
     per_box: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for side in sides(self.size):
+        for side in wanted_sides(self.size):
             whole_number("size", side, 1, USUAL_SIZE)
         whole_number("padding", self.padding, 0, "4 pixels are usual")
 
@@ -445,7 +448,7 @@ class random_crop:
             ValueError: the image, with its padding, is smaller than that, or has the
                 bytes of a file that cannot be decoded.
         """
-        tall, wide = sides(self.size)
+        tall, wide = wanted_sides(self.size)
 
         def choose(height: int, width: int) -> Placement:
             if height < tall or width < wide:
@@ -459,7 +462,7 @@ class random_crop:
 
         if self.padding:
             sample = pad(self.padding, fill=self.fill, mask_fill=self.mask_fill)(sample)
-        return placed(sample, choose, per_box=self.per_box)
+        return placed_sample(sample, choose, per_box=self.per_box)
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,7 +504,7 @@ class pad:
             SampleError: it has no image, or its annotations have wrong shapes.
             ValueError: it has the bytes of a file that cannot be decoded.
         """
-        return placed(sample, self._choose, mask_fill=self.mask_fill)
+        return placed_sample(sample, self._choose, mask_fill=self.mask_fill)
 
     def _choose(self, height: int, width: int) -> Placement:
         given = self.padding
@@ -509,8 +512,9 @@ class pad:
         tall, wide = height + top + bottom, width + left + right
         if self.to is not None:
             tall, wide = max(height, self.to[0]), max(width, self.to[1])
-        canvas = Box(top, left, tall, wide)
-        return Placement.whole((height, width), canvas=canvas, fill=self.fill)
+        return Placement.whole(
+            (height, width), canvas=Box(top, left, tall, wide), fill=self.fill
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -576,12 +580,10 @@ class decode_random_resized_crop(random_resized_crop):
     def _choose(
         self, ctx: Context | None, rng: np.random.Generator, height: int, width: int
     ) -> Placement:
-        placement = random_resized_crop._choose(self, ctx, rng, height, width)  # noqa: SLF001
-        return replace(
-            placement,
-            mirrored=bool(rng.random() < self.flip),
-            factor=reduction(placement.box, placement.width * self.reducing_gap),
-        )
+        full = random_resized_crop._choose(self, ctx, rng, height, width)  # noqa: SLF001
+        room = min(full.box.height, full.box.width) / (full.width * self.reducing_gap)
+        factor = next((factor for factor in REDUCTIONS if factor <= room), 1)
+        return replace(full, mirrored=bool(rng.random() < self.flip), factor=factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -597,31 +599,21 @@ class decode_only_random_resized_crop(decode_random_resized_crop):
     TO_END: ClassVar[bool] = False
 
 
-def reduction(box: Box, pixels: float) -> int:
-    """Return the largest n at which `box` still has `pixels` on both sides; else 1."""
-    room = min(box.height, box.width) / pixels
-    return next((factor for factor in REDUCTIONS if factor <= room), 1)
-
-
-def wanted_size(size: int | None, ctx: Context | None) -> int:
-    """Return `size`, or the context's `image_size` if it is None; in pixels.
+def wanted_sides(
+    size: int | tuple[int, int] | None, ctx: Context | None = None
+) -> tuple[int, int]:
+    """Return (height, width) in pixels; one number stands for both.
 
     Raises:
-        SpecError: neither is given.
+        SpecError: `size` is None, and the context has no `image_size` either.
     """
-    if size is None:
-        size = None if ctx is None else ctx.image_size
-    if size is None:
+    wanted = ctx.image_size if size is None and ctx is not None else size
+    if wanted is None:
         raise SpecError(
             "`size` is None and the context has no `image_size`; give the operator a "
             "size, or give the pipeline a schedule with image sizes"
         )
-    return size
-
-
-def sides(size: int | tuple[int, int]) -> tuple[int, int]:
-    """Return (height, width) for a size, which may be one number for both."""
-    return (size, size) if isinstance(size, int) else size
+    return (wanted, wanted) if isinstance(wanted, int) else wanted
 
 
 def with_pairs(sample: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
@@ -634,8 +626,8 @@ def with_pairs(sample: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
     order = list(range(points.shape[1]))
     for one, other in pairs:
         order[one], order[other] = other, one
-    changed = as_given(points[:, order], given)
-    return parts.made(parts.image, {**parts.target, "keypoints": changed})
+    exchanged = {"keypoints": as_given(points[:, order], given)}
+    return parts.with_image(parts.image, {**parts.target, **exchanged})
 
 
 def check_probability(name: str, value: float) -> None:
@@ -650,41 +642,40 @@ def check_probability(name: str, value: float) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class FusedPlacing:
-    """Makes several samples as operators in separate maps do, in one native call.
+def fused(
+    placing: Placing,
+    at: int,
+    after: center_crop | horizontal_flip | None,
+    samples: Sequence[Any],
+    draws: Iterator[Callable[[int], Any]],
+    ctx: Context,
+) -> list[Any]:
+    """Make several samples as operators in separate maps do, in one native call.
 
     Args:
         placing: the operator that places.
         at: which of them it is: 1 after `decode`.
         after: the one after it, if it goes along.
+        samples: what the first of them takes.
+        draws: for each, what returns the generator of the operator with a number.
+        ctx: the context of all.
+
+    Returns:
+        The samples, or None, as `on_files` does.
     """
 
-    placing: Placing
-    at: int
-    after: center_crop | horizontal_flip | None
-
-    def __call__(
-        self,
-        samples: Sequence[Any],
-        draws: Iterator[Callable[[int], Any]],
-        ctx: Context,
-    ) -> list[Any]:
-        """Return the samples, or None, as `on_files` does."""
-        choices = (partial(self._choose, ctx, draw) for draw in draws)
-        made = on_files(samples, choices, to_end=self.placing.TO_END)
-        if isinstance(self.after, center_crop):
-            return [each if each is None else self.after(each) for each in made]
-        return made
-
-    def _choose(
-        self, ctx: Context, draw: Callable[[int], Any], height: int, width: int
-    ) -> Placement:
-        placement = self.placing._choose(ctx, draw(self.at), height, width)  # noqa: SLF001
-        if isinstance(self.after, horizontal_flip):
-            mirrors = draw(self.at + 1).random() < self.after.p
+    def choose(draw: Callable[[int], Any], height: int, width: int) -> Placement:
+        placement = placing._choose(ctx, draw(at), height, width)  # noqa: SLF001
+        if isinstance(after, horizontal_flip):
+            mirrors = draw(at + 1).random() < after.p
             return replace(placement, mirrored=placement.mirrored != mirrors)
         return placement
+
+    choices = (partial(choose, draw) for draw in draws)
+    made = on_files(samples, choices, to_end=placing.TO_END)
+    if isinstance(after, center_crop):
+        return [each if each is None else after(each) for each in made]
+    return made
 
 
 def after_decoding(following: Sequence[Any]) -> tuple[int, Callable[..., Any]] | None:

@@ -5,8 +5,7 @@ source.py         Source: what penstock reads itself, and what each process open
 folder.py         class folders of this machine, and what its paths and patterns name
 files.py          files anywhere, through fsspec; class folders in a store
 lmdb_records.py   values of an LMDB database
-tar_shards.py     WebDataset shards, indexed
-remote_shards.py  WebDataset shards of a store
+shards.py         WebDataset shards, indexed, here or in a store
 row_groups.py     rows of a table that comes in groups, taken by column
 columnar.py       rows of Parquet and Arrow files
 remote_parquet.py rows of Parquet files of a store
@@ -42,28 +41,6 @@ def find_folder(
     from .files import find_remote_folder
 
     return find_remote_folder(os.fspath(root), options, executor)
-
-
-def find_shards(
-    shards: Paths,
-    fields: Sequence[str] | None,
-    options: Mapping[str, Any] | None,
-    executor: Executor,
-) -> Source:
-    """Return the samples of WebDataset shards, indexed.
-
-    Raises:
-        SpecError: there is no shard or no sample, a shard cannot be read in parts, or a
-            field may not be read.
-    """
-    urls = listed("from_webdataset", shards)
-    if any(map(URL.match, urls)):
-        from .remote_shards import find_remote_shards
-
-        return find_remote_shards(urls, fields, options, executor)
-    from .tar_shards import WebDataset
-
-    return WebDataset.find(shards, fields)
 
 
 def find_parquet(

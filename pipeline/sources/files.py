@@ -20,7 +20,7 @@ from collections.abc import (
 )
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from fsspec import get_filesystem_class
@@ -34,13 +34,10 @@ from ...cache.fingerprint import file_fingerprints
 from ...engine.recipe import Executor
 from ...errors import SpecError, check
 from ...system.printing import Bare
-from .folder import SUFFIXES, is_image
+from .folder import SUFFIXES, Paths, is_image
 from .patience import PATIENCE, HedgedReads, Patience, ShortBodyError
 from .source import Source, digest
 
-Url = str | os.PathLike[str]
-Urls = Url | Sequence[Url]
-"""Files one by one, or one pattern that matches them."""
 Part = tuple[int, int]
 """The first byte of a part of a file, and the byte after its last one."""
 
@@ -98,13 +95,6 @@ class Store:
         """Whether a read may fail for temporary reasons."""
         return self.protocol not in ("file", "local", "memory")
 
-    def can_wait(self) -> bool:
-        """Whether an event loop can read the store.
-
-        It cannot read a chain of file systems.
-        """
-        return "::" not in self.url and bool(self.kind().async_impl)
-
     def place(self) -> list[Any]:
         """Return what identifies the store: host, account, ref; archive; options.
 
@@ -125,7 +115,12 @@ class Store:
         if self.is_web():
             options = {"get_client": unlimited_client, **options}
         elif self.protocol in ("s3", "s3a"):
-            options = s3_options(options)
+            # Each object is one request; by default s3fs would first ask for the size,
+            # to read parts side by side. botocore stops at 10 connections by default,
+            # whatever `num_parallel_workers` says. What the user says wins.
+            config = {"max_pool_connections": S3_CONNECTIONS}
+            config |= options.get("config_kwargs") or {}
+            options = {"max_concurrency": 1, **options, "config_kwargs": config}
         return url_to_fs(self.url, **options, **own)[0]
 
     def read(self, path: str, part: Part | None = None) -> bytes:
@@ -158,32 +153,19 @@ class Store:
             files = self.open()
             self._local.opened = os.getpid(), files
         if self.is_web():
-            content: bytes = sync(files.loop, self._fetched, files, part, path)
-            return content
+            return cast("bytes", sync(files.loop, self._fetched, files, part, path))
         return whole_part(files.cat_file(path, **parted(part)), part, path)
 
     async def _fetched(self, files: Any, part: Part | None, path: str) -> bytes:
         """Return a file, or a part of it, by an open file system that can wait."""
         if self.is_web():
-            content = await download(files, self.patience, part, path)
+            reading = download(files, self.patience, part, path)
         else:
-            content = await files._cat_file(path, **parted(part))  # noqa: SLF001
-        return whole_part(content, part, path)
+            reading = files._cat_file(path, **parted(part))  # noqa: SLF001
+        return whole_part(await reading, part, path)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Store, (self.url, self.options, self.patience)
-
-
-def s3_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with which s3fs reads many objects at once; `given` wins.
-
-    Each object is one request; by default s3fs would first ask for the size, to read
-    parts side by side. botocore stops at 10 connections by default, whatever
-    `num_parallel_workers` says.
-    """
-    config = {"max_pool_connections": S3_CONNECTIONS}
-    config |= given.get("config_kwargs") or {}
-    return {"max_concurrency": 1, **given, "config_kwargs": config}
 
 
 async def unlimited_client(**settings: Any) -> Any:
@@ -197,8 +179,7 @@ async def unlimited_client(**settings: Any) -> Any:
     if "connector" not in settings:
         settings["connector"] = aiohttp.TCPConnector(limit=0)
     limits = aiohttp.ClientTimeout(sock_connect=STALLED_S, sock_read=STALLED_S)
-    settings.setdefault("timeout", limits)
-    return aiohttp.ClientSession(**settings)
+    return aiohttp.ClientSession(**{"timeout": limits, **settings})
 
 
 async def download(
@@ -224,11 +205,15 @@ async def download(
         settings["headers"] = {**settings.get("headers", {}), **asked}
     async with session.get(files.encode_url(url), **settings) as response:
         files._raise_not_found_for_status(response, url)  # noqa: SLF001 as its own reads
-        if part is not None and response.status != 206:
-            raise SpecError(NO_PARTS.format(url, response.status))
-        length = response.content_length
-        if "Content-Encoding" in response.headers:
-            length = None  # the length of the compressed body, not of the content
+        check(
+            part is None or response.status == 206,
+            f"{url} came whole (status {response.status}), and only a part was asked"
+            " for; give a server that sends byte ranges, as object stores do, or copy"
+            " the file to a disk",
+        )
+        # With an encoding it is the length of the compressed body, not of the content.
+        is_plain = "Content-Encoding" not in response.headers
+        length = response.content_length if is_plain else None
         patience.check_size(length or 0, url)
         content = bytearray()
         async for piece in response.content.iter_any():
@@ -242,12 +227,6 @@ async def download(
             " and the connection, or raise `retries`"
         )
     return bytes(content)
-
-
-NO_PARTS = (
-    "{} came whole (status {}), and only a part was asked for; give a server that sends"
-    " byte ranges, as object stores do, or copy the file to a disk"
-)
 
 
 class Files(Source):
@@ -287,8 +266,7 @@ class Files(Source):
         return self._sample(index, self.store.read(self.paths[index]))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given = self.store, self.paths, self.labels, self.shown, self.KIND
-        return type(self), given
+        return type(self), (self.store, self.paths, self.labels, self.shown, self.KIND)
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
         """Return a fingerprint of each file and its label: `uint64 [n, 2]`.
@@ -326,8 +304,8 @@ class Session:
         self.files: Any = None
         """fsspec's instance, once the file system is open."""
         self.hedged = HedgedReads()
-        self._store = store
-        self._over = over
+        self._store, self._over = store, over
+        # The first reads of a loop begin together: one opens, and the others wait.
         self._opening = asyncio.Lock()
         self._held: AsyncGenerator[Any] | None = None
 
@@ -373,7 +351,7 @@ def whole_part(content: bytes, part: Part | None, path: str) -> bytes:
 
 
 def find_files(
-    urls: Urls,
+    urls: Paths,
     labels: Sequence[Any] | None,
     options: Mapping[str, Any] | None,
     executor: Executor,
@@ -390,7 +368,13 @@ def find_files(
     """
     alone = isinstance(urls, (str, os.PathLike))
     given = [urls] if isinstance(urls, (str, os.PathLike)) else urls
-    listed = [_text(url) for url in given]
+    for url in given:
+        check(
+            isinstance(url, (str, os.PathLike)),
+            f"a URL must be a str or a path, got {url!r}; for bytes that are in memory "
+            "already use from_dataset",
+        )
+    listed = [str(os.fspath(url)) for url in given]
     check(
         listed,
         "`from_files` needs at least one URL, got an empty sequence; was the "
@@ -433,30 +417,25 @@ def find_remote_folder(
             f"`from_folder` could not list {root!r}: {type(error).__name__}: {error};"
             " see that the URL is right and that it may be read from here"
         ) from error
-    classes = {path: class_of(path, top) for path in found if is_image(path)}
-    paths = sorted(path for path, name in classes.items() if name)
+    images = filter(is_image, found)
+    inside = {path: posixpath.relpath(path, top).split("/", 1) for path in images}
+    classes = {path: names[0] for path, names in inside.items() if names[1:]}
+    paths = sorted(classes)
     check(
         paths,
         f"`from_folder` found no image in class folders below {root!r}, and"
-        f" {len(classes)} in none; give the folder that holds one sub-folder per class,"
+        f" {len(inside)} in none; give the folder that holds one sub-folder per class,"
         f" with files ending in {' '.join(sorted(SUFFIXES))}",
     )
-    names = sorted({classes[path] for path in paths})
-    numbers = {name: number for number, name in enumerate(names)}
+    numbers = {name: number for number, name in enumerate(sorted({*classes.values()}))}
     labels = [numbers[classes[path]] for path in paths]
     kind = kind_of(store, executor)
-    return kind(store, tuple(paths), labels, (root,), "Folder")
-
-
-def class_of(path: str, top: str) -> str:
-    """Return the class folder that holds a file; empty if there is none."""
-    name, inside, _ = posixpath.relpath(path, top).partition("/")
-    return name if inside else ""
+    return kind(store, tuple(paths), labels, shown=(root,), kind="Folder")
 
 
 def kind_of(store: Store, executor: Executor) -> type[Files]:
     """Return what an event loop or threads read; `SpecError`: it cannot but should."""
-    can_wait = store.can_wait()
+    can_wait = "::" not in store.url and store.kind().async_impl  # no chain can wait
     check(
         can_wait or executor != "async",
         f'executor="async" needs a file system that fsspec can read in an event loop, '
@@ -465,25 +444,16 @@ def kind_of(store: Store, executor: Executor) -> type[Files]:
     return AsyncFiles if can_wait and executor in ("auto", "async") else Files
 
 
-def _text(url: Any) -> str:
-    check(
-        isinstance(url, (str, os.PathLike)),
-        f"a URL must be a str or a path, got {url!r}; for bytes that are in memory "
-        "already use from_dataset",
-    )
-    return str(os.fspath(url))
-
-
 def _matches(store: Store) -> tuple[str, ...]:
     """Return the files that match the store's own URL, a pattern, sorted."""
     store.kind()
     files, pattern = url_to_fs(store.url, **store.options)
-    found = files.glob(pattern, detail=True)
-    paths = sorted(path for path, info in found.items() if info["type"] == "file")
+    matches = files.glob(pattern, detail=True)
+    paths = sorted(path for path, info in matches.items() if info["type"] == "file")
     check(
         paths,
         f"`from_files` found no file that matches {store.url!r}"
-        f"{', only folders' if found else ''}; `*` matches within one folder, `**` "
+        f"{', only folders' if matches else ''}; `*` matches within one folder, `**` "
         'also those below it, as in "photos/**/*.jpg"',
     )
     return tuple(paths)
@@ -496,31 +466,23 @@ def _paths(store: Store, urls: Sequence[str]) -> Iterable[str]:
     chain of file systems has to be opened.
     """
     kind = store.kind()
-    if any("::" in url for url in urls):
-        yield from _chained(store, urls)
-        return
+    chain = store.open() if any("::" in url for url in urls) else None
     own = {kind.protocol} if isinstance(kind.protocol, str) else {*kind.protocol}
     own.add(store.protocol)
     settings_of = kind._get_kwargs_from_urls  # noqa: SLF001 what url_to_fs asks
     settings = settings_of(store.url)
     for url in urls:
-        if get_protocol(url) not in own or settings_of(url) != settings:
-            raise _mixed(store, url)
-        yield kind._strip_protocol(url)  # noqa: SLF001 what url_to_fs asks
-
-
-def _chained(store: Store, urls: Iterable[str]) -> Iterable[str]:
-    first = store.open()
-    for url in urls:
-        files, path = url_to_fs(url, **store.options)
-        if files != first:
-            raise _mixed(store, url)
+        if chain is None:
+            is_own = get_protocol(url) in own and settings_of(url) == settings
+            path = kind._strip_protocol(url)  # noqa: SLF001 what url_to_fs asks
+        else:
+            files, path = url_to_fs(url, **store.options)
+            is_own = files == chain
+        if not is_own:
+            raise SpecError(
+                "the URLs of one from_files() must be of one file system, got "
+                f"{store.protocol!r} ({store.url}) and {Store(url).protocol!r}"
+                f" ({url}); make one pipeline for each, or from_dataset() of a dataset"
+                " that reads both"
+            )
         yield path
-
-
-def _mixed(store: Store, url: str) -> SpecError:
-    return SpecError(
-        "the URLs of one from_files() must be of one file system, got "
-        f"{store.protocol!r} ({store.url}) and {Store(url).protocol!r} ({url}); make "
-        "one pipeline for each, or from_dataset() of a dataset that reads both"
-    )

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import SpecError, check
+from ...errors import check
 from .source import Source
 
 SUFFIXES = frozenset(
@@ -82,14 +82,17 @@ class Folder(Source):
                 in these.
         """
         top = Path(root)
-        if not top.is_dir():
-            raise SpecError(
-                f"`from_folder` needs a folder, got {str(root)!r}, which "
-                f"{'is a file' if top.exists() else 'does not exist'}; give the folder "
-                "that holds one sub-folder of images per class"
-            )
-        folders = [each for each in sorted(top.iterdir()) if each.is_dir()]
-        found = [(each.name, names_in(each)) for each in folders]
+        check(
+            top.is_dir(),
+            f"`from_folder` needs a folder, got {str(root)!r}, which "
+            f"{'is a file' if top.exists() else 'does not exist'}; give the folder "
+            "that holds one sub-folder of images per class",
+        )
+        found = [
+            (each.name, names_in(each))
+            for each in sorted(top.iterdir())
+            if each.is_dir()
+        ]
         classes = [(name, files) for name, files in found if files]
         check(classes, empty(top, [name for name, _ in found]))
         kinds = tuple(name for name, _ in classes)
@@ -201,9 +204,8 @@ def empty(top: Path, folders: list[str]) -> str:
 
 # Files one by one, or by a pattern.
 
-LocalPath = str | os.PathLike[str]
-Paths = LocalPath | Sequence[LocalPath]
-"""Files one by one, or one pattern that matches them."""
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""Files or URLs one by one, or one pattern that matches them."""
 BRACES = re.compile(r"[{](?:(\d+)[.][.](\d+)|([^{}]*,[^{}]*))[}]")
 """Numbers from one to another, or alternatives."""
 MAX_FILES = 1_000_000
@@ -230,11 +232,11 @@ def files_here(source: str, paths: Paths) -> tuple[str, ...]:
     if isinstance(paths, (str, os.PathLike)):
         given = [path for each in given for path in matches(each)]
     absent = next((each for each in given if not os.path.exists(each)), None)
-    if absent is not None or not given:
-        raise SpecError(
-            f"`{source}` found no file {absent or paths!r}; give paths, or one pattern"
-            ' such as "train-*" or "train-{000..099}"'
-        )
+    check(
+        given and absent is None,
+        f"`{source}` found no file {absent or paths!r}; give paths, or one pattern"
+        ' such as "train-*" or "train-{000..099}"',
+    )
     return tuple(map(os.path.abspath, given))
 
 
@@ -245,9 +247,8 @@ def first_of(paths: Sequence[str]) -> str:
 
 def matches(pattern: str) -> list[str]:
     """Return the files that match a pattern, sorted; a file's own name first."""
-    if os.path.exists(pattern) or not glob.has_magic(pattern):
-        return [pattern]
-    return sorted(glob.glob(pattern, recursive=True))
+    is_name = os.path.exists(pattern) or not glob.has_magic(pattern)
+    return [pattern] if is_name else sorted(glob.glob(pattern, recursive=True))
 
 
 def listed(source: str, paths: Paths) -> list[str]:
@@ -256,7 +257,7 @@ def listed(source: str, paths: Paths) -> list[str]:
     Raises:
         SpecError: one is a command, or the braces stand for too many.
     """
-    found: list[str] = []
+    names: list[str] = []
     for given in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
         each = os.fspath(given)
         check(
@@ -264,18 +265,18 @@ def listed(source: str, paths: Paths) -> list[str]:
             f"`{source}` runs no commands: `pipe:` would hand what it reads to a"
             f" program, got {each!r}",
         )
-        found += islice(expanded(each), MAX_FILES + 1 - len(found))
+        names += islice(expanded(each), MAX_FILES + 1 - len(names))
         check(
-            len(found) <= MAX_FILES,
+            len(names) <= MAX_FILES,
             f"`{source}` got braces for more than {MAX_FILES} files: {each!r}; see that"
             " the numbers in them are right",
         )
     check(
-        found,
+        names,
         f"`{source}` needs at least one file, got {paths!r}"
         "; check the listing or the pattern that made it",
     )
-    return found
+    return names
 
 
 def expanded(path: str) -> Iterator[str]:
@@ -291,15 +292,14 @@ def expanded(path: str) -> Iterator[str]:
         yield from expanded(path[: found.start()] + choice + path[found.end() :])
 
 
-def choices(found: re.Match[str]) -> Iterator[str]:
-    """Yield what a pair of braces stands for."""
+def choices(found: re.Match[str]) -> Iterable[str]:
+    """Return what a pair of braces stands for."""
     first, last, named = found.groups()
     if named is not None:
-        yield from named.split(",")
-        return
+        return str(named).split(",")
     padded = any(len(each) > 1 and each[0] == "0" for each in (first, last))
     width = max(len(first), len(last)) if padded else 0
     begin, end = int(first), int(last)
     step = 1 if begin <= end else -1
-    for number in range(begin, end + step, step):
-        yield f"{number:0{width}}"
+    # One by one: there may be more numbers than memory.
+    return (f"{number:0{width}}" for number in range(begin, end + step, step))

@@ -36,10 +36,11 @@ class Database:
             self.environment.close()
 
 
+# Weak: once no source has a database open, the user may open it in another way.
 OPEN: WeakValueDictionary[str, Database] = WeakValueDictionary()
 """The databases that this process opened or inherited."""
 LOCK = threading.Lock()
-"""Guards `OPEN`."""
+"""Guards `OPEN`: two threads that miss a database would open it twice, an error."""
 
 
 def database(path: str) -> Database:
@@ -121,10 +122,10 @@ class Lmdb(Source):
         """
         keys = [self.keys[index] for index in indices]
         with self._opened().environment.begin() as transaction:
-            found: list[Any] = [*map(transaction.get, keys)]
-        if None in found:
-            raise KeyError(keys[found.index(None)])
-        return found
+            values: list[Any] = [*map(transaction.get, keys)]
+        if None in values:
+            raise KeyError(keys[values.index(None)])
+        return values
 
     def sample_fingerprints(self) -> NDArray[np.uint64]:
         """Return a fingerprint of each record: `uint64 [n, 2]`.
@@ -133,10 +134,10 @@ class Lmdb(Source):
         """
         from ...cache.fingerprint import file_fingerprints
 
-        inside = os.path.isdir(self.path)
-        files = [os.path.join(self.path, "data.mdb") if inside else self.path]
-        sizes = np.array([len(self)])
-        return prints_of_rows(file_fingerprints(files), sizes, self.identity())
+        is_folder = os.path.isdir(self.path)
+        file = os.path.join(self.path, "data.mdb") if is_folder else self.path
+        prints = file_fingerprints([file])
+        return prints_of_rows(prints, np.array([len(self)]), self.identity())
 
     def identity(self) -> str:
         """Return the hash of the keys."""

@@ -152,8 +152,6 @@ def tell_of_retry(state: RetryCallState) -> None:
 
 # Second requests for late reads.
 
-Read = Callable[[str], Awaitable[bytes]]
-
 KNOWN = 20
 """The number of finished reads needed to estimate how long a read takes."""
 UNKNOWN_LATE_S = 1.0
@@ -193,7 +191,9 @@ class HedgedReads:
         self.hedged = 0
         """Number of further requests for them."""
 
-    async def read(self, function: Read, path: str) -> bytes:
+    async def read(
+        self, function: Callable[[str], Awaitable[bytes]], path: str
+    ) -> bytes:
         """Return the result of the first call of `function(path)` that succeeds.
 
         It is called again if the result is late. An error in one call is raised only if
@@ -217,7 +217,9 @@ class HedgedReads:
         within = self.hedged < FIRST_FEW + MAX_SHARE * self.asked
         return within or time.monotonic() >= self._rested_s
 
-    async def _hedged(self, function: Read, path: str) -> bytes:
+    async def _hedged(
+        self, function: Callable[[str], Awaitable[bytes]], path: str
+    ) -> bytes:
         tasks = [asyncio.ensure_future(function(path))]
         begun_s = time.monotonic()
         try:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
-from ...errors import SpecError, check
+from ...errors import check
 
 
 class Source(ABC):
@@ -100,10 +100,10 @@ def prints_of_rows(
     salts = np.frombuffer(bytes.fromhex(salt), np.uint64).reshape(1, 2)
     starts = np.cumsum(sizes) - sizes
     rows = np.arange(int(sizes.sum())) - np.repeat(starts, sizes)
-    found = np.repeat(files ^ salts, sizes, axis=0)
+    prints = np.repeat(files ^ salts, sizes, axis=0)
     # An odd factor maps each row to a different number; the sums in a file differ, too.
-    found[:, 0] += rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return found
+    prints[:, 0] += rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return prints
 
 
 # What each process opens for itself.
@@ -138,8 +138,8 @@ class PerProcess(Generic[T]):
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._values: OrderedDict[Hashable, Future[T]] = OrderedDict()
-        self._nbytes: dict[Hashable, int] = {}
+        self._values: OrderedDict[Hashable, tuple[Future[T], int | None]]
+        self._values = OrderedDict()  # with the bytes of each, once it is made
         self._process = os.getpid()  # last: a thread that sees it finds a free lock
 
     def __call__(self, key: Hashable) -> T:
@@ -147,16 +147,16 @@ class PerProcess(Generic[T]):
         if self._process != os.getpid():
             self._begin()
         with self._lock:
-            found = self._values.get(key)
-            mine = found is None
-            if found is None:
-                found = self._values[key] = Future()
+            mine = key not in self._values
+            if mine:
+                self._values[key] = Future(), None
                 if len(self._values) > self._kept:
-                    self._drop(next(iter(self._values)))
+                    self._values.popitem(last=False)
+            value, _ = self._values[key]
             self._values.move_to_end(key)
         if mine:
-            self._fill(key, found)
-        return found.result()
+            self._fill(key, value)
+        return value.result()
 
     def all(self, keys: Sequence[Hashable]) -> list[T]:
         """Return the values of several keys, making first what nobody else makes."""
@@ -179,16 +179,12 @@ class PerProcess(Generic[T]):
     def _make_room(self, key: Hashable, nbytes: int, limit: int) -> None:
         """Drop the values used longest ago until there is room for one just made."""
         if key in self._values:
-            self._nbytes[key] = nbytes
-        for old in [each for each in self._values if each != key]:
-            if sum(self._nbytes.values()) <= limit:
+            self._values[key] = self._values[key][0], nbytes
+        for old, (_, freed) in [*self._values.items()]:
+            if sum(each or 0 for _, each in self._values.values()) <= limit:
                 break
-            if old in self._nbytes:
-                self._drop(old)
-
-    def _drop(self, key: Hashable) -> None:
-        del self._values[key]
-        self._nbytes.pop(key, None)
+            if freed is not None and old != key:
+                del self._values[old]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._make, self._kept, self._weigh, self._limit)
@@ -213,21 +209,19 @@ def is_iterable(dataset: Any) -> bool:
         not cure,
         f"`from_dataset` cannot take {type(dataset).__name__} objects: {cure}",
     )
-    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
-        return False
-    if hasattr(dataset, "__iter__"):
-        return True
-    raise SpecError(
+    is_map = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    check(
+        is_map or hasattr(dataset, "__iter__"),
         f"`from_dataset` needs a dataset with __len__ and __getitem__, or one with "
         f"__iter__, got {type(dataset).__name__}; give an object of a torch Dataset, a "
-        "list or an array"
+        "list or an array",
     )
+    return not is_map
 
 
 def cure_of(data: Any) -> str:
     """Say why an object only looks like a dataset; empty if it may be one."""
-    package = type(data).__module__.partition(".")[0]
-    kind = f"{package}.{type(data).__name__}"
+    kind = f"{type(data).__module__.partition('.')[0]}.{type(data).__name__}"
     if isinstance(data, (str, bytes, os.PathLike)):
         return (
             "a path is not a dataset of the files there; use from_folder(path) or"
@@ -271,8 +265,7 @@ def warn_of(data: Any) -> None:
     because a sampler may draw its keys.
     """
     if not isinstance(data, Mapping) and (cure := cure_of(data)):
-        kind = type(data).__name__
-        text = f"this {kind} is not a dataset: {cure}"
+        text = f"this {type(data).__name__} is not a dataset: {cure}"
         warnings.warn(text, UserWarning, stacklevel=3)
 
 

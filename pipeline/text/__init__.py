@@ -20,8 +20,7 @@ own tokenizer.
 from __future__ import annotations
 
 from .blocks import PackedBlocks
-from .masking import mask_tokens
-from .padding import pad
 from .tokenizing import tokenize
+from .tokens import mask_tokens, pad
 
 __all__ = ["PackedBlocks", "mask_tokens", "pad", "tokenize"]

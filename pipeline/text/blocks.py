@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import SampleError, SpecError, check, whole_number
-from .sample import FROM_ZERO, IDS, MASK, Ids, ids_in, row
+from .tokens import FROM_ZERO, IDS, MASK, Ids, ids_in, row
 
 MEASURED = 1024
 """Documents read at a time to measure their lengths."""
@@ -72,16 +72,14 @@ class PackedBlocks:
         split: bool = True,
         pad_id: int = 0,
     ) -> None:
-        self.documents = documents
+        self.documents, self.split = documents, split
         self.size = whole_number("size", size, 1, "2048 is usual")
-        self.eos_id = eos_id
-        self.split = split
-        self.pad_id = pad_id
+        self.eos_id, self.pad_id = eos_id, pad_id
         whole_number("pad_id", pad_id, 0, FROM_ZERO)
         if eos_id is not None:
             whole_number("eos_id", eos_id, 0, FROM_ZERO)
         if lengths is None:
-            lengths = measured(documents)
+            lengths = measured_lengths(documents)
         self.lengths = checked_lengths(lengths, len(documents))
         whole = self.lengths + (eos_id is not None)
         check(
@@ -107,16 +105,17 @@ class PackedBlocks:
         """
         planned = [self._plan.pieces(self._checked(block)) for block in blocks]
         needed = sorted(set(chain.from_iterable(p.documents.tolist() for p in planned)))
-        found = zip(needed, read(self.documents, needed), strict=True)
-        tokens = {number: self._tokens(number, each) for number, each in found}
+        documents = zip(needed, read(self.documents, needed), strict=True)
+        tokens = {number: self._tokens(number, each) for number, each in documents}
         return [self._made(pieces, tokens) for pieces in planned]
 
     def _checked(self, block: int) -> int:
         try:
             return range(len(self))[block]
         except IndexError:
-            text = f"block {block} is out of range; there are {len(self)} blocks"
-            raise IndexError(text) from None
+            raise IndexError(
+                f"block {block} is out of range; there are {len(self)} blocks"
+            ) from None
 
     def _tokens(self, number: int, document: Any) -> Ids:
         """Return a document's tokens, eos included."""
@@ -162,10 +161,9 @@ class PackedBlocks:
         return digest((FORMAT, said, how, self.lengths), "blocks")
 
     def __repr__(self) -> str:
-        kind = type(self.documents).__name__
         return (
             f"<PackedBlocks: {len(self)} of {self.size} tokens, of "
-            f"{len(self.lengths)} documents ({kind})>"
+            f"{len(self.lengths)} documents ({type(self.documents).__name__})>"
         )
 
 
@@ -175,8 +173,7 @@ def tokens_of(document: Any) -> Ids:
     Raises:
         SampleError: it is not a sequence of ids.
     """
-    is_dict = isinstance(document, Mapping)
-    return row(ids_in(document) if is_dict else document, IDS)
+    return row(ids_in(document) if isinstance(document, Mapping) else document, IDS)
 
 
 def read(documents: Any, numbers: list[int]) -> Sequence[Any]:
@@ -197,17 +194,16 @@ def read(documents: Any, numbers: list[int]) -> Sequence[Any]:
     return found
 
 
-def measured(documents: Any) -> Ids:
+def measured_lengths(documents: Any) -> Ids:
     """Return the lengths of all documents, `int64 [count]`, by reading them all.
 
     Raises:
         SampleError: a document is not a sequence of ids.
     """
     numbers = range(len(documents))
-    begins = numbers[::MEASURED]
-    batches = (read(documents, [*numbers[at : at + MEASURED]]) for at in begins)
-    lengths = (len(tokens_of(each)) for batch in batches for each in batch)
-    return np.fromiter(lengths, np.int64)
+    parts = (numbers[at : at + MEASURED] for at in numbers[::MEASURED])
+    batches = chain.from_iterable(read(documents, [*part]) for part in parts)
+    return np.fromiter((len(tokens_of(each)) for each in batches), np.int64)
 
 
 def checked_lengths(lengths: Any, count: int) -> Ids:
@@ -217,9 +213,8 @@ def checked_lengths(lengths: Any, count: int) -> Ids:
         SpecError: they are not integers >= 0, one per document.
     """
     given = np.asarray(lengths)
-    is_fit = given.shape == (count,) and (given.dtype.kind in "iu" or not count)
     check(
-        is_fit,
+        given.shape == (count,) and (given.dtype.kind in "iu" or not count),
         f"`lengths` must be integers [{count}], one per document, got {given.dtype} "
         f"{[*given.shape]}; leave it out to have the documents measured",
     )
@@ -257,8 +252,7 @@ class Concatenated:
     """
 
     def __init__(self, lengths: Ids, size: int) -> None:
-        self._ends = np.cumsum(lengths)
-        self._size = size
+        self._ends, self._size = np.cumsum(lengths), size
         self._blocks = -(-int(self._ends[-1]) // size)
 
     def __len__(self) -> int:
@@ -332,7 +326,7 @@ def best_fit(lengths: Ids, size: int) -> NDArray[np.int64]:
     Returns:
         `int64 [n]`; blocks are numbered in the order in which they are opened.
     """
-    found = np.empty(len(lengths), np.int64)
+    blocks = np.empty(len(lengths), np.int64)
     order = np.argsort(-lengths, kind="stable")
     widths, counts = np.unique(lengths, return_counts=True)
     rooms = Rooms(size)
@@ -342,20 +336,19 @@ def best_fit(lengths: Ids, size: int) -> NDArray[np.int64]:
         begin += count
         while len(pieces):
             placed = rooms.fill(width, len(pieces))
-            found[pieces[: len(placed)]] = placed
+            blocks[pieces[: len(placed)]] = placed
             pieces = pieces[len(placed) :]
-    return found
+    return blocks
 
 
 class Rooms:
     """Blocks, grouped by the room left in them, in tokens."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
-        self._opened = 0
-        self._blocks: dict[int, list[NDArray[np.int64]]] = {}
-        self._sorted: list[int] = []
-        """The rooms for which there are blocks, in ascending order."""
+        self._size, self._opened, self._number = size, 0, 0
+        self._groups: list[tuple[Any, ...]] = []
+        """Sorted: the room, a number that sinks with each group, and its blocks. So a
+        group never compares its blocks, and the newest of a room is found first."""
 
     def fill(self, width: int, count: int) -> NDArray[np.int64]:
         """Place pieces of one width in blocks with the same room.
@@ -368,39 +361,24 @@ class Rooms:
             The block of each placed piece, `int64 [m]`, 1 <= m <= `count`. The other
             pieces remain to be placed.
         """
-        at = bisect_left(self._sorted, width)
-        is_new = at == len(self._sorted)
-        room = self._size if is_new else self._sorted[at]
+        at = bisect_left(self._groups, (width,))
+        if at == len(self._groups):
+            needed = -(-count // (self._size // width))
+            blocks = np.arange(self._opened, self._opened + needed)
+            self._groups.append((self._size, 0, blocks))
+            self._opened += needed
+        room, _, blocks = self._groups.pop(at)
         each = room // width
         needed = -(-count // each)
-        blocks = self._open(needed) if is_new else self._take(room, needed)
+        blocks, left = blocks[:needed], blocks[needed:]
         placed = min(count, each * len(blocks))
         full, rest = divmod(placed, each)
-        self._put(room - each * width, blocks[:full])
-        self._put(room - rest * width, blocks[full:])
+        for remaining, group in (
+            (room, left),
+            (room - each * width, blocks[:full]),
+            (room - rest * width, blocks[full:]),
+        ):
+            if remaining and len(group):
+                self._number -= 1
+                insort(self._groups, (remaining, self._number, group))
         return np.repeat(blocks, each)[:placed]
-
-    def _open(self, count: int) -> NDArray[np.int64]:
-        self._opened += count
-        return np.arange(self._opened - count, self._opened)
-
-    def _take(self, room: int, most: int) -> NDArray[np.int64]:
-        """Remove and return at most `most` blocks with this room, from one group."""
-        groups = self._blocks[room]
-        blocks, left = groups[-1][:most], groups[-1][most:]
-        if len(left):
-            groups[-1] = left
-            return blocks
-        groups.pop()
-        if not groups:
-            del self._blocks[room]
-            self._sorted.remove(room)
-        return blocks
-
-    def _put(self, room: int, blocks: NDArray[np.int64]) -> None:
-        if not room or not len(blocks):
-            return
-        if room not in self._blocks:
-            self._blocks[room] = []
-            insort(self._sorted, room)
-        self._blocks[room].append(blocks)

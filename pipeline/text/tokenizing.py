@@ -8,14 +8,13 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from ...errors import SampleError, SpecError, check, whole_number
 from ...system.printing import Bare, call
-from .padding import pad
-from .sample import IDS, MASK, described
+from .tokens import IDS, MASK, described, pad
 
 Columns: TypeAlias = Mapping[str, list[list[int]]]
 """One list per text, under the tokenizer's names: `input_ids`, `attention_mask`, ..."""
@@ -73,9 +72,8 @@ class tokenize:
         check_tokenizer(self.tokenizer)
         keep_to_one_thread()
         own = copy.deepcopy(self.tokenizer)
+        encode = encoder(own, self.max_length, special=self.add_special_tokens)
         object.__setattr__(self, "own", own)
-        make = by_tokenizers if hasattr(own, "encode_batch") else by_transformers
-        encode = make(own, self.max_length, special=self.add_special_tokens)
         object.__setattr__(self, "encode", encode)
 
     def __call__(self, sample: Any) -> Any:
@@ -116,33 +114,40 @@ class tokenize:
         rows = zip(*columns.values(), strict=True)
         samples = [dict(zip(columns, each, strict=True)) for each in rows]
         padding = self.padding or padding_of(self.own, samples)
-        batch: dict[str, Any] = padding(samples)
-        return batch
+        return cast("dict[str, Any]", padding(samples))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the call that makes this, with the copy, to keep its settings."""
-        return partial(tokenize, **self._options()), (self.own,)
+        names = ("max_length", "key", "add_special_tokens", "padding")
+        options = {name: getattr(self, name) for name in names}
+        return partial(tokenize, **options), (self.own,)
 
     def __repr__(self) -> str:
         """Return the call that makes this, with the type of the tokenizer."""
         return call("tokenize", self, Bare(f"<{type(self.tokenizer).__name__}>"))
 
-    def _options(self) -> dict[str, Any]:
-        names = ("max_length", "key", "add_special_tokens", "padding")
-        return {name: getattr(self, name) for name in names}
+
+# The two kinds of tokenizers.
 
 
-# The two kinds of tokenizers. Both are configured once, here: the package `tokenizers`
-# raises "Already borrowed" if one is changed while another thread uses it.
-
-
-def by_tokenizers(
+def encoder(
     own: Any, max_length: int | None, *, special: bool
 ) -> Callable[[list[str]], Columns]:
-    """Return a function that calls a `tokenizers.Tokenizer` on a list of texts."""
-    if max_length is not None:
-        own.enable_truncation(**((own.truncation or {}) | {"max_length": max_length}))
-    return partial(_columns, own, special)
+    """Return a function that calls a tokenizer on a list of texts.
+
+    The tokenizer is configured once, here: the package `tokenizers` raises "Already
+    borrowed" if one is changed while another thread uses it.
+    """
+    is_limited = max_length is not None
+    if hasattr(own, "encode_batch"):
+        if is_limited:
+            limits = (own.truncation or {}) | {"max_length": max_length}
+            own.enable_truncation(**limits)
+        return partial(_columns, own, special)
+    cut = {"max_length": max_length, "truncation": True} if is_limited else {}
+    encode = partial(own, add_special_tokens=special, return_attention_mask=True, **cut)
+    encode(["first"])  # the first call changes the tokenizer's settings
+    return encode
 
 
 def _columns(own: Any, special: bool, texts: list[str]) -> Columns:  # noqa: FBT001
@@ -151,21 +156,6 @@ def _columns(own: Any, special: bool, texts: list[str]) -> Columns:  # noqa: FBT
         IDS: [each.ids for each in found],
         MASK: [each.attention_mask for each in found],
     }
-
-
-def by_transformers(
-    own: Any, max_length: int | None, *, special: bool
-) -> Callable[[list[str]], Columns]:
-    """Return a function that calls a tokenizer of `transformers` on a list of texts."""
-    options: dict[str, Any] = {
-        "add_special_tokens": special,
-        "return_attention_mask": True,
-    }
-    if max_length is not None:
-        options |= {"max_length": max_length, "truncation": True}
-    encode = partial(own, **options)
-    encode(["first"])  # the first call changes the tokenizer's settings
-    return encode
 
 
 def padding_of(own: Any, samples: list[dict[str, list[int]]]) -> pad:
@@ -235,11 +225,9 @@ def begins_with_text(sample: Any) -> bool:
     A list of texts is a batch. A tuple of texts is one sample, of which only the first
     is tokenized.
     """
-    if isinstance(sample, tuple):
-        return bool(sample)
-    return isinstance(sample, list) and any(
-        isinstance(first, list | tuple) for first in sample[:1]
-    )
+    firsts = sample[:1] if isinstance(sample, list | tuple) else []
+    is_row = isinstance(sample, tuple)
+    return any(is_row or isinstance(first, list | tuple) for first in firsts)
 
 
 def check_texts(texts: Any) -> None:

@@ -16,7 +16,6 @@ import torch
 
 from penstock.errors import SpecError
 from penstock.pipeline.image import (
-    batches,
     color_jitter,
     cutmix,
     mixup,
@@ -26,6 +25,7 @@ from penstock.pipeline.image import (
     random_crop,
     resize,
 )
+from penstock.pipeline.image import values as value_operators
 from penstock.pipeline.image.geometry import Image
 
 Picture = PIL.Image.Image
@@ -242,7 +242,7 @@ def test_normalized_pixels_are_torchs_to_the_bit(
     images.append(np.asfortranarray(images[3]))
     kinds = [*images, *map(torch.from_numpy, images[6:12])]
     found = [operator((image, 7)) for image in kinds]
-    monkeypatch.setattr(batches, "crop_extension", lambda: (None, ""))
+    monkeypatch.setattr(value_operators, "crop_extension", lambda: (None, ""))
     for image, (made, label) in zip(kinds, found, strict=True):
         expected, _ = operator((image, 7))
         assert (type(made), made.dtype, label) == (type(expected), expected.dtype, 7)

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.pipeline.sources.remote_shards import FIRST_BYTES, ReadAhead
+from penstock.pipeline.sources.shards import FIRST_BYTES, ReadAhead
 from support.http_store import Fault, HttpStore, served
 
 N = 24

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.pipeline.sources.remote_shards import ReadAhead
-from penstock.pipeline.sources.tar_shards import Member, members_of
+from penstock.pipeline.sources.shards import Member, ReadAhead, members_of
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT}
 FORMATS["pax"] = tarfile.PAX_FORMAT

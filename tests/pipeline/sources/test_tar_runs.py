@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from penstock.pipeline.sources import tar_shards
-from penstock.pipeline.sources.tar_shards import OpenTar, WebDataset
+from penstock.pipeline.sources import shards as tar_shards
+from penstock.pipeline.sources.shards import OpenTar, find_shards
 
 SAMPLES = 12
 """In two shards of equal length."""
@@ -29,9 +29,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "*.tar")
 
 
-def opened(shards: str) -> WebDataset:
+def opened(shards: str) -> Any:
     """Return a new source: it keeps the shards open as long as it lives."""
-    return WebDataset.find(shards, ("bin",))
+    return find_shards(shards, ("bin",), None, "auto")
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.pipeline.sources.tar_shards import Index
-from penstock.pipeline.sources.tar_shards import indexed as index_of
+from penstock.pipeline.sources.shards import Index, index_of
 
 
 def indexed(*shards: list[str]) -> Index:

@@ -2,26 +2,37 @@
 
 As in the webdataset package, consecutive files whose names are equal up to the first
 dot form one sample. The index needs only headers.
+
+A sample in a store is read as a byte range of its shard: no shard is ever kept. The
+indexing reads what lies between headers, too, where that is less than a request costs.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from ...cache.fingerprint import file_fingerprints
+from ...engine.recipe import Executor
 from ...errors import PenstockError, SpecError, check
-from .folder import Paths, files_here, first_of
+from .folder import URL, Paths, files_here, first_of, listed
 from .source import PerProcess, Source, digest, prints_of_rows
+
+if TYPE_CHECKING:
+    from .files import Store
 
 NAME = re.compile(r"((?:.*/|)[^./]+)[.]([^/]*)")
 """A key, and the name of a field."""
@@ -50,11 +61,10 @@ class Index:
         wanted = [number for number, name in enumerate(self.names) if name in names]
         kept = np.isin(self.fields[:, 0], wanted)
         before = np.concatenate(([0], np.cumsum(kept)))
-        fields = self.fields[kept]
-        return Index(self.names, self.keys, self.shards, before[self.firsts], fields)
+        return replace(self, firsts=before[self.firsts], fields=self.fields[kept])
 
 
-def indexed(shards: Iterable[tuple[str, list[Member]]]) -> Index:
+def index_of(shards: Iterable[tuple[str, list[Member]]]) -> Index:
     """Return the index of shards, given the path and the members of each.
 
     Raises:
@@ -82,11 +92,11 @@ def indexed(shards: Iterable[tuple[str, list[Member]]]) -> Index:
             seen.add(name)
             fields.append((names.setdefault(name, len(names)), start, nbytes))
     return Index(
-        tuple(names),
-        [key for key, _, _ in samples],
-        np.array([shard for _, shard, _ in samples], np.int32),
-        np.array([*(first for _, _, first in samples), len(fields)], np.int64),
-        np.array(fields, np.int64).reshape(-1, 3),
+        names=tuple(names),
+        keys=[key for key, _, _ in samples],
+        shards=np.array([shard for _, shard, _ in samples], np.int32),
+        firsts=np.array([*(first for _, _, first in samples), len(fields)], np.int64),
+        fields=np.array(fields, np.int64).reshape(-1, 3),
     )
 
 
@@ -101,9 +111,13 @@ def members_of(path: str, file: Any) -> list[Member]:
         SpecError: the file is not a tar file, or is compressed.
         Exception: whatever reading it raises.
     """
+    found: list[Member] = []
     try:
         with tarfile.open(fileobj=file, mode="r:") as tar:
-            return [*files_in(tar)]
+            for each in tar:
+                tar.members = []  # type: ignore[attr-defined]  # it would keep them all
+                regular = each.isreg() and not each.issparse()
+                found += [(each.name, each.offset_data, each.size)] if regular else []
     except PenstockError:  # of the store: it could not be read
         raise
     except (tarfile.TarError, ValueError, OverflowError) as error:
@@ -111,14 +125,7 @@ def members_of(path: str, file: Any) -> list[Member]:
             f"`from_webdataset` cannot read {path!r}: {error}; give tar files that are"
             " not compressed: only these can be read at any place"
         ) from error
-
-
-def files_in(tar: tarfile.TarFile) -> Iterator[Member]:
-    """Yield the regular files."""
-    for member in tar:
-        tar.members = []  # type: ignore[attr-defined]  # otherwise it keeps all members
-        if member.isreg() and not member.issparse():
-            yield member.name, member.offset_data, member.size
+    return found
 
 
 PICKLES = frozenset(("pkl", "pickle", "pyd", "pth", "pt"))
@@ -144,18 +151,12 @@ class Extent(NamedTuple):
     sample: int
     path: str
     """Its shard."""
+    begin: int
+    """The first byte of its fields."""
+    end: int
+    """The byte after its fields."""
     fields: list[list[int]]
     """Number of the name, first byte and size of each field, in the shard's order."""
-
-    @property
-    def begin(self) -> int:
-        """The first byte of its fields."""
-        return self.fields[0][1] if self.fields else 0
-
-    @property
-    def end(self) -> int:
-        """The byte after its fields."""
-        return self.fields[-1][1] + self.fields[-1][2] if self.fields else 0
 
 
 class Shards(Source):
@@ -189,29 +190,30 @@ class Shards(Source):
             raise IndexError(f"sample {index} of {len(self)}")
         wanted = self._wanted
         first, after = wanted.firsts[index : index + 2].tolist()
-        path, fields = self.paths[wanted.shards[index]], wanted.fields[first:after]
-        return Extent(index, path, fields.tolist())
+        fields = wanted.fields[first:after].tolist()
+        begin, end = (fields[0][1], sum(fields[-1][1:])) if fields else (0, 0)
+        path = self.paths[wanted.shards[index]]
+        return Extent(sample=index, path=path, begin=begin, end=end, fields=fields)
 
     def _sample(self, place: Extent, data: bytes, begin: int) -> Any:
         """Return a sample, given bytes of its shard from `begin` on."""
         names, key = self.index.names, self.index.keys[place.sample]
-        found = {
+        values = {
             names[number]: self._reads[names[number]](
                 data[start - begin : start - begin + nbytes]
             )
             for number, start, nbytes in place.fields
         }
         if self.fields is None:
-            return {"__key__": key, **found}
+            return {"__key__": key, **values}
         try:
-            return tuple([found[name] for name in self.fields])
+            return tuple([values[name] for name in self.fields])
         except KeyError as error:
-            text = (
+            raise KeyError(
                 f"sample {key!r} in {place.path} has no field {error}, only"
-                f" {sorted(found)}; correct the name, or leave out samples that lack"
+                f" {sorted(values)}; correct the name, or leave out samples that lack"
                 " the field"
-            )
-            raise KeyError(text) from None
+            ) from None
 
     def _prints_of(self, files: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Return the fingerprints of samples, given those of shards, `[f, 2]`."""
@@ -242,11 +244,9 @@ class OpenTar:
         Raises:
             OSError: the file ends before.
         """
-        data = os.pread(self._descriptor, end - begin, begin)
-        while len(data) != end - begin:  # Linux reads at most 2 GiB at once
-            more = os.pread(
-                self._descriptor, end - begin - len(data), begin + len(data)
-            )
+        data = b""
+        while left := end - begin - len(data):  # Linux reads at most 2 GiB at once
+            more = os.pread(self._descriptor, left, end - left)
             if not more:
                 raise OSError(
                     f"{self.path} ends within a sample: it was cut off since it was"
@@ -260,12 +260,6 @@ class OpenTar:
             close(self._descriptor)
 
 
-def members_here(path: str) -> list[Member]:
-    """Return the regular files in a tar on this machine; `SpecError`: it is none."""
-    with open(path, "rb") as file:
-        return members_of(path, file)
-
-
 class WebDataset(Shards):
     """Shards on this machine. What lies side by side is read at once."""
 
@@ -275,29 +269,17 @@ class WebDataset(Shards):
         super().__init__(paths, fields, index)
         self._shard = PerProcess(OpenTar, OPEN_TARS)
 
-    @classmethod
-    def find(cls, paths: Paths, fields: Sequence[str] | None = None) -> WebDataset:
-        """Index shards of this machine.
-
-        Raises:
-            SpecError: there is no shard or no sample, a field comes twice in a sample,
-                or it would have to be unpickled.
-        """
-        found = files_here("from_webdataset", paths)
-        index = indexed((path, members_here(path)) for path in found)
-        return cls(found, checked_fields(index, fields, found[0]), index)
-
     def __getitem__(self, index: Any) -> Any:
         return self.__getitems__((index,))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return some samples; those that lie side by side are read at once."""
-        found: list[Any] = [None] * len(indices)
+        samples: list[Any] = [None] * len(indices)
         for begin, end, run in self._runs(indices):
             data = self._shard(run[0][1].path).read(begin, end)
             for at, place in run:
-                found[at] = self._sample(place, data, begin)
-        return found
+                samples[at] = self._sample(place, data, begin)
+        return samples
 
     def _runs(
         self, indices: Sequence[int]
@@ -327,12 +309,169 @@ class WebDataset(Shards):
 
         It depends on the shard's path, size and time, and the sample's place in it.
         """
-        from ...cache.fingerprint import file_fingerprints
-
         return self._prints_of(file_fingerprints(self.paths))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.paths, self.fields, self.index)
+
+
+# Shards in a store.
+
+FIRST_BYTES = 1 << 16
+"""Read with a header after a gap; as long as headers lie close, each read doubles."""
+MAX_BYTES = 1 << 22
+INDEXED_AT_ONCE = 16
+"""Shards whose headers are read side by side."""
+
+
+class RemoteShards(Shards):
+    """Shards whose samples threads read as byte ranges."""
+
+    def __init__(
+        self,
+        store: Store,
+        paths: Sequence[str],
+        fields: tuple[str, ...] | None,
+        index: Index,
+    ) -> None:
+        super().__init__(paths, fields, index)
+        self.store = store
+
+    def __getitem__(self, index: Any) -> Any:
+        place = self._place(index)
+        part = place.begin, place.end
+        data = self.store.read(place.path, part) if place.begin < place.end else b""
+        return self._sample(place, data, place.begin)
+
+    def sample_fingerprints(self) -> NDArray[np.uint64]:
+        """Return a fingerprint of each sample: `uint64 [n, 2]`.
+
+        It depends on the shard's URL, the sample's place in it, and the whole index.
+        """
+        places = hashlib.blake2b(self.index.fields.tobytes(), digest_size=16)
+        store = [*self.store.place(), self.identity(), places.hexdigest()]
+        return self._prints_of(file_fingerprints(self.paths, store=store))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.store, self.paths, self.fields, self.index)
+
+
+class AsyncShards(RemoteShards):
+    """Shards whose samples are awaited as byte ranges in an event loop."""
+
+    async def __getitem__(self, index: Any) -> Any:
+        place = self._place(index)
+        part, is_empty = (place.begin, place.end), place.begin == place.end
+        data = b"" if is_empty else await self.store.wait_for(place.path, part)
+        return self._sample(place, data, place.begin)
+
+    def in_threads(self) -> RemoteShards:
+        """Return the same shards, for threads to read."""
+        return RemoteShards(*self.__reduce__()[1])
+
+
+class ReadAhead:
+    """A file, read at mostly ascending places, with some bytes ahead.
+
+    Args:
+        read: returns the bytes of a part.
+        nbytes: size of the file.
+    """
+
+    def __init__(self, read: Callable[[tuple[int, int]], bytes], nbytes: int) -> None:
+        self._read, self._nbytes = read, nbytes
+        self._at, self._begin, self._data = 0, 0, b""
+        self._step = FIRST_BYTES
+
+    def seek(self, at: int) -> None:
+        """Go to a place."""
+        self._at = at
+
+    def tell(self) -> int:
+        """Return the place where the next read begins."""
+        return self._at
+
+    def read(self, nbytes: int) -> bytes:
+        """Return this many bytes; fewer at the end of the file."""
+        at, stop = self._at, min(self._at + nbytes, self._nbytes)
+        if at >= stop:
+            return b""
+        end = self._begin + len(self._data)
+        if at < self._begin or stop > end:
+            near = 0 <= at - end <= self._step
+            self._step = min(2 * self._step, MAX_BYTES) if near else FIRST_BYTES
+            after = min(max(stop, at + self._step), self._nbytes)
+            self._begin, self._data = at, self._read((at, after))
+        self._at = stop
+        return self._data[at - self._begin : stop - self._begin]
+
+
+def members_here(path: str) -> list[Member]:
+    """Return the regular files in a tar on this machine; `SpecError`: it is none."""
+    with open(path, "rb") as file:
+        return members_of(path, file)
+
+
+def stored_members(store: Store, path: str) -> list[Member]:
+    """Return the regular files in a shard, read as far as its headers need.
+
+    Raises:
+        SpecError: it is not a tar file, or cannot be read in parts.
+    """
+    try:
+        nbytes = store.patience.read(store.open().info, path)["size"]
+        check(
+            nbytes is not None,
+            f"`from_webdataset` cannot read {path!r}: its server does not say how long"
+            " it is, so it sends no parts; copy the shards to a disk or object store",
+        )
+        return members_of(path, ReadAhead(partial(store.read, path), nbytes))
+    except SpecError:
+        raise
+    except Exception as error:
+        raise SpecError(
+            f"`from_webdataset` cannot index {path!r}: {type(error).__name__}:"
+            f" {error}; see that it may be read from here, in parts"
+        ) from error
+
+
+# Either kind.
+
+
+def find_shards(
+    shards: Paths,
+    fields: Sequence[str] | None,
+    options: Mapping[str, Any] | None,
+    executor: Executor,
+) -> Shards:
+    """Index shards on this machine or in a store.
+
+    Args:
+        shards: files, or one pattern that matches them; those of a store are of one
+            file system.
+        fields: the fields of each sample; None: all.
+        options: storage options of fsspec.
+        executor: as the user asked for.
+
+    Raises:
+        SpecError: there is no shard or no sample, a shard cannot be read in parts, a
+            field comes twice in a sample, or it may not be read.
+    """
+    urls = listed("from_webdataset", shards)
+    if not any(map(URL.match, urls)):
+        paths: Sequence[str] = files_here("from_webdataset", shards)
+        index = index_of((path, members_here(path)) for path in paths)
+        return WebDataset(paths, checked_fields(index, fields, paths[0]), index)
+    from .files import AsyncFiles, find_files  # only for a store: fsspec takes its time
+
+    given = urls[0] if len(urls) == 1 and "*" in urls[0] else urls
+    files = find_files(given, None, options, executor)
+    with ThreadPoolExecutor(INDEXED_AT_ONCE) as threads:
+        found = threads.map(partial(stored_members, files.store), files.paths)
+        index = index_of(zip(files.paths, found, strict=True))
+    wanted = checked_fields(index, fields, files.paths[0])
+    kind = AsyncShards if isinstance(files, AsyncFiles) else RemoteShards
+    return kind(files.store, files.paths, wanted, index)
 
 
 def checked_fields(
