@@ -22,10 +22,10 @@ from typing import Any, Self, cast
 from ..engine.observe.observation import Move, Observation, TrainerObservation
 from . import phrases
 from .explain import Explanation, verdict_of
-from .policies.per_regime import Values
+from .policies.policy import Situation, Values
 from .saved import VERSION, Saved, write_whole
-from .situation import Decision, DecisionOutcome, Row, Situation
-from .thresholds import lost_share
+from .trial import Decision, DecisionOutcome, Row
+from .window import lost_share
 
 LOGGER = logging.getLogger("penstock.autotune")
 

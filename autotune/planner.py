@@ -21,8 +21,8 @@ from ..engine.observe.observation import Observation, SegmentObservation
 from ..errors import check
 from ..system.printing import figures
 from .explain import verdict_of
+from .policies.policy import Situation
 from .report.recording import read_recording
-from .situation import Situation
 
 MAX_WORKERS = 1024
 """Workers that a stage may have, unless it reads an iterable."""

@@ -12,8 +12,8 @@ from threading import get_ident
 from typing import Any
 
 from ..errors import SpecError, check
-from .policies.per_regime import Values
-from .situation import CHEAPER, KnobKey, Row
+from .policies.policy import KnobKey, Values
+from .trial import CHEAPER, Row
 
 VERSION = 1
 """Format version of `<prefix>_<rank>.json` and of the rows in its `.jsonl`."""

@@ -18,21 +18,27 @@ from .causes import busiest
 from .explain import evidence, explain, verdict_of
 from .host_peers import HostPeers
 from .log import AutotuneLog, Released, Spoken
-from .policies.per_regime import PerRegime, Values
-from .policies.policy import Policy
+from .policies.policy import KnobKey, KnobView, PerRegime, Policy, Situation, Values
 from .saved import Saved
-from .situation import Decision, DecisionOutcome, KnobKey, KnobView, Situation
-from .thresholds import TRUSTED_S, wait_share
-from .trial import MAX_NOISE_WINDOWS, MAX_WINDOWS, Noise, Trial, Verdict
-from .window import (
+from .trial import (
+    MAX_NOISE_WINDOWS,
+    MAX_WINDOWS,
+    Decision,
+    DecisionOutcome,
+    Noise,
+    Trial,
+    Verdict,
     arrived,
-    beginning,
+)
+from .window import (
+    TRUSTED_S,
     enough,
     joined,
     lacking_s,
     latest,
     report_s,
     staff,
+    wait_share,
     whole,
 )
 
@@ -224,7 +230,8 @@ class Tuner(Generic[M]):
         if self._settling:
             decided = () if self._trial is None else self._trial.decisions
             arrives = not arrived(window, decided)
-            waits_s = self._begins_s if beginning(window) else self._settled_s
+            beginning = any(segment.beginning for segment in window.segments)
+            waits_s = self._begins_s if beginning else self._settled_s
             self._settling = arrives or window.time_s < waits_s
             return
         jumped = self._noise.see(window)

@@ -34,7 +34,7 @@ from suite_rows import ROWS, Row
 from penstock.autotune.explain import explain
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw, Policy
-from penstock.autotune.situation import Decision, DecisionOutcome
+from penstock.autotune.trial import Decision, DecisionOutcome
 from penstock.autotune.tuner import Tuner, TunerThread
 from penstock.engine.core.byte_budget import ByteBudget
 from penstock.engine.run import Run

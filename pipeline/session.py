@@ -35,7 +35,7 @@ from ..system.shared_memory import runtime_folder
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
-    from ..autotune.policies.per_regime import Values
+    from ..autotune.policies.policy import Values
     from ..autotune.saved import Saved
     from ..autotune.tuner import Tuner
     from ..engine.feed import Delivery

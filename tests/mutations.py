@@ -81,7 +81,7 @@ ORDER = "engine/plan/order.py"
 PLAN = "engine/plan/plan.py"
 TIMELINE = "engine/plan/timeline.py"
 TRIAL = "autotune/trial.py"
-CURVE = "autotune/policies/curve.py"
+CURVE = "autotune/policies/bottleneck_law.py"
 
 TESTS = {
     CORE: ("engine/core/test_core.py", "engine/core/test_core_machine.py"),

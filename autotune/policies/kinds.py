@@ -23,8 +23,8 @@ from ...engine.in_children import MANY_CORES
 from ...engine.observe.observation import Observation, SegmentObservation, ratio
 from ...system.printing import figures
 from .. import phrases
-from ..situation import Decision, DecisionOutcome, KnobKey, Situation
-from ..thresholds import (
+from ..trial import Decision, DecisionOutcome
+from ..window import (
     MOSTLY,
     TRUSTED_S,
     WORTH,
@@ -37,7 +37,7 @@ from ..thresholds import (
     wait_share,
     waits_elsewhere,
 )
-from .backoff import drifted
+from .policy import KnobKey, Situation, drifted
 
 MIN_CPU_SHARE = 0.2
 """Share of all segments' CPU above which a segment may be what holds the GIL."""

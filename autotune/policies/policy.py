@@ -1,17 +1,32 @@
-"""The interface of a policy, and what any policy asks of its situation."""
+"""What a policy is given and returns, and what any policy may share with others.
+
+A policy decides on its situation and its memory, and nothing else, so repeating a log's
+situations to the same policy yields the same decisions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from math import ceil
-from typing import Protocol, TypeVar
+from types import UnionType
+from typing import Any, Generic, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
-from ...engine.observe.observation import ratio
+from ...engine.observe.knob import Knob, KnobName
+from ...engine.observe.observation import Observation, ratio
+from ...errors import SpecError
+from ...system.resources import Budget
 from .. import phrases
-from ..situation import Decision, KnobKey, KnobView, Situation
-from ..thresholds import BUSY, WORTH, always_ready, outbox, wait_share
-from .backoff import Backoffs
+from ..trial import Decision, DecisionOutcome, Row
+from ..window import (
+    BUSY,
+    WORTH,
+    always_ready,
+    cost_s,
+    demand_rows_per_s,
+    outbox,
+    wait_share,
+)
 
 WAIT_NONE = 0.01
 """Share of a step that the trainer waits, below which something may be released."""
@@ -23,7 +38,113 @@ MIN_PREFETCH = 2
 CPU_EXCEEDED = 1.1
 """The budget with a margin for the noise of a measured core count."""
 
+BACKOFF_S = 60.0
+DRIFT = 1.5
+"""A load this many times larger or smaller is another load (Cachew's constant)."""
+LEARNING = 0.25
+"""Weight of the latest window in a load. A window with a slow sample shows a load that
+soon passes; one twice as large is recognised as another load within a few windows."""
+INSATIABLE = 0.9
+"""Share of its step that a trainer waits above which its demand is only noise."""
+TRAINER, RATE = "", "rate"
+"""Stand in for an operator's name."""
+RULE = "regime"
+
 M = TypeVar("M")
+
+KnobKey = tuple[str, KnobName]
+"""Operator and name of a knob."""
+Values = Mapping[KnobKey, int]
+"""Values of knobs."""
+Loads = dict[str, float]
+"""Worker-seconds of a sample, by operator; also the samples per second that the trainer
+would take and those it gets. A rate below the one a change was compared with lived on
+what was in stock."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnobView:
+    """What a policy may know about a knob: nothing that could set it."""
+
+    value: int
+    """0 for a kind."""
+    lower: int
+    upper: int
+    tunable: bool
+    kind: str = ""
+    """The value of a knob that is one of a few kinds."""
+    choices: tuple[str, ...] = ()
+    """The possible kinds."""
+
+    @classmethod
+    def of(cls, knob: Knob) -> KnobView:
+        """Return the present state of a knob."""
+        value = knob.value
+        if isinstance(value, str):
+            return cls(0, 0, 0, knob.tunable, value, knob.choices)
+        return cls(value, knob.lower, knob.upper, knob.tunable)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """One window, the knobs and limits, and the results of earlier decisions."""
+
+    observation: Observation
+    knobs: Mapping[KnobKey, KnobView]
+    budget: Budget
+    outcomes: tuple[DecisionOutcome, ...] = ()
+    """Outcomes of the decisions verified since the policy was last called."""
+
+    def to_row(self) -> Row:
+        """Return it as a row of the JSON log, without caches, which decide nothing."""
+        return {
+            "time_s": self.observation.time_s,
+            "event": "observation",
+            "observation": asdict(replace(self.observation, caches=())),
+            "knobs": [
+                {"op": operator, "knob": name, **asdict(view)}
+                for (operator, name), view in self.knobs.items()
+            ],
+            "budget": asdict(self.budget),
+            "outcomes": [asdict(outcome) for outcome in self.outcomes],
+        }
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Situation:
+        """Return the situation that `to_row` wrote.
+
+        Raises:
+            SpecError: another version of penstock wrote it.
+        """
+        try:
+            knobs = {
+                (knob.pop("op"), knob.pop("knob")): _rebuilt(KnobView, knob)
+                for knob in map(dict, row["knobs"])
+            }
+            return cls(
+                _rebuilt(Observation, row["observation"]),
+                knobs,
+                _rebuilt(Budget, row["budget"]),
+                _rebuilt(tuple[DecisionOutcome, ...], row["outcomes"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise SpecError(
+                "the log is of another version of penstock"
+                f" ({error}); record the run again"
+            ) from error
+
+
+def _rebuilt(kind: Any, row: Any) -> Any:
+    """Return the value of this type that `asdict` and JSON made `row` of."""
+    of = get_args(kind)
+    if isinstance(kind, type) and is_dataclass(kind):
+        kinds = get_type_hints(kind)
+        return kind(**{name: _rebuilt(kinds[name], row[name]) for name in row})
+    if get_origin(kind) is tuple:
+        return tuple(_rebuilt(of[0], each) for each in row)
+    if get_origin(kind) is UnionType and row is not None:
+        return _rebuilt(of[0], row)
+    return row
 
 
 class Policy(Protocol[M]):
@@ -46,6 +167,248 @@ class Policy(Protocol[M]):
 
         No decision means that all is well, or that nothing within the budget helps.
         """
+
+
+# What a policy knows, kept separately for each regime that the plan announces. A
+# schedule that changes the batch or image size changes the work of a pipeline: what was
+# learned for one size misleads for the other. So each regime has its own memory, and
+# the values it was left with. They are restored at once when it returns, in this run or
+# in one that starts with an earlier run's results.
+
+
+@dataclass(frozen=True, slots=True)
+class Regimes(Generic[M]):
+    """The memory from one window to the next."""
+
+    now: str
+    """The current regime; empty before the first window."""
+    memories: Mapping[str, M]
+    """The policy's own memory of each regime that was met."""
+    values: Mapping[str, Values]
+    """The values with which each regime was left, in this run or an earlier one."""
+
+
+class PerRegime(Generic[M]):
+    """Runs a policy that knows only one regime, the current one.
+
+    Args:
+        policy: the policy to run.
+        found: values of an earlier run, for each regime.
+    """
+
+    def __init__(
+        self, policy: Policy[M], found: Mapping[str, Values] | None = None
+    ) -> None:
+        self._policy = policy
+        self._found = found or {}
+
+    @property
+    def name(self) -> str:
+        return self._policy.name
+
+    def start(self) -> Regimes[M]:
+        return Regimes("", {}, self._found)
+
+    def decide(
+        self, situation: Situation, memory: Regimes[M]
+    ) -> tuple[tuple[Decision, ...], Regimes[M]]:
+        """Restore what is known of a new regime; otherwise ask the policy."""
+        regime = situation.observation.regime
+        if memory.now not in ("", regime):
+            values = memory.values.get(regime, {})
+            return tuple(restoring(situation, values)), replace(memory, now=regime)
+        outcomes = tuple(o for o in situation.outcomes if o.decision.rule != RULE)
+        asked = replace(situation, outcomes=outcomes)
+        known = memory.memories.get(regime, self._policy.start())
+        decisions, inner = self._policy.decide(asked, known)
+        knobs = situation.knobs.items()
+        values = {key: knob.value for key, knob in knobs if not knob.kind}
+        memories = {**memory.memories, regime: inner}
+        return decisions, Regimes(regime, memories, {**memory.values, regime: values})
+
+
+def restoring(situation: Situation, values: Values) -> Iterator[Decision]:
+    """Yield the decisions that restore these values, within the user's bounds."""
+    reason = phrases.regime(situation.observation.regime)
+    for key, value in values.items():
+        knob = situation.knobs.get(key)
+        if knob is None or not knob.tunable:
+            continue
+        new = min(max(value, knob.lower), knob.upper)
+        if new != knob.value:
+            yield Decision(*key, knob.value, new, RULE, reason, 1.0, forced=True)
+
+
+# Backoffs: values that were tried without success, remembered under the load they met.
+# They keep a policy from trying the same value again and again. A backoff ends when the
+# load has clearly changed. Until then, the value may be tried once more after a minute,
+# after a second failure two minutes later, then four. So the tuner settles, yet a
+# single noisy trial does not last forever.
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """A bound on one knob in one direction, found by trial."""
+
+    key: KnobKey
+    upward: bool
+    """True: no more than `limit`; False: no less."""
+    limit: int
+    tried: int
+    """The value that failed; those between it and `limit` are unknown."""
+    loads: tuple[tuple[str, float], ...]
+    """The loads of the trainer and the operator at the time, and the rate that was to
+    last: without the change, or with it if it was kept."""
+    until_s: float
+    failures: int = 1
+
+    def forbids(self, value: int) -> bool:
+        """Whether it rules out this value."""
+        return value > self.limit if self.upward else value < self.limit
+
+    def refutes(self, value: int) -> bool:
+        """Whether this value, or one nearer to a good one, was tried in vain."""
+        return value >= self.tried if self.upward else value <= self.tried
+
+    def stands(self, loads: Loads) -> bool:
+        """Whether the loads are still the same."""
+        return not any(drifted(then, loads.get(name, 0.0)) for name, then in self.loads)
+
+
+@dataclass(frozen=True, slots=True)
+class Backoffs:
+    """All backoffs in force."""
+
+    all: tuple[Backoff, ...] = ()
+    loads: tuple[tuple[str, float], ...] = ()
+    """The present loads, smoothed."""
+    now_s: float = 0.0
+
+    def learned(
+        self,
+        outcomes: tuple[DecisionOutcome, ...],
+        seen: Observation,
+        changed: Collection[str] = (),
+    ) -> Backoffs:
+        """Return the backoffs after these outcomes, without those of other loads.
+
+        After a rollback, the old value was the limit. If more was kept because it was
+        faster, less than this was too little.
+
+        Args:
+            outcomes: of the decisions that were judged since.
+            seen: the latest window.
+            changed: operators whose workers are of another kind now.
+        """
+        loads = smoothed(dict(self.loads), loads_of(seen))
+        moved = {outcome.decision.key for outcome in outcomes if gained(outcome)}
+        kept = {
+            (backoff.key, backoff.upward): backoff
+            for backoff in self.all
+            if backoff.stands(loads)
+            and backoff.key[0] not in changed
+            # A gain elsewhere moves the bottleneck, perhaps to where more was useless.
+            and not (backoff.upward and moved - {backoff.key})
+        }
+        for outcome in outcomes:
+            backoff = made(outcome, loads, seen.time_s)
+            if backoff is None:
+                continue
+            known = kept.get((backoff.key, backoff.upward))
+            if known is not None and known.limit == backoff.limit and not outcome.kept:
+                backoff = again(backoff, known, seen.time_s)
+            kept[backoff.key, backoff.upward] = backoff
+        return Backoffs(tuple(kept.values()), tuple(loads.items()), seen.time_s)
+
+    def allows(self, key: KnobKey, value: int) -> bool:
+        """Whether no backoff rules out this value."""
+        return not any(backoff.forbids(value) for backoff in self._on(key))
+
+    def refutes(self, key: KnobKey, value: int) -> bool:
+        """Whether this value, or one that changes less, was tried in vain."""
+        return any(backoff.refutes(value) for backoff in self._on(key))
+
+    def most(self, key: KnobKey, upper: int) -> int:
+        """Return the largest allowed value up to `upper`."""
+        return min(
+            [upper, *(backoff.limit for backoff in self._on(key) if backoff.upward)]
+        )
+
+    def _on(self, key: KnobKey) -> Iterable[Backoff]:
+        return (h for h in self.all if h.key == key and self.now_s < h.until_s)
+
+
+NO_BACKOFFS = Backoffs()
+
+
+def made(outcome: DecisionOutcome, loads: Loads, now_s: float) -> Backoff | None:
+    """Return the backoff that follows from an outcome, if any."""
+    decision = outcome.decision
+    if decision.forced or (outcome.kept and not gained(outcome)):
+        return None
+    if outcome.kept and not (outcome.in_step or faster(outcome)):
+        return None  # a rate from stock, or from luck, is no argument against less
+    if isinstance(decision.old, str) or isinstance(decision.new, str):
+        return None  # a kind: see kinds.py
+    about = (TRAINER, decision.operator)
+    lasting = outcome.after if outcome.kept else outcome.before
+    then = [(name, loads.get(name, 0.0)) for name in about]
+    return Backoff(
+        key=decision.key,
+        upward=decision.added > 0 and not outcome.kept,
+        limit=decision.old + 1 if outcome.kept else decision.old,
+        tried=decision.old if outcome.kept else decision.new,
+        loads=(*then, (RATE, lasting.rows_per_s)),
+        until_s=now_s + BACKOFF_S,
+    )
+
+
+def again(backoff: Backoff, known: Backoff, now_s: float) -> Backoff:
+    """Return the backoff after a repeated failure: it lasts twice as long."""
+    failures = known.failures + 1
+    nearer = min if backoff.upward else max
+    return replace(
+        backoff,
+        failures=failures,
+        until_s=now_s + BACKOFF_S * 2 ** (failures - 1),
+        tried=nearer(backoff.tried, known.tried),
+    )
+
+
+def gained(outcome: DecisionOutcome) -> bool:
+    """Whether more of something was kept."""
+    return outcome.kept and outcome.decision.added > 0
+
+
+def drifted(then: float, now: float) -> bool:
+    """Whether a load is another one, if both are known."""
+    return then > 0 and now > 0 and not 1 / DRIFT <= now / then <= DRIFT
+
+
+def loads_of(seen: Observation) -> Loads:
+    """Return the loads of one window; a segment's queue has its segment's load."""
+    insatiable = wait_share(seen) > INSATIABLE
+    loads = {TRAINER: 0.0 if insatiable else demand_rows_per_s(seen)}
+    loads[RATE] = ratio(1.0, cost_s(seen))
+    for segment in seen.segments:
+        for name in {segment.name, segment.queue_name}:
+            loads[name] = loads.get(name, 0.0) + segment.run_s_per_row
+    return loads
+
+
+def smoothed(before: Loads, now: Loads) -> Loads:
+    """Return the loads updated by a window; one without information changes none."""
+    loads = dict(before)
+    for name, load in now.items():
+        known = before.get(name, load)
+        if load > 0:
+            loads[name] = known + LEARNING * (load - known)
+    return loads
+
+
+def faster(outcome: DecisionOutcome) -> bool:
+    """Whether the rate grew by enough to be worth a change."""
+    return outcome.after.rows_per_s > (1.0 + WORTH) * outcome.before.rows_per_s
 
 
 @dataclass(frozen=True, slots=True)

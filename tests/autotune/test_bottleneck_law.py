@@ -7,14 +7,8 @@ from dataclasses import replace
 import pytest
 
 from penstock.autotune.policies.bottleneck_law import BottleneckLaw, LawMemory
-from penstock.autotune.situation import (
-    Decision,
-    DecisionOutcome,
-    KnobKey,
-    KnobView,
-    Measure,
-    Situation,
-)
+from penstock.autotune.policies.policy import KnobKey, KnobView, Situation
+from penstock.autotune.trial import Decision, DecisionOutcome, Measure
 from penstock.engine.core.metrics import ConnectorObservation
 from penstock.engine.observe.observation import (
     ContentionObservation,

@@ -11,15 +11,8 @@ from hypothesis import strategies as st
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw
 from penstock.autotune.policies.kinds import NO_KINDS, Kinds, Past
-from penstock.autotune.situation import (
-    Decision,
-    DecisionOutcome,
-    KnobKey,
-    KnobView,
-    Measure,
-    Situation,
-)
-from penstock.autotune.trial import Trial, Verdict
+from penstock.autotune.policies.policy import KnobKey, KnobView, Situation
+from penstock.autotune.trial import Decision, DecisionOutcome, Measure, Trial, Verdict
 from penstock.autotune.tuner import Tuner
 from penstock.engine.observe.observation import (
     ContentionObservation,

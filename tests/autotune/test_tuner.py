@@ -24,10 +24,10 @@ from penstock.autotune.log import (
     Spoken,
 )
 from penstock.autotune.policies import BottleneckLaw, Policy
-from penstock.autotune.situation import Decision, Situation
-from penstock.autotune.thresholds import wait_share
+from penstock.autotune.policies.policy import Situation
+from penstock.autotune.trial import Decision
 from penstock.autotune.tuner import Tuner, TunerThread
-from penstock.autotune.window import latest
+from penstock.autotune.window import latest, wait_share
 from penstock.engine.observe.knob import Knob
 from penstock.engine.observe.observation import (
     Move,
