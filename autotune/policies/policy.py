@@ -7,13 +7,13 @@ situations to the same policy yields the same decisions.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from math import ceil
 from types import UnionType
 from typing import Any, Generic, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from ...engine.observe.knob import Knob, KnobName
-from ...engine.observe.observation import Observation, ratio
+from ...engine.observe.observation import Observation, SegmentObservation, ratio
 from ...errors import SpecError
 from ...system.resources import Budget
 from .. import phrases
@@ -33,8 +33,7 @@ WAIT_NONE = 0.01
 EASE_UTILIZATION = 0.5
 RELEASED_SHARE = 0.75
 """Share of the excess workers to release: the rest is for work that comes in bursts."""
-PREFETCH_KEPT = 0.8
-MIN_PREFETCH = 2
+PREFETCH_KEPT, MIN_PREFETCH = 0.8, 2
 CPU_EXCEEDED = 1.1
 """The budget with a margin for the noise of a measured core count."""
 
@@ -56,7 +55,7 @@ KnobKey = tuple[str, KnobName]
 """Operator and name of a knob."""
 Values = Mapping[KnobKey, int]
 """Values of knobs."""
-Loads = dict[str, float]
+Loads = Mapping[str, float]
 """Worker-seconds of a sample, by operator; also the samples per second that the trainer
 would take and those it gets. A rate below the one a change was compared with lived on
 what was in stock."""
@@ -256,7 +255,7 @@ class Backoff:
     limit: int
     tried: int
     """The value that failed; those between it and `limit` are unknown."""
-    loads: tuple[tuple[str, float], ...]
+    loads: Loads
     """The loads of the trainer and the operator at the time, and the rate that was to
     last: without the change, or with it if it was kept."""
     until_s: float
@@ -272,7 +271,8 @@ class Backoff:
 
     def stands(self, loads: Loads) -> bool:
         """Whether the loads are still the same."""
-        return not any(drifted(then, loads.get(name, 0.0)) for name, then in self.loads)
+        then = self.loads.items()
+        return not any(drifted(load, loads.get(name, 0.0)) for name, load in then)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +280,7 @@ class Backoffs:
     """All backoffs in force."""
 
     all: tuple[Backoff, ...] = ()
-    loads: tuple[tuple[str, float], ...] = ()
+    loads: Loads = field(default_factory=dict)
     """The present loads, smoothed."""
     now_s: float = 0.0
 
@@ -300,7 +300,7 @@ class Backoffs:
             seen: the latest window.
             changed: operators whose workers are of another kind now.
         """
-        loads = smoothed(dict(self.loads), loads_of(seen))
+        loads = smoothed(self.loads, seen)
         moved = {outcome.decision.key for outcome in outcomes if gained(outcome)}
         kept = {
             (backoff.key, backoff.upward): backoff
@@ -318,7 +318,7 @@ class Backoffs:
             if known is not None and known.limit == backoff.limit and not outcome.kept:
                 backoff = again(backoff, known, seen.time_s)
             kept[backoff.key, backoff.upward] = backoff
-        return Backoffs(tuple(kept.values()), tuple(loads.items()), seen.time_s)
+        return Backoffs(tuple(kept.values()), loads, seen.time_s)
 
     def allows(self, key: KnobKey, value: int) -> bool:
         """Whether no backoff rules out this value."""
@@ -343,22 +343,20 @@ NO_BACKOFFS = Backoffs()
 
 def made(outcome: DecisionOutcome, loads: Loads, now_s: float) -> Backoff | None:
     """Return the backoff that follows from an outcome, if any."""
-    decision = outcome.decision
-    if decision.forced or (outcome.kept and not gained(outcome)):
+    decision, kept, old = outcome.decision, outcome.kept, outcome.decision.old
+    if isinstance(old, str) or isinstance(decision.new, str) or decision.forced:
+        return None  # about kinds, see kinds.py
+    # A rate from stock, or from luck, is no argument against less.
+    if kept and not (gained(outcome) and (outcome.in_step or faster(outcome))):
         return None
-    if outcome.kept and not (outcome.in_step or faster(outcome)):
-        return None  # a rate from stock, or from luck, is no argument against less
-    if isinstance(decision.old, str) or isinstance(decision.new, str):
-        return None  # a kind: see kinds.py
-    about = (TRAINER, decision.operator)
-    lasting = outcome.after if outcome.kept else outcome.before
-    then = [(name, loads.get(name, 0.0)) for name in about]
+    lasting = outcome.after if kept else outcome.before
+    then = {name: loads.get(name, 0.0) for name in (TRAINER, decision.operator)}
     return Backoff(
         key=decision.key,
-        upward=decision.added > 0 and not outcome.kept,
-        limit=decision.old + 1 if outcome.kept else decision.old,
-        tried=decision.old if outcome.kept else decision.new,
-        loads=(*then, (RATE, lasting.rows_per_s)),
+        upward=decision.added > 0 and not kept,
+        limit=old + 1 if kept else old,
+        tried=old if kept else decision.new,
+        loads={**then, RATE: lasting.rows_per_s},
         until_s=now_s + BACKOFF_S,
     )
 
@@ -380,30 +378,25 @@ def gained(outcome: DecisionOutcome) -> bool:
     return outcome.kept and outcome.decision.added > 0
 
 
-def drifted(then: float, now: float) -> bool:
-    """Whether a load is another one, if both are known."""
-    return then > 0 and now > 0 and not 1 / DRIFT <= now / then <= DRIFT
+def drifted(then: float, now: float, factor: float = DRIFT) -> bool:
+    """Whether a load or a rate is another one, if both are known."""
+    return then > 0 and now > 0 and not 1 / factor <= now / then <= factor
 
 
-def loads_of(seen: Observation) -> Loads:
-    """Return the loads of one window; a segment's queue has its segment's load."""
+def smoothed(before: Loads, seen: Observation) -> Loads:
+    """Return the loads updated by a window; one without information changes none.
+
+    A segment's queue has its segment's load.
+    """
     insatiable = wait_share(seen) > INSATIABLE
-    loads = {TRAINER: 0.0 if insatiable else demand_rows_per_s(seen)}
-    loads[RATE] = ratio(1.0, cost_s(seen))
+    now = {TRAINER: 0.0 if insatiable else demand_rows_per_s(seen)}
+    now[RATE] = ratio(1.0, cost_s(seen))
     for segment in seen.segments:
         for name in {segment.name, segment.queue_name}:
-            loads[name] = loads.get(name, 0.0) + segment.run_s_per_row
-    return loads
-
-
-def smoothed(before: Loads, now: Loads) -> Loads:
-    """Return the loads updated by a window; one without information changes none."""
-    loads = dict(before)
-    for name, load in now.items():
-        known = before.get(name, load)
-        if load > 0:
-            loads[name] = known + LEARNING * (load - known)
-    return loads
+            now[name] = now.get(name, 0.0) + segment.run_s_per_row
+    known = {name: before.get(name, load) for name, load in now.items() if load > 0}
+    fresh = {name: load + LEARNING * (now[name] - load) for name, load in known.items()}
+    return {**before, **fresh}
 
 
 def faster(outcome: DecisionOutcome) -> bool:
@@ -418,36 +411,45 @@ class Case:
     situation: Situation
     backoffs: Backoffs
 
+    @property
+    def seen(self) -> Observation:
+        """The window."""
+        return self.situation.observation
+
+    @property
+    def cores(self) -> float:
+        """The cores that the pipeline may use."""
+        return self.situation.budget.cpu_cores
+
     def at_ease(self) -> bool:
         """Whether the trainer finds its batches ready."""
-        seen = self.situation.observation
-        ready = outbox(seen)
         # If one is always there, the trainer waits for the hand-over.
-        fed = wait_share(seen) < WAIT_NONE or always_ready(seen)
-        return seen.trainer.steps > 0 and fed and ready.utilization >= EASE_UTILIZATION
+        fed = wait_share(self.seen) < WAIT_NONE or always_ready(self.seen)
+        stocked = outbox(self.seen).utilization >= EASE_UTILIZATION
+        return self.seen.trainer.steps > 0 and fed and stocked
 
     def within_budget(self) -> Iterator[Decision]:
         """Remove a worker from the segment that uses most of too many cores."""
-        seen, limit = self.situation.observation, self.situation.budget.cpu_cores
-        fits = seen.cpu_cores <= CPU_EXCEEDED * limit
-        if self.situation.budget.whole_machine or fits:
+        cores = self.seen.cpu_cores
+        if self.situation.budget.whole_machine or cores <= CPU_EXCEEDED * self.cores:
             return
-        for segment in sorted(seen.segments, key=lambda s: s.cpu_s, reverse=True):
-            knob = self.knob(segment.name, "num_parallel_workers")
-            if knob is None or knob.value <= knob.lower or not segment.is_here:
-                continue
+        above = [
+            (segment, knob)
+            for segment, _, knob in self.tunable("num_parallel_workers")
+            if knob.value > knob.lower and segment.is_here
+        ]
+        for segment, knob in sorted(above, key=lambda s: s[0].cpu_s, reverse=True)[:1]:
             yield Decision(
                 operator=segment.name,
                 knob="num_parallel_workers",
                 old=knob.value,
                 new=knob.value - 1,
                 rule="cpu_budget",
-                reason=phrases.cpu_over_budget(segment.name, seen.cpu_cores, limit),
-                expected=min(1.0, limit / seen.cpu_cores),
-                evidence={"cpu_cores": seen.cpu_cores, "budget_cores": limit},
+                reason=phrases.cpu_over_budget(segment.name, cores, self.cores),
+                expected=min(1.0, self.cores / cores),
+                evidence={"cpu_cores": cores, "budget_cores": self.cores},
                 forced=True,
             )
-            return
 
     def idle_workers(self) -> Iterator[Decision]:
         """Release most of each segment's workers beyond the busy ones and a reserve.
@@ -455,45 +457,56 @@ class Case:
         If the trainer lives on stock, the workers that will have to produce what it
         takes count as busy.
         """
-        seen = self.situation.observation
-        for segment in seen.segments:
-            key: KnobKey = (segment.name, "num_parallel_workers")
-            knob = self.knob(*key)
-            if knob is None or (segment.rows == 0 < seen.trainer.rows):
+        seen, waiting = self.seen, wait_share(self.seen) >= WORTH
+        for segment, key, knob in self.tunable("num_parallel_workers"):
+            if segment.rows == 0 < seen.trainer.rows:
                 continue
             taken_s = seen.trainer.rows * segment.run_s_per_row
             busy = ratio(max(segment.run_s, taken_s), seen.window_s)
-            enough = max(knob.lower, ceil(busy / BUSY), 1)
+            enough = min(knob.value, max(knob.lower, ceil(busy / BUSY), 1))
             fewer = knob.value - ceil(RELEASED_SHARE * (knob.value - enough))
-            if fewer < knob.value and self.backoffs.allows(key, fewer):
-                waiting = wait_share(seen) >= WORTH
-                reason = phrases.idle(segment.name, busy, knob.value, waiting=waiting)
-                evidence = {"busy_workers": busy}
-                yield Decision(
-                    *key, knob.value, fewer, "release", reason, 1.0, evidence
-                )
+            reason = phrases.idle(segment.name, busy, knob.value, waiting=waiting)
+            evidence = {"busy_workers": busy}
+            yield from self.change(key, fewer, "release", reason, evidence=evidence)
 
     def idle_queues(self) -> Iterator[Decision]:
         """Release a fifth of the batches that each segment prefetches."""
-        for segment in self.situation.observation.segments:
-            key: KnobKey = (segment.queue_name, "prefetch_size")
-            knob = self.knob(*key)
-            if knob is None:
-                continue
+        for segment, key, knob in self.tunable("prefetch_size"):
             fewer = max(knob.lower, MIN_PREFETCH, int(PREFETCH_KEPT * knob.value))
-            if fewer < knob.value and self.backoffs.allows(key, fewer):
-                level = segment.output.utilization
-                reason = phrases.queue_idle(segment.queue_name, level)
-                evidence = {"utilization": level}
-                yield Decision(
-                    *key, knob.value, fewer, "release", reason, 1.0, evidence
-                )
+            fewer, level = min(knob.value, fewer), segment.output.utilization
+            reason = phrases.queue_idle(segment.queue_name, level)
+            evidence = {"utilization": level}
+            yield from self.change(key, fewer, "release", reason, evidence=evidence)
+
+    def change(
+        self,
+        key: KnobKey,
+        new: int,
+        rule: str,
+        reason: str,
+        *,
+        evidence: Mapping[str, float],
+        expected: float = 1.0,
+    ) -> Iterator[Decision]:
+        """Set a knob, unless it has this value already or a backoff forbids it."""
+        old = self.situation.knobs[key].value
+        if new != old and self.backoffs.allows(key, new):
+            yield Decision(*key, old, new, rule, reason, expected, evidence)
 
     def expected(self, factor: float) -> float:
         """Return a gain of `factor`, limited to what free loading would bring."""
-        seen = self.situation.observation
-        gap = 1.0 - wait_share(seen) if seen.trainer.steps else 0.0
+        gap = 1.0 - wait_share(self.seen) if self.seen.trainer.steps else 0.0
         return min(factor, 1.0 / gap) if gap > 0 else factor
+
+    def tunable(
+        self, name: KnobName
+    ) -> Iterator[tuple[SegmentObservation, KnobKey, KnobView]]:
+        """Yield each segment whose knob of this name may be tuned, its key, and it."""
+        for segment in self.seen.segments:
+            of_queue = name == "prefetch_size"
+            key: KnobKey = (segment.queue_name if of_queue else segment.name, name)
+            if (knob := self.knob(*key)) is not None:
+                yield segment, key, knob
 
     def knob(self, *key: *KnobKey) -> KnobView | None:
         """Return a knob if it exists and may be tuned."""
