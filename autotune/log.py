@@ -60,25 +60,6 @@ POINTS = 500
 """Points of a curve of the run, at least, whenever it ends: a day has 3,400."""
 
 
-class Released:
-    """Workers and memory released since they were last logged."""
-
-    def __init__(self) -> None:
-        self.workers = 0
-        self.held_bytes = 0  # before the first release
-
-    def add(self, outcomes: tuple[DecisionOutcome, ...], held_bytes: int) -> None:
-        """Count kept outcomes; `held_bytes` is the memory in use before them."""
-        workers = sum(
-            -outcome.decision.added
-            for outcome in outcomes
-            if outcome.decision.knob == "num_parallel_workers"
-        )
-        if workers > 0 and self.workers == 0:
-            self.held_bytes = held_bytes
-        self.workers = max(0, self.workers + workers)
-
-
 class Spoken:
     """The verdict that was logged last."""
 
@@ -128,16 +109,12 @@ class AutotuneLog:
         place = Path(f"{prefix}_{rank}.json").absolute()
         self._result = None if prefix is None else place
         self._rows: FileIO | None = None
+        # Time of the latest row: sentences belong to the row before.
         self._time_s: float | None = None
-        """Time of the latest row: sentences belong to the row before."""
-        self._kept = 0
-        self._written = 0
-        self._begun_s: float | None = None
-        """Time of the first window."""
-        self._spent_s = float("-inf")
-        """Time of the latest row on what the trainer has spent."""
-        self._passed: Row | None = None
-        """The latest window, if it was left out."""
+        self._kept = self._written = 0  # changes, and bytes of rows
+        self._begun_s: float | None = None  # time of the first window
+        self._spent_s = float("-inf")  # of the latest row on what the trainer has spent
+        self._passed: Row | None = None  # the latest window, if it was left out
         if prefix is not None:
             try:
                 # Unbuffered: a run that is killed leaves its rows behind, and who
@@ -227,14 +204,6 @@ class AutotuneLog:
     def _explained(self, event: str, explanation: Explanation, time_s: float) -> None:
         row = {"time_s": time_s, "event": event, "line": explanation.line}
         self._write({**row, **explanation.to_dict()})
-
-    def failed(self, error: Exception) -> None:
-        """Log a failure of the tuner: tuning ends, training does not."""
-        LOGGER.warning(
-            "autotune failed and is off from here on; training continues with the"
-            " present settings",
-            exc_info=error,
-        )
 
     def result(self, saved: Saved, unjudged: Sequence[Decision] = ()) -> None:
         """Log and write the final values.

@@ -25,49 +25,42 @@ CHEAPER: tuple[Value, ...] = ("inline", "thread", "process")
 """Kinds of workers, by the resources they take."""
 WORSE = 0.05
 """Relative cost increase above which a change counts as harmful."""
-STANDARD_ERRORS = 2.0
-SURELY = 3.0
-"""The same below which a gain is given up early: it would have to grow much."""
+STANDARD_ERRORS, SURELY = 2.0, 3.0
+"""In standard errors: how much above the old cost is surely harmful, and how far below
+what is needed a gain is given up early, as it would have to grow much."""
 GAIN_SHARE = 0.3
 """A change that spends must gain this share of what it promised, or `WORTH`."""
 MIN_SHARE = 0.1
 """If much was promised, this share of it must come: four times the workers for a few
 percent are not worth it."""
-PRIOR_SD = 0.02
-"""Relative noise of one window before any were measured; counts as `PRIOR_WINDOWS`
-windows."""
-PRIOR_WINDOWS = 2
+PRIOR_SD, PRIOR_WINDOWS = 0.02, 2
+"""Relative noise of one window before any were measured, and how many it counts as."""
 COUNTING = 0.3
 """Part of a counted row, and of its time, that may fall into the window before or
 after."""
-MIN_FOR_WORSE = 2
-"""A single bad window may be a hiccup."""
-MIN_FOR_RELEASE = 3
-"""Full connectors hide for a moment that something was released."""
-MAX_WINDOWS = 4
+MIN_FOR_WORSE, MIN_FOR_RELEASE = 2, 3
+"""Fewest windows after a change: a single bad one may be a hiccup, and full connectors
+hide for a moment that something was released."""
+MAX_WINDOWS, MAX_FILLING = 4, 12
 """Most windows that are compared, before a change or after it, unless noise requires
-more."""
+more; and while connectors fill: what goes into them does not come out yet."""
 LONG_S = 3.0
 """Seconds of windows after which two are as good as four short ones."""
-MAX_FILLING = 12
-"""The same while connectors fill: what goes into them does not come out yet."""
 FILLING = 0.05
 """Share of the rows of one segment that another one does not see."""
 ALL = 0.99
 """Largest share of a step that a wait may take, so that something is left of it."""
 RELIEF = "relief"
 """The rule of a release that must pay for itself: by a shorter own part of a step."""
-AIM = 0.1
-"""Targeted relative standard error of the numbers that decisions rest on."""
-MAX_NOISE_WINDOWS = 12
-JUMP = 0.15
-"""Relative difference between two windows that may mean a change of load."""
-JUMP_ERRORS = 3.0
-"""The same in standard errors."""
-REMEMBERED = 16
-"""Differences that are remembered."""
-PRIOR = 2
-"""Differences of zero that are assumed before there are many."""
+AIM, MAX_NOISE_WINDOWS = 0.1, 12
+"""Targeted relative standard error of the numbers that decisions rest on, and the most
+windows that are joined for it."""
+JUMP, JUMP_ERRORS = 0.15, 3.0
+"""Difference between two windows that may mean a change of load: relative, and in
+standard errors."""
+REMEMBERED, PRIOR = 16, 2
+"""Differences that are remembered, and those of zero that are assumed before there are
+many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..engine.observe.knob import Knob, Restriction
 from ..engine.observe.observation import Observation, TrainerObservation
@@ -17,7 +17,7 @@ from . import phrases
 from .causes import busiest
 from .explain import evidence, explain, verdict_of
 from .host_peers import HostPeers
-from .log import AutotuneLog, Released, Spoken
+from .log import LOGGER, AutotuneLog, Spoken
 from .policies.policy import KnobKey, KnobView, PerRegime, Policy, Situation, Values
 from .saved import Saved
 from .trial import (
@@ -49,9 +49,8 @@ CONTROL_S = 0.5
 MIN_CONTROL_S = 0.05
 """A look is due earlier if all that is waited for is known to be there by then, but not
 by less than this."""
-CALM_CONTROL_S = 2.0
-"""Between two looks, after `CALM_WINDOWS` windows without a decision."""
-CALM_WINDOWS = 20
+CALM_CONTROL_S, CALM_WINDOWS = 2.0, 20
+"""Between two looks, after so many windows without a decision."""
 SPOKEN = 10, 5.0
 """Steps and seconds that a verdict covers, if that many passed since the last change:
 short epochs begin with a wait, and end without one."""
@@ -142,7 +141,8 @@ class Tuner(Generic[M]):
         self._staff: tuple[tuple[str, str], ...] = ()  # kinds of workers
         self._host = "trainer"  # where they are
         self._moved_s = float("-inf")  # when the last move told was made
-        self._released = Released()
+        # Workers released since they were last logged, and the bytes held before.
+        self._released = 0, 0
         self._tried_s = float("-inf")  # when a trial ended last
         self._held: set[tuple[str, ...]] = set()  # restrictions in the log
         self._verdict = Spoken()
@@ -310,7 +310,11 @@ class Tuner(Generic[M]):
         for outcome in outcomes:
             self._log.outcome(outcome, trial.after[-1].time_s)
         if kept:
-            self._released.add(outcomes, trial.before[-1].held_bytes)
+            numbers = (d for d in trial.decisions if d.knob == "num_parallel_workers")
+            workers, fewer = self._released[0], -sum(d.added for d in numbers)
+            if fewer > 0 and workers == 0:
+                self._released = 0, trial.before[-1].held_bytes
+            self._released = max(0, workers + fewer), self._released[1]
             self._base = trial.after[:-1]
         else:
             self._restore(trial)
@@ -392,11 +396,11 @@ class Tuner(Generic[M]):
             self._log.say(phrases.held(worst, *held))
 
     def _tell_released(self, window: Observation) -> None:
-        share = wait_share(window)
-        if self._released.workers and verdict_of(share) == "not input-bound":
-            nbytes = max(0, self._released.held_bytes - window.held_bytes)
-            self._log.say(phrases.released(share, self._released.workers, nbytes))
-        self._released = Released()
+        share, (workers, held_bytes) = wait_share(window), self._released
+        if workers and verdict_of(share) == "not input-bound":
+            nbytes = max(0, held_bytes - window.held_bytes)
+            self._log.say(phrases.released(share, workers, nbytes))
+        self._released = 0, 0
 
     def _views(self) -> dict[KnobKey, KnobView]:
         return {key: KnobView.of(knob) for key, knob in self._knobs().items()}
@@ -424,7 +428,7 @@ def tried(
     return known
 
 
-class TunerThread(Generic[M]):
+class TunerThread:
     """Runs a tuner beside the training, as a `with`.
 
     It owns one daemon thread, which alone touches the tuner until it is joined. A
@@ -433,13 +437,11 @@ class TunerThread(Generic[M]):
 
     def __init__(
         self,
-        tuner: Tuner[M],
-        log: AutotuneLog,
+        tuner: Tuner[Any],
         recent: Callable[[], Observation] | None = None,
     ) -> None:
         self._tuner = tuner
         self._recent = recent
-        self._log = log
         self._closing = threading.Event()
         self._thread = threading.Thread(
             target=self._run, name="penstock-autotune", daemon=True
@@ -464,4 +466,8 @@ class TunerThread(Generic[M]):
                 pass
             self._tuner.finish(self._recent)
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
-            self._log.failed(error)
+            LOGGER.warning(
+                "autotune failed and is off from here on; training continues with the"
+                " present settings",
+                exc_info=error,
+            )

@@ -68,8 +68,7 @@ GIL_HELD = 0.6
 accurate to 0.14, so it is surely held nearly half of the time. With 0.45 for a trial of
 processes and 0.8 for the end of growth, pipelines that need the GIL for 0.3 to 0.9 of
 their work ended as fast or slower, but for one (1.5 %)."""
-ENOUGH_STEPS = 2
-ENOUGH_ROWS = 8
+ENOUGH_STEPS, ENOUGH_ROWS = 2, 8
 """With this many rows, the count is accurate to one in eight; most have more."""
 MAX_REPORT_S = 3.0
 """Longest time in which each process is to report something, in seconds."""

@@ -108,7 +108,7 @@ def course(
     try:
         if policy is None:
             return trained(run, row, seconds, log)
-        with TunerThread(Tuner(run, policy, Budget.of_machine(), log), log):
+        with TunerThread(Tuner(run, policy, Budget.of_machine(), log)):
             return trained(run, row, seconds, log)
     finally:
         run.close()

@@ -444,7 +444,7 @@ class Slot:
                 found=None if self._found is None else self._found.regimes,
             )
             observed = partial(self._observed, run)
-            stack.enter_context(TunerThread(tuner, log, observed))
+            stack.enter_context(TunerThread(tuner, observed))
             self._tuning = stack.pop_all()
 
     def stop_tuning(self) -> None:

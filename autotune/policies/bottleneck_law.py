@@ -73,9 +73,9 @@ CPU_SPENT = 0.95
 them: at `CPU_USED`, workers that hinder one another may still be the reason."""
 CROWD = 2.0
 """Workers per core above which they may hinder each other."""
-EASE_WINDOWS = 2
-PATIENCE_WINDOWS = 3
-"""Windows to wait for the GIL probe before more threads are tried."""
+EASE_WINDOWS, PATIENCE_WINDOWS = 2, 3
+"""Windows at ease before something is released, and windows to wait for the GIL probe
+before more threads are tried."""
 CHEAPER = 1.5
 """How much less CPU a row may take, at most, if fewer workers crowd caches and cores
 less. A number that needs more cores even then is not tried."""

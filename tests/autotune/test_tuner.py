@@ -324,9 +324,9 @@ class PausedPlant:
         return ()
 
 
-def tuning(plant: PausedPlant) -> TunerThread[RulesMemory]:
+def tuning(plant: PausedPlant) -> TunerThread:
     log = AutotuneLog()
-    return TunerThread(Tuner(plant, ConnectorRules(), TWO_CORES, log), log)
+    return TunerThread(Tuner(plant, ConnectorRules(), TWO_CORES, log))
 
 
 def test_the_thread_is_gone_after_close() -> None:
