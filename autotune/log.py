@@ -23,8 +23,8 @@ from ..engine.observe.observation import Move, Observation, TrainerObservation
 from . import phrases
 from .explain import Explanation, verdict_of
 from .policies.policy import Situation, Values
-from .saved import VERSION, Saved, write_whole
-from .trial import Decision, DecisionOutcome, Row
+from .saved import VERSION, Row, Saved, write_whole
+from .trial import Decision, DecisionOutcome
 from .window import lost_share
 
 LOGGER = logging.getLogger("penstock.autotune")
@@ -48,14 +48,10 @@ VERDICT_CHANGE_S = 5.0
 again while it stays."""
 FEW_STEPS, FEW_STEPS_S = 4, 2.0
 """Fewer steps than this, in less time than this, change no verdict."""
-FREE_BYTES = 4_000_000
-"""Bytes of rows that are always written."""
-BYTES_PER_S = 100
-"""Beyond them, for all pipelines together: windows on which nothing was decided or said
-are left out above this rate. A day therefore takes some 13 MB, and reports can read
-every row."""
-
-
+FREE_BYTES, BYTES_PER_S = 4_000_000, 100
+"""Bytes of rows that are always written. Beyond them, for all pipelines together,
+windows on which nothing was decided or said are left out above this rate. A day
+therefore takes some 13 MB, and reports can read every row."""
 POINTS = 500
 """Points of a curve of the run, at least, whenever it ends: a day has 3,400."""
 
@@ -64,8 +60,8 @@ class Spoken:
     """The verdict that was logged last."""
 
     def __init__(self) -> None:
+        self.time_s = float("-inf")
         self._verdict = ""
-        self._time_s = float("-inf")
         self._change_s = VERDICT_CHANGE_S
 
     def due(self, window: Observation) -> bool:
@@ -75,17 +71,13 @@ class Spoken:
             return False
         verdict = verdict_of(lost_share(window))
         changes = verdict != self._verdict
-        if window.time_s - self._time_s < (self._change_s if changes else VERDICT_S):
+        if window.time_s - self.time_s < (self._change_s if changes else VERDICT_S):
             return False
         if told:
             patience_s = self._change_s * (2.0 if changes else 0.5)
             self._change_s = min(max(patience_s, VERDICT_CHANGE_S), VERDICT_S)
-        self._verdict, self._time_s = verdict, window.time_s
+        self._verdict, self.time_s = verdict, window.time_s
         return True
-
-    def older_than(self, window: Observation) -> bool:
-        """Whether the last logged verdict is not this window's."""
-        return window.trainer.steps > 0 and window.time_s > self._time_s
 
 
 class AutotuneLog:
@@ -106,8 +98,8 @@ class AutotuneLog:
                 same name, it gets a number.
         """
         self.name = _free(name)
-        place = Path(f"{prefix}_{rank}.json").absolute()
-        self._result = None if prefix is None else place
+        result = Path(f"{prefix}_{rank}.json").absolute()
+        self._result = None if prefix is None else result
         self._rows: FileIO | None = None
         # Time of the latest row: sentences belong to the row before.
         self._time_s: float | None = None
@@ -119,15 +111,15 @@ class AutotuneLog:
             try:
                 # Unbuffered: a run that is killed leaves its rows behind, and who
                 # reads the file meanwhile finds whole lines.
-                path = Path(f"{prefix}_{rank}.jsonl").absolute()
+                path = result.with_suffix(".jsonl")
                 if path not in _begun:
                     path.unlink(missing_ok=True)
                 self._rows = path.open("ab", buffering=0)
                 _begun.add(path)
             except OSError as error:
                 self._give_up(error)
-        begin = {"event": "begin", "version": VERSION, "wall_s": time.time()}
-        self._write({**begin, "rank": rank, "time_s": time.perf_counter()})
+        clocks = {"wall_s": time.time(), "rank": rank, "time_s": time.perf_counter()}
+        self._write({"event": "begin", "version": VERSION, **clocks})
 
     def __enter__(self) -> Self:
         return self
@@ -165,9 +157,16 @@ class AutotuneLog:
         if not event and time_s - self._spent_s < finest_s:
             return
         time_s = self._spent_s = max(time_s, self._spent_s)
-        spent = {"time_s": time_s, "event": "spent", "before": event}
-        rows, wait_s, gap_s = trained.rows, trained.wait_s, trained.gap_s
-        self._write({**spent, "rows": rows, "wait_s": wait_s, "gap_s": gap_s})
+        self._write(
+            {
+                "time_s": time_s,
+                "event": "spent",
+                "before": event,
+                "rows": trained.rows,
+                "wait_s": trained.wait_s,
+                "gap_s": trained.gap_s,
+            }
+        )
 
     def _passed_s(self, now_s: float) -> float:
         """Return the seconds since the first window."""
@@ -178,13 +177,39 @@ class AutotuneLog:
         """Log a change that is applied."""
         self.say(decision.reason)
         self.say(phrases.request(decision))
-        self._write(decision.to_row(time_s))
+        self._write(
+            {
+                "time_s": time_s,
+                "event": "decision",
+                "op": decision.operator,
+                "knob": decision.knob,
+                "old": decision.old,
+                "new": decision.new,
+                "reason": decision.reason,
+                "expected": decision.expected,
+                "rule": decision.rule,
+                "evidence": dict(decision.evidence),
+                "forced": decision.forced,
+            }
+        )
 
     def outcome(self, outcome: DecisionOutcome, time_s: float) -> None:
         """Log the outcome of a change."""
         self._kept += outcome.kept
         self.say(phrases.outcome(outcome))
-        self._write(outcome.to_row(time_s))
+        self._write(
+            {
+                "time_s": time_s,
+                "event": "outcome",
+                "op": outcome.decision.operator,
+                "knob": outcome.decision.knob,
+                "old": outcome.decision.old,
+                "new": outcome.decision.new,
+                "kept": outcome.kept,
+                "before": asdict(outcome.before),
+                "after": asdict(outcome.after),
+            }
+        )
 
     def moved(self, move: Move) -> None:
         """Log that the engine moved something by itself, or could not."""
@@ -202,8 +227,8 @@ class AutotuneLog:
         self._explained("torch", explanation, time.perf_counter())
 
     def _explained(self, event: str, explanation: Explanation, time_s: float) -> None:
-        row = {"time_s": time_s, "event": event, "line": explanation.line}
-        self._write({**row, **explanation.to_dict()})
+        told = {"line": explanation.line, **explanation.to_dict()}
+        self._write({"time_s": time_s, "event": event, **told})
 
     def result(self, saved: Saved, unjudged: Sequence[Decision] = ()) -> None:
         """Log and write the final values.
@@ -214,9 +239,17 @@ class AutotuneLog:
         """
         for line in _summary(saved.knobs):
             self.say(line)
-        keys = [[decision.operator, decision.knob] for decision in unjudged]
-        end = {"event": "end", "time_s": self._time_s, "unjudged": keys}
-        self._write({**end, "wall_s": time.time(), **saved.to_row()})
+        self._write(
+            {
+                "event": "end",
+                "time_s": self._time_s,
+                "unjudged": [
+                    [decision.operator, decision.knob] for decision in unjudged
+                ],
+                "wall_s": time.time(),
+                **saved.to_row(),
+            }
+        )
         if self._result is None:
             return
         found = _found.setdefault(self._result, {})

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import ceil, isfinite, sqrt
 
 from ..engine.observe.knob import KnobName, Value
 from ..engine.observe.observation import Observation, ratio
 from .window import WORTH, cost_s, sustained_rows, wait_share, whole
-
-Row = dict[str, object]
-"""One line of the JSON log."""
 
 CHEAPER: tuple[Value, ...] = ("inline", "thread", "process")
 """Kinds of workers, by the resources they take."""
@@ -92,8 +89,11 @@ class Decision:
     @property
     def added(self) -> int:
         """How much it raises a number; 0 for a kind."""
-        old, new = self.old, self.new
-        return new - old if isinstance(old, int) and isinstance(new, int) else 0
+        return (
+            self.new - self.old
+            if isinstance(self.old, int) and isinstance(self.new, int)
+            else 0
+        )
 
     @property
     def frees(self) -> bool:
@@ -101,22 +101,6 @@ class Decision:
         if self.old in CHEAPER and self.new in CHEAPER:
             return CHEAPER.index(self.new) < CHEAPER.index(self.old)
         return self.added < 0 or self.new == "trainer"
-
-    def to_row(self, time_s: float) -> Row:
-        """Return the decision as a row of the JSON log."""
-        return {
-            "time_s": time_s,
-            "event": "decision",
-            "op": self.operator,
-            "knob": self.knob,
-            "old": self.old,
-            "new": self.new,
-            "reason": self.reason,
-            "expected": self.expected,
-            "rule": self.rule,
-            "evidence": dict(self.evidence),
-            "forced": self.forced,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,20 +126,6 @@ class DecisionOutcome:
     after: Measure
     in_step: bool = False
     """Whether the trainer may have waited for others, so that its rate says little."""
-
-    def to_row(self, time_s: float) -> Row:
-        """Return the outcome as a row of the JSON log."""
-        return {
-            "time_s": time_s,
-            "event": "outcome",
-            "op": self.decision.operator,
-            "knob": self.decision.knob,
-            "old": self.decision.old,
-            "new": self.decision.new,
-            "kept": self.kept,
-            "before": asdict(self.before),
-            "after": asdict(self.after),
-        }
 
 
 def measured(windows: tuple[Observation, ...]) -> Measure:

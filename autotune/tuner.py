@@ -161,16 +161,16 @@ class Tuner(Generic[M]):
             Seconds until the next look is due.
         """
         seen = self._plant.observe()
-        if seen is not None:
-            self._tell_spent(seen.time_s)
         if seen is None:
             self._host_peers.rest()
-        elif seen.trainer.away_s:  # before and after cannot be compared
+            return self._due_s(float("inf"))
+        self._tell_spent(seen.time_s)
+        if seen.trainer.away_s:  # before and after cannot be compared
             self._tell_moves(seen)
             self._gathered, self._settling = None, True
             self._settled_s = max(self._settled_s, seen.time_s)
             return CONTROL_S
-        elif seen.window_s > 0:
+        if seen.window_s > 0:
             self._tell_moves(seen)
             gathered = self._gathered
             window = seen if gathered is None else joined(gathered, seen)
@@ -180,7 +180,7 @@ class Tuner(Generic[M]):
                 self._on_window(window)
                 # While a change settles, nothing is compared that could be disturbed.
                 self._plant.calm = self._trial is None or self._settling
-        return self._due_s(float("inf") if seen is None else seen.time_s)
+        return self._due_s(seen.time_s)
 
     def _due_s(self, now_s: float) -> float:
         """Return the seconds until there may be something to do."""
@@ -202,7 +202,7 @@ class Tuner(Generic[M]):
             self._tell_moves(last)
             self._staff = staff(last)
             seen = last if last.trainer.steps else seen
-        if seen is not None and self._verdict.older_than(seen):
+        if seen and seen.trainer.steps and seen.time_s > self._verdict.time_s:
             self._tell_verdict(seen)
         elif seen is not None:
             self._tell_spent(seen.time_s, "end")
@@ -229,10 +229,9 @@ class Tuner(Generic[M]):
             return
         if self._settling:
             decided = () if self._trial is None else self._trial.decisions
-            arrives = not arrived(window, decided)
             beginning = any(segment.beginning for segment in window.segments)
-            waits_s = self._begins_s if beginning else self._settled_s
-            self._settling = arrives or window.time_s < waits_s
+            settled_s = self._begins_s if beginning else self._settled_s
+            self._settling = not arrived(window, decided) or window.time_s < settled_s
             return
         jumped = self._noise.see(window)
         if self._trial is not None and not self._verify(self._trial.seen(window)):
@@ -311,10 +310,13 @@ class Tuner(Generic[M]):
             self._log.outcome(outcome, trial.after[-1].time_s)
         if kept:
             numbers = (d for d in trial.decisions if d.knob == "num_parallel_workers")
-            workers, fewer = self._released[0], -sum(d.added for d in numbers)
+            fewer, (workers, held_bytes) = (
+                -sum(d.added for d in numbers),
+                self._released,
+            )
             if fewer > 0 and workers == 0:
-                self._released = 0, trial.before[-1].held_bytes
-            self._released = max(0, workers + fewer), self._released[1]
+                held_bytes = trial.before[-1].held_bytes
+            self._released = max(0, workers + fewer), held_bytes
             self._base = trial.after[:-1]
         else:
             self._restore(trial)
@@ -367,9 +369,8 @@ class Tuner(Generic[M]):
         self._noise.cut()
 
     def _tell_verdict(self, window: Observation) -> None:
-        explanation = explain(window, self._share, tuned=True)
         self._tell_spent(window.time_s, "verdict")
-        self._log.verdict(explanation, window.time_s)
+        self._log.verdict(explain(window, self._share, tuned=True), window.time_s)
 
     def _tell_spent(self, time_s: float, event: str = "") -> None:
         self._log.spent(self._plant.trained - self._before, time_s, event)

@@ -139,8 +139,9 @@ class BottleneckLaw:
         new = {name for name, _ in set(workers) - set(memory.staff)}
         # If a kind was given up together with a number, that number says nothing.
         lost = any(isinstance(o.decision.new, str) and not o.kept for o in outcomes)
-        of_numbers = (o for o in outcomes if o.decision.rule != "executor")
-        numbers = () if lost else tuple(of_numbers)
+        numbers = tuple(
+            o for o in outcomes if o.decision.rule != "executor" and not lost
+        )
         backoffs = memory.backoffs.learned(numbers, seen, new)
         curves = {name: at for name, at in memory.curves.items() if name not in new}
         curves = current(remembered(curves, numbers), seen)
@@ -200,9 +201,9 @@ class _Law(Case):
 
     def staffed(self, moved: tuple[Decision, ...]) -> tuple[Decision, ...]:
         """Return a move, with as many processes as the law says if they are short."""
-        processes = any(decision.new == "process" for decision in moved)
-        more = self.jump(moves=True) if processes and self.starved() else ()
-        return (*moved, *more)
+        if self.starved() and any(decision.new == "process" for decision in moved):
+            return (*moved, *self.jump(moves=True))
+        return moved
 
     # What is possible
 
@@ -368,8 +369,7 @@ class _Law(Case):
 
     def _bottleneck(self) -> SegmentObservation | None:
         """The segment whose workers are always busy, or would be on another machine."""
-        segments = self.situation.observation.segments
-        busiest = max(segments, key=busy)
+        busiest = max(self.seen.segments, key=busy)
         return busiest if busy(busiest) >= BUSY or self._spent() else None
 
     def search(self) -> Iterator[Decision]:
@@ -412,10 +412,12 @@ class _Law(Case):
             share = held_back(self.seen, segment)
             if share >= HELD_BACK:
                 wanted = min(needed_prefetch(self.seen, segment), MAX_PREFETCH)
-                expected = self.expected(wanted / segment.prefetch_size)
-                reason = phrases.held_back(segment.queue_name, share)
                 yield from self._further_ahead(
-                    segment, wanted, "held_back", reason, expected=expected
+                    segment,
+                    wanted,
+                    "held_back",
+                    reason=phrases.held_back(segment.queue_name, share),
+                    expected=self.expected(wanted / segment.prefetch_size),
                 )
 
     # What to release
@@ -434,9 +436,9 @@ class _Law(Case):
             fewer = max(knob.lower, int(RELIEF_KEEPS * knob.value))
             reason = phrases.relief(segment.name, seen.slowdown, knob.value)
             evidence = {"slowdown": seen.slowdown}
-            change = self.change(key, fewer, RELIEF, reason, evidence=evidence)
-            if decisions := tuple(change):
-                yield from decisions
+            change = tuple(self.change(key, fewer, RELIEF, reason, evidence=evidence))
+            yield from change
+            if change:
                 return
 
     def _crowded(self) -> Iterator[Decision]:
@@ -452,10 +454,13 @@ class _Law(Case):
             fewer = min(fewer, max(knob.lower, int(CROWD)))  # one has it, one waits
         while fewer < knob.value and not self.backoffs.allows(key, fewer):
             fewer = ceil((fewer + knob.value + 1) / 2)
-        reason = phrases.crowded(segment.name, knob.value, cores)
-        evidence = self._evidence(segment, self.rate)
-        fewer = min(fewer, knob.value)
-        yield from self.change(key, fewer, "crowded", reason, evidence=evidence)
+        yield from self.change(
+            key,
+            min(fewer, knob.value),
+            "crowded",
+            reason=phrases.crowded(segment.name, knob.value, cores),
+            evidence=self._evidence(segment, self.rate),
+        )
 
 
 def mostly_waits(segment: SegmentObservation) -> bool:

@@ -105,8 +105,7 @@ class Kinds:
         makes whole batches.
         """
         seen, knobs = situation.observation, situation.knobs
-        idle = ratio(situation.budget.cpu_cores, seen.used_cores) or 1.0
-        gain = min(MAX_GAIN, max(1.0, idle))
+        idle = ratio(situation.budget.cpu_cores, seen.used_cores)
         for segment in sorted(seen.segments, key=lambda s: s.cpu_s, reverse=True):
             key: KnobKey = (segment.name, "executor")
             knob = knobs.get(key)
@@ -128,8 +127,13 @@ class Kinds:
                     new=new,
                     rule="executor",
                     reason=phrases.executor(segment.name, new, reason),
-                    expected=gain if new == "process" else 1.0,
-                    evidence=_evidence(seen, segment),
+                    expected=min(MAX_GAIN, max(1.0, idle)) if new == "process" else 1.0,
+                    evidence={
+                        "gil_held": -1.0 if seen.gil_held is None else seen.gil_held,
+                        "used_cores": seen.used_cores,
+                        "blocked": _blocked(segment),
+                        "wait_share": wait_share(seen),
+                    },
                 )
             if together or reason:
                 return
@@ -331,15 +335,6 @@ def _blocked(segment: SegmentObservation) -> float:
     """Share of the run time spent off the CPU although a core was free."""
     idle_s = segment.run_s - segment.cpu_s - segment.queued_s
     return max(0.0, ratio(idle_s, segment.run_s))
-
-
-def _evidence(seen: Observation, segment: SegmentObservation) -> Mapping[str, float]:
-    return {
-        "gil_held": -1.0 if seen.gil_held is None else seen.gil_held,
-        "used_cores": seen.used_cores,
-        "blocked": _blocked(segment),
-        "wait_share": wait_share(seen),
-    }
 
 
 def _cpu_s(seen: Observation, operator: str) -> float:

@@ -17,7 +17,7 @@ from ...engine.observe.observation import Observation, SegmentObservation, ratio
 from ...errors import SpecError
 from ...system.resources import Budget
 from .. import phrases
-from ..trial import Decision, DecisionOutcome, Row
+from ..trial import Decision, DecisionOutcome
 from ..window import (
     BUSY,
     WORTH,
@@ -94,7 +94,7 @@ class Situation:
     outcomes: tuple[DecisionOutcome, ...] = ()
     """Outcomes of the decisions verified since the policy was last called."""
 
-    def to_row(self) -> Row:
+    def to_row(self) -> dict[str, object]:
         """Return it as a row of the JSON log, without caches, which decide nothing."""
         return {
             "time_s": self.observation.time_s,
@@ -217,8 +217,8 @@ class PerRegime(Generic[M]):
             values = memory.values.get(regime, {})
             return tuple(restoring(situation, values)), replace(memory, now=regime)
         outcomes = tuple(o for o in situation.outcomes if o.decision.rule != RULE)
-        asked = replace(situation, outcomes=outcomes)
         known = memory.memories.get(regime, self._policy.start())
+        asked = replace(situation, outcomes=outcomes)
         decisions, inner = self._policy.decide(asked, known)
         knobs = situation.knobs.items()
         values = {key: knob.value for key, knob in knobs if not knob.kind}
@@ -271,8 +271,9 @@ class Backoff:
 
     def stands(self, loads: Loads) -> bool:
         """Whether the loads are still the same."""
-        then = self.loads.items()
-        return not any(drifted(load, loads.get(name, 0.0)) for name, load in then)
+        return not any(
+            drifted(then, loads.get(name, 0.0)) for name, then in self.loads.items()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,8 +467,9 @@ class Case:
             enough = min(knob.value, max(knob.lower, ceil(busy / BUSY), 1))
             fewer = knob.value - ceil(RELEASED_SHARE * (knob.value - enough))
             reason = phrases.idle(segment.name, busy, knob.value, waiting=waiting)
-            evidence = {"busy_workers": busy}
-            yield from self.change(key, fewer, "release", reason, evidence=evidence)
+            yield from self.change(
+                key, fewer, "release", reason, evidence={"busy_workers": busy}
+            )
 
     def idle_queues(self) -> Iterator[Decision]:
         """Release a fifth of the batches that each segment prefetches."""
@@ -475,8 +477,9 @@ class Case:
             fewer = max(knob.lower, MIN_PREFETCH, int(PREFETCH_KEPT * knob.value))
             fewer, level = min(knob.value, fewer), segment.output.utilization
             reason = phrases.queue_idle(segment.queue_name, level)
-            evidence = {"utilization": level}
-            yield from self.change(key, fewer, "release", reason, evidence=evidence)
+            yield from self.change(
+                key, fewer, "release", reason, evidence={"utilization": level}
+            )
 
     def change(
         self,

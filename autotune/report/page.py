@@ -122,11 +122,11 @@ def drawn(seen: Recorded, course: Course) -> dict[str, Any]:
     waits = [round(100 * each.wait_share, 1) for each in course.intervals]
     rates = [round(each.rows_per_s, 2) for each in course.intervals]
     whole, last = course.whole.wait_share, course.last.wait_share
-    said = f"{whole:.0%} of the run, {last:.0%} {course.when}"
-    rated = f"{course.last.rate} {course.when}"
+    waited = [f"{whole:.0%} of the run, {last:.0%} {course.when}"]
+    rated = [f"{course.last.rate} {course.when}"]
     charts = [
-        _chart("trainer waits", [said], -1, ends, {"wait": waits[:1] + waits}, "%"),
-        _chart("samples/s", [rated], -1, ends, {"rate": rates[:1] + rates}),
+        _chart("trainer waits", waited, -1, ends, {"wait": waits[:1] + waits}, "%"),
+        _chart("samples/s", rated, -1, ends, {"rate": rates[:1] + rates}),
     ]
     charts += [_changes(seen, course, knob, ends[-1]) for knob in NAMES]
     marks = [
@@ -148,8 +148,14 @@ def _chart(
     curves: Mapping[str, Sequence[float]],
     unit: str = "",
 ) -> dict[str, Any]:
-    known = {"title": title, "said": said, "steps": steps, "unit": unit}
-    return {**known, "xs": xs, "curves": curves}
+    return {
+        "title": title,
+        "said": said,
+        "steps": steps,
+        "unit": unit,
+        "xs": xs,
+        "curves": curves,
+    }
 
 
 def _changes(seen: Recorded, course: Course, knob: str, end_s: float) -> dict[str, Any]:

@@ -147,10 +147,8 @@ class Recorded:
                 self._see(row["time_s"], {**knobs, **kinds})
             case "spent":
                 self.points.append(self.begun.more(row, row["time_s"]))
-                decides = row["before"] == "decision"
-                self.undecided = self.undecided or (
-                    self.points[-1] if decides else None
-                )
+                if row["before"] == "decision":
+                    self.undecided = self.undecided or self.points[-1]
             case "observation":
                 self._observe(row, row["observation"])
             case "verdict":
@@ -165,8 +163,7 @@ class Recorded:
                 {"said": self.said}[event].append(row)
 
     def _observe(self, row: Row, seen: Row) -> None:
-        knobs = row["knobs"]
-        values = {(k["op"], k["knob"]): k["kind"] or k["value"] for k in knobs}
+        values = {(k["op"], k["knob"]): k["kind"] or k["value"] for k in row["knobs"]}
         self._see(row["time_s"], values)
         if seen["regime"] != (self.regimes[-1][1] if self.regimes else None):
             self.regimes.append((row["time_s"], seen["regime"]))
@@ -299,7 +296,7 @@ def groups(pipelines: Iterable[Recorded]) -> list[Group]:
     by_name: dict[str, list[Recorded]] = {}
     for each in pipelines:
         by_name.setdefault(each.name, []).append(each)
-    found = [Group(name, tuple(ranks)) for name, ranks in by_name.items()]
+    found = (Group(name, tuple(ranks)) for name, ranks in by_name.items())
     return sorted(found, key=lambda group: -max(r.waited_s for r in group.ranks))
 
 

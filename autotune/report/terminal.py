@@ -188,8 +188,7 @@ def moments(seen: Recorded) -> list[Moment]:
 
 def changed(seen: Recorded) -> Iterator[str]:
     """Yield what was changed, and with which effect, a line each."""
-    kinds = ("kept", "open")
-    stays = [each.text for each in moments(seen) if each.kind in kinds]
+    stays = [each.text for each in moments(seen) if each.kind in ("kept", "open")]
     if not stays:
         yield "changed: nothing; it was as good as could be found, or had no time"
     if len(stays) > MAX_CHANGES:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from connector_rules import ConnectorRules, RulesMemory
+from connector_rules import ConnectorRules
 
 from penstock.autotune.explain import verdict_of
 from penstock.autotune.host_peers import HostPeers
