@@ -420,12 +420,11 @@ def tried(
     known = dict(before)
     for outcome in outcomes:
         decision = outcome.decision
-        if decision.knob != "num_parallel_workers":
-            continue
-        known.pop(decision.operator, None)
-        fewer = outcome.kept and decision.rule in ("peak", "crowded")
-        if fewer if decision.added < 0 else not outcome.kept:
-            known[decision.operator] = Restriction.TRIED_MORE
+        if decision.knob == "num_parallel_workers":
+            known.pop(decision.operator, None)
+            fewer = outcome.kept and decision.rule in ("peak", "crowded")
+            if fewer if decision.added < 0 else not outcome.kept:
+                known[decision.operator] = Restriction.TRIED_MORE
     return known
 
 

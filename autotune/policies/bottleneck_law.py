@@ -475,12 +475,11 @@ def remembered(
     curves: dict[str, Curve], outcomes: tuple[DecisionOutcome, ...]
 ) -> dict[str, Curve]:
     """Add the results of changed worker counts; a gain elsewhere drops a curve."""
-    moved = {o.decision.operator for o in outcomes if o.decision.knob == WORKERS}
+    numbers = [o for o in outcomes if o.decision.knob == WORKERS]
     if any(o.kept and faster(o) for o in outcomes):
+        moved = {o.decision.operator for o in numbers}
         curves = {name: curve for name, curve in curves.items() if name in moved}
-    for outcome in outcomes:
-        if outcome.decision.knob != WORKERS:
-            continue
+    for outcome in numbers:
         name = outcome.decision.operator
         points = dict(curves.get(name, ()))
         points[int(outcome.decision.old)] = outcome.before.rows_per_s

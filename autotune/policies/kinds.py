@@ -85,17 +85,14 @@ class Kinds:
         """Add the results of changes of kind."""
         pasts = dict(self.pasts)
         for outcome in outcomes:
-            decision, winner, loser = outcome.decision, outcome.before, outcome.after
-            if not isinstance(decision.new, str):
-                continue
-            lost = decision.old if outcome.kept else decision.new
-            if outcome.kept:
-                winner, loser = loser, winner
-            change = ratio(loser.rows_per_s, winner.rows_per_s) - 1.0
-            key = decision.key, str(lost)
-            trials = pasts[key].trials + 1 if key in pasts else 1
-            cpu_s = _cpu_s(seen, decision.operator)
-            pasts[key] = Past(change, trials, seen.time_s, cpu_s)
+            decision, kept = outcome.decision, outcome.kept
+            if isinstance(decision.new, str):
+                key = decision.key, str(decision.old if kept else decision.new)
+                old, new = outcome.before.rows_per_s, outcome.after.rows_per_s
+                change = (ratio(old, new) if kept else ratio(new, old)) - 1.0
+                trials = pasts[key].trials + 1 if key in pasts else 1
+                cpu_s = _cpu_s(seen, decision.operator)
+                pasts[key] = Past(change, trials, seen.time_s, cpu_s)
         return Kinds(pasts)
 
     def other_executor(self, situation: Situation) -> Iterator[Decision]:

@@ -228,14 +228,12 @@ class PerRegime(Generic[M]):
 
 def restoring(situation: Situation, values: Values) -> Iterator[Decision]:
     """Yield the decisions that restore these values, within the user's bounds."""
+    case = Case(situation, NO_BACKOFFS)
     reason = phrases.regime(situation.observation.regime)
     for key, value in values.items():
-        knob = situation.knobs.get(key)
-        if knob is None or not knob.tunable:
-            continue
-        new = min(max(value, knob.lower), knob.upper)
-        if new != knob.value:
-            yield Decision(*key, knob.value, new, RULE, reason, 1.0, forced=True)
+        if (knob := case.knob(*key)) is not None:
+            new = min(max(value, knob.lower), knob.upper)
+            yield from case.change(key, new, RULE, reason, forced=True)
 
 
 # Backoffs: values that were tried without success, remembered under the load they met.
@@ -312,13 +310,9 @@ class Backoffs:
             and not (backoff.upward and moved - {backoff.key})
         }
         for outcome in outcomes:
-            backoff = made(outcome, loads, seen.time_s)
-            if backoff is None:
-                continue
-            known = kept.get((backoff.key, backoff.upward))
-            if known is not None and known.limit == backoff.limit and not outcome.kept:
-                backoff = again(backoff, known, seen.time_s)
-            kept[backoff.key, backoff.upward] = backoff
+            backoff = backoff_of(outcome, kept, loads, seen.time_s)
+            if backoff is not None:
+                kept[backoff.key, backoff.upward] = backoff
         return Backoffs(tuple(kept.values()), loads, seen.time_s)
 
     def allows(self, key: KnobKey, value: int) -> bool:
@@ -342,35 +336,35 @@ class Backoffs:
 NO_BACKOFFS = Backoffs()
 
 
-def made(outcome: DecisionOutcome, loads: Loads, now_s: float) -> Backoff | None:
-    """Return the backoff that follows from an outcome, if any."""
+def backoff_of(
+    outcome: DecisionOutcome,
+    known: Mapping[tuple[KnobKey, bool], Backoff],
+    loads: Loads,
+    now_s: float,
+) -> Backoff | None:
+    """Return the backoff that follows from an outcome and those known, if any."""
     decision, kept, old = outcome.decision, outcome.kept, outcome.decision.old
     if isinstance(old, str) or isinstance(decision.new, str) or decision.forced:
         return None  # about kinds, see kinds.py
     # A rate from stock, or from luck, is no argument against less.
     if kept and not (gained(outcome) and (outcome.in_step or faster(outcome))):
         return None
+    upward, limit = decision.added > 0 and not kept, old + 1 if kept else old
+    tried, failures = old if kept else decision.new, 1
+    before = known.get((decision.key, upward))
+    if before is not None and before.limit == limit and not kept:
+        tried = min(tried, before.tried) if upward else max(tried, before.tried)
+        failures = before.failures + 1  # it lasts twice as long
     lasting = outcome.after if kept else outcome.before
     then = {name: loads.get(name, 0.0) for name in (TRAINER, decision.operator)}
     return Backoff(
         key=decision.key,
-        upward=decision.added > 0 and not kept,
-        limit=old + 1 if kept else old,
-        tried=old if kept else decision.new,
+        upward=upward,
+        limit=limit,
+        tried=tried,
         loads={**then, RATE: lasting.rows_per_s},
-        until_s=now_s + BACKOFF_S,
-    )
-
-
-def again(backoff: Backoff, known: Backoff, now_s: float) -> Backoff:
-    """Return the backoff after a repeated failure: it lasts twice as long."""
-    failures = known.failures + 1
-    nearer = min if backoff.upward else max
-    return replace(
-        backoff,
-        failures=failures,
         until_s=now_s + BACKOFF_S * 2 ** (failures - 1),
-        tried=nearer(backoff.tried, known.tried),
+        failures=failures,
     )
 
 
@@ -488,13 +482,16 @@ class Case:
         rule: str,
         reason: str,
         *,
-        evidence: Mapping[str, float],
+        evidence: Mapping[str, float] | None = None,
         expected: float = 1.0,
+        forced: bool = False,
     ) -> Iterator[Decision]:
         """Set a knob, unless it has this value already or a backoff forbids it."""
         old = self.situation.knobs[key].value
         if new != old and self.backoffs.allows(key, new):
-            yield Decision(*key, old, new, rule, reason, expected, evidence)
+            yield Decision(
+                *key, old, new, rule, reason, expected, evidence or {}, forced
+            )
 
     def expected(self, factor: float) -> float:
         """Return a gain of `factor`, limited to what free loading would bring."""

@@ -32,7 +32,6 @@ from ..saved import UNREADABLE, check_version
 Row = Mapping[str, Any]
 KnobName = tuple[str, str]
 """Operator and knob."""
-Values = Mapping[KnobName, int | str]
 
 NO_LOG = (
     "no log can be read from {!r} ({}); a run with set_enable_autotune(True, prefix),"
@@ -172,7 +171,7 @@ class Recorded:
         if worked and seen["trainer"]["steps"] > 0:
             self.latest = row
 
-    def _see(self, time_s: float, values: Values) -> None:
+    def _see(self, time_s: float, values: Mapping[KnobName, int | str]) -> None:
         """Take over all values in force."""
         for key, value in values.items():
             self._set(time_s, key, value)
