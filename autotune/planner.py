@@ -144,23 +144,23 @@ def measured_workloads(
         SpecError: the log does not exist, is of another version, has no such pipeline,
             or shows no training.
     """
-    found: dict[str, Workload] = {}
+    workloads: dict[str, Workload] = {}
     for each in read_recording(path, name).pipelines:
-        if each.latest is not None and each.name not in found:
+        if each.latest is not None and each.name not in workloads:
             seen = Situation.from_row(each.latest).observation
             trainer, parts = seen.trainer, seen.segments[0].parts
-            found[each.name] = Workload(
+            workloads[each.name] = Workload(
                 seen.segments,
                 own_s(seen),
                 batch_rows=max(1, round(trainer.rows / trainer.steps)),
                 source_bytes=parts[0].bytes_per_row if parts else 0.0,
             )
     check(
-        bool(found),
+        bool(workloads),
         f"{os.fspath(path)!r} shows no training; train for some seconds with"
         " set_enable_autotune(True, filepath_prefix)",
     )
-    return found
+    return workloads
 
 
 # Many nodes in step
@@ -207,12 +207,12 @@ class Cluster:
             warm: whether an earlier epoch has filled the caches.
         """
         data = self.data_bytes / nodes if self.own_parts else self.data_bytes
-        left, found = 1.0, []
+        left, shares = 1.0, []
         for tier in self.tiers:
             kept = min(left, tier.nbytes / data) if warm else 0.0
             left -= kept
-            found.append(kept)
-        return (*found, left)
+            shares.append(kept)
+        return (*shares, left)
 
     def step_bounds(self, nodes: int, *, warm: bool = False) -> dict[str, float]:
         """Return the shortest possible step in seconds under each limit, by its name.

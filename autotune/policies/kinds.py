@@ -156,8 +156,8 @@ class Kinds:
         yield Decision(
             segment.name,
             "executor",
-            segment.executor,
-            "inline",
+            old=segment.executor,
+            new="inline",
             rule="executor",
             reason=phrases.alone(segment.name, trainer.step_s, alone_s),
             expected=faster,
@@ -186,8 +186,8 @@ class Kinds:
             return
         yield Decision(
             *key,
-            "trainer",
-            "process",
+            old="trainer",
+            new="process",
             rule="contention",
             reason=phrases.contention(found.beside_s, found.alone_s),
             expected=1.0 / (1.0 - lost),
@@ -202,8 +202,14 @@ class Kinds:
         cores, key = situation.budget.cpu_cores, self._host(situation)
         working = (s for s in situation.observation.segments if s.executor == "thread")
         if cores >= MANY_CORES and key is not None and any(s.rows for s in working):
-            reason = phrases.off_threads(cores)
-            yield Decision(*key, "trainer", "process", "cores", reason, expected=1.0)
+            yield Decision(
+                *key,
+                old="trainer",
+                new="process",
+                rule="cores",
+                reason=phrases.off_threads(cores),
+                expected=1.0,
+            )
 
     def _host(self, situation: Situation) -> KnobKey | None:
         """Return the knob that moves all work to processes; None if that lost."""

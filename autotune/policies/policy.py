@@ -490,7 +490,14 @@ class Case:
         old = self.situation.knobs[key].value
         if new != old and self.backoffs.allows(key, new):
             yield Decision(
-                *key, old, new, rule, reason, expected, evidence or {}, forced
+                *key,
+                old=old,
+                new=new,
+                rule=rule,
+                reason=reason,
+                expected=expected,
+                evidence=evidence or {},
+                forced=forced,
             )
 
     def expected(self, factor: float) -> float:

@@ -12,7 +12,7 @@ import gzip
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from itertools import accumulate, chain
 from typing import Any
@@ -122,13 +122,25 @@ def drawn(seen: Recorded, course: Course) -> dict[str, Any]:
     waits = [round(100 * each.wait_share, 1) for each in course.intervals]
     rates = [round(each.rows_per_s, 2) for each in course.intervals]
     whole, last = course.whole.wait_share, course.last.wait_share
-    waited = [f"{whole:.0%} of the run, {last:.0%} {course.when}"]
-    rated = [f"{course.last.rate} {course.when}"]
     charts = [
-        _chart("trainer waits", waited, -1, ends, {"wait": waits[:1] + waits}, "%"),
-        _chart("samples/s", rated, -1, ends, {"rate": rates[:1] + rates}),
+        {
+            "title": "trainer waits",
+            "said": [f"{whole:.0%} of the run, {last:.0%} {course.when}"],
+            "steps": -1,
+            "unit": "%",
+            "xs": ends,
+            "curves": {"wait": waits[:1] + waits},
+        },
+        {
+            "title": "samples/s",
+            "said": [f"{course.last.rate} {course.when}"],
+            "steps": -1,
+            "unit": "",
+            "xs": ends,
+            "curves": {"rate": rates[:1] + rates},
+        },
+        *(_changes(seen, course, knob, ends[-1]) for knob in NAMES),
     ]
-    charts += [_changes(seen, course, knob, ends[-1]) for knob in NAMES]
     marks = [
         {**each._asdict(), "at_s": course.at(each.time_s)} for each in moments(seen)
     ]
@@ -137,24 +149,6 @@ def drawn(seen: Recorded, course: Course) -> dict[str, Any]:
         "seconds": ends[-1],
         "charts": [chart for chart in charts if chart["curves"]],
         "marks": marks[-MAX_MARKS:],
-    }
-
-
-def _chart(
-    title: str,
-    said: Sequence[str],
-    steps: int,
-    xs: Sequence[float],
-    curves: Mapping[str, Sequence[float]],
-    unit: str = "",
-) -> dict[str, Any]:
-    return {
-        "title": title,
-        "said": said,
-        "steps": steps,
-        "unit": unit,
-        "xs": xs,
-        "curves": curves,
     }
 
 
@@ -174,6 +168,13 @@ def _changes(seen: Recorded, course: Course, knob: str, end_s: float) -> dict[st
     said = []
     for operator, each in changed.items():
         values = [f"{value:g}" for value in each.values()]
-        earlier = ["..."] if len(values) > MAX_SAID else []
-        said.append(f"{operator}: {' -> '.join(earlier + values[-MAX_SAID:])}")
-    return _chart(knob, said, 1, xs, curves)
+        earlier = "... -> " if len(values) > MAX_SAID else ""
+        said.append(f"{operator}: {earlier}{' -> '.join(values[-MAX_SAID:])}")
+    return {
+        "title": knob,
+        "said": said,
+        "steps": 1,
+        "unit": "",
+        "xs": xs,
+        "curves": curves,
+    }

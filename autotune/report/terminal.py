@@ -129,13 +129,13 @@ def stages_of(seen: Recorded) -> list[Row]:
         }
         for row in seen.segments
     }
-    found: list[Row] = []
+    stages: list[Row] = []
     for stage in verdict["stages"]:
         name, parts = stage["name"], [part for part, _ in stage["parts"]]
         blamed = verdict["bottleneck"] in (name, *parts)
         present = {knob: value for (op, knob), value in values.items() if op == name}
-        found.append({**stage, **present, "now": now.get(name), "blamed": blamed})
-    return found
+        stages.append({**stage, **present, "now": now.get(name), "blamed": blamed})
+    return stages
 
 
 def picture(seen: Recorded) -> Iterator[str]:
@@ -221,11 +221,11 @@ def settings(seen: Recorded) -> Iterator[str]:
 
 def _call(stage: Row, *, tuned: bool) -> str:
     """Return the call that creates a stage, with its workers as they are now."""
-    given = f'executor="{stage["executor"]}"'
+    arguments = f'executor="{stage["executor"]}"'
     if tuned:
-        given = f"num_parallel_workers={stage['num_parallel_workers']}, {given}"
-    found = STAGE.fullmatch(stage["name"])
-    method = METHODS.get(found["kind"]) if found else None
-    if found is None or method is None:
-        return f"{stage['name']}: {given}"
-    return method.format(found["label"] or "...") + given + ")"
+        workers = stage["num_parallel_workers"]
+        arguments = f"num_parallel_workers={workers}, {arguments}"
+    name = STAGE.fullmatch(stage["name"])
+    if name is None or name["kind"] not in METHODS:
+        return f"{stage['name']}: {arguments}"
+    return METHODS[name["kind"]].format(name["label"] or "...") + arguments + ")"
