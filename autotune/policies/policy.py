@@ -259,14 +259,6 @@ class Backoff:
     until_s: float
     failures: int = 1
 
-    def forbids(self, value: int) -> bool:
-        """Whether it rules out this value."""
-        return value > self.limit if self.upward else value < self.limit
-
-    def refutes(self, value: int) -> bool:
-        """Whether this value, or one nearer to a good one, was tried in vain."""
-        return value >= self.tried if self.upward else value <= self.tried
-
     def stands(self, loads: Loads) -> bool:
         """Whether the loads are still the same."""
         return not any(
@@ -317,11 +309,17 @@ class Backoffs:
 
     def allows(self, key: KnobKey, value: int) -> bool:
         """Whether no backoff rules out this value."""
-        return not any(backoff.forbids(value) for backoff in self._on(key))
+        return all(
+            value <= backoff.limit if backoff.upward else value >= backoff.limit
+            for backoff in self._on(key)
+        )
 
     def refutes(self, key: KnobKey, value: int) -> bool:
         """Whether this value, or one that changes less, was tried in vain."""
-        return any(backoff.refutes(value) for backoff in self._on(key))
+        return any(
+            value >= backoff.tried if backoff.upward else value <= backoff.tried
+            for backoff in self._on(key)
+        )
 
     def most(self, key: KnobKey, upper: int) -> int:
         """Return the largest allowed value up to `upper`."""
