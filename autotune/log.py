@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from io import FileIO
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -364,10 +365,8 @@ def show_by_default(rank: int = 0) -> None:
 
 def _free(name: str) -> str:
     """Return a name under which no other pipeline is being tuned."""
-    free, number = name, 1
-    while free in _tuned:
-        number += 1
-        free = f"{name}-{number}"
+    numbered = (f"{name}-{number}" for number in count(2))
+    free = next(each for each in chain([name], numbered) if each not in _tuned)
     if free:
         _tuned.add(free)
     return free

@@ -223,9 +223,8 @@ def rows_in(seen: Observation, budget: Budget) -> int:
 
     Workers beyond that find no row to make.
     """
-    rows = ratio(seen.trainer.rows, seen.trainer.steps)
     fits = budget.memory_bytes // seen.batch_bytes if seen.batch_bytes else 0
-    return int(fits * rows)
+    return int(fits * ratio(seen.trainer.rows, seen.trainer.steps))
 
 
 def has_room(seen: Observation, budget: Budget, batches: int) -> bool:
@@ -255,9 +254,8 @@ def worked_rows(segment: SegmentObservation) -> float:
     A process reports a whole batch, and several that began together report together.
     So their reports say how long a row takes, and not how many rows a window had.
     """
-    if segment.executor != "process" or segment.rows == 0:
-        return segment.rows
-    return ratio(segment.run_s, segment.run_s_per_row)
+    reports = segment.executor == "process" and segment.rows > 0
+    return ratio(segment.run_s, segment.run_s_per_row) if reports else segment.rows
 
 
 def sustained_rows(observation: Observation) -> float:

@@ -228,9 +228,9 @@ class _Law(Case):
             for segment in seen.segments
             if segment.run_s_per_row > 0
         ]
-        waits = queued(seen.segments) >= QUEUED
+        waiting = rate if queued(seen.segments) >= QUEUED else inf
         gil = rate / (seen.gil_held or 1.0) if self._turns() and not moves else inf
-        return min(demand, cpu, rate if waits else inf, gil, *bounds)
+        return min(demand, cpu, waiting, gil, *bounds)
 
     def _most(self, segment: SegmentObservation) -> int:
         """Largest number of workers that a segment may have."""
