@@ -25,7 +25,7 @@ from ..system.printing import figures
 from ..system.resources import Budget
 from ..system.run_queue import APART_NS
 from . import phrases
-from .thresholds import (
+from .window import (
     BUSY,
     HELD_BACK,
     MOSTLY,
@@ -37,8 +37,11 @@ from .thresholds import (
     collate_s,
     computes,
     cores_used,
+    fitting,
     held_back,
     in_line,
+    needed_prefetch,
+    needed_workers,
     no_core_free,
     outbox,
     outlasts,
@@ -47,7 +50,6 @@ from .thresholds import (
     take_turns,
     trainer_queued,
 )
-from .window import fitting, needed_prefetch, needed_workers
 
 ENOUGH = 1.2
 """This many times the present workers may be needed, given the uncertainty."""

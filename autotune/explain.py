@@ -31,19 +31,20 @@ from .causes import (
     room_for,
     seconds_of,
 )
-from .situation import Decision
-from .thresholds import (
+from .trial import Decision
+from .window import (
     MOSTLY,
     STARVED,
     WORTH,
     computes,
+    demand_rows_per_s,
     idle_s,
     lost_share,
+    needed_workers,
     outbox,
     slowed_share,
     wait_share,
 )
-from .window import demand_rows_per_s, needed_workers
 
 Verdict = Literal["input-bound", "balanced", "not input-bound"]
 

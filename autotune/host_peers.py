@@ -93,8 +93,8 @@ class HostPeers:
         if not others:
             return budget
         parts = [self._part(core, others) for core in self._me.cores]
-        share = sum(parts) / len(parts)
-        return replace(budget, cpu_cores=share * budget.cpu_cores, whole_machine=False)
+        cores = sum(parts) / len(parts) * budget.cpu_cores
+        return replace(budget, cpu_cores=cores, whole_machine=False)
 
     def rest(self) -> None:
         """Note that the trainer left its loop: others may use all until it returns."""

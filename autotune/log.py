@@ -16,16 +16,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from io import FileIO
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Self, cast
 
 from ..engine.observe.observation import Move, Observation, TrainerObservation
 from . import phrases
 from .explain import Explanation, verdict_of
-from .policies.per_regime import Values
-from .saved import VERSION, Saved, write_whole
-from .situation import Decision, DecisionOutcome, Row, Situation
-from .thresholds import lost_share
+from .policies.policy import Situation, Values
+from .saved import VERSION, Row, Saved, write_whole
+from .trial import Decision, DecisionOutcome
+from .window import lost_share
 
 LOGGER = logging.getLogger("penstock.autotune")
 
@@ -48,43 +49,20 @@ VERDICT_CHANGE_S = 5.0
 again while it stays."""
 FEW_STEPS, FEW_STEPS_S = 4, 2.0
 """Fewer steps than this, in less time than this, change no verdict."""
-FREE_BYTES = 4_000_000
-"""Bytes of rows that are always written."""
-BYTES_PER_S = 100
-"""Beyond them, for all pipelines together: windows on which nothing was decided or said
-are left out above this rate. A day therefore takes some 13 MB, and reports can read
-every row."""
-
-
+FREE_BYTES, BYTES_PER_S = 4_000_000, 100
+"""Bytes of rows that are always written. Beyond them, for all pipelines together,
+windows on which nothing was decided or said are left out above this rate. A day
+therefore takes some 13 MB, and reports can read every row."""
 POINTS = 500
 """Points of a curve of the run, at least, whenever it ends: a day has 3,400."""
-
-
-class Released:
-    """Workers and memory released since they were last logged."""
-
-    def __init__(self) -> None:
-        self.workers = 0
-        self.held_bytes = 0  # before the first release
-
-    def add(self, outcomes: tuple[DecisionOutcome, ...], held_bytes: int) -> None:
-        """Count kept outcomes; `held_bytes` is the memory in use before them."""
-        workers = sum(
-            -outcome.decision.added
-            for outcome in outcomes
-            if outcome.decision.knob == "num_parallel_workers"
-        )
-        if workers > 0 and self.workers == 0:
-            self.held_bytes = held_bytes
-        self.workers = max(0, self.workers + workers)
 
 
 class Spoken:
     """The verdict that was logged last."""
 
     def __init__(self) -> None:
+        self.time_s = float("-inf")
         self._verdict = ""
-        self._time_s = float("-inf")
         self._change_s = VERDICT_CHANGE_S
 
     def due(self, window: Observation) -> bool:
@@ -94,17 +72,13 @@ class Spoken:
             return False
         verdict = verdict_of(lost_share(window))
         changes = verdict != self._verdict
-        if window.time_s - self._time_s < (self._change_s if changes else VERDICT_S):
+        if window.time_s - self.time_s < (self._change_s if changes else VERDICT_S):
             return False
         if told:
             patience_s = self._change_s * (2.0 if changes else 0.5)
             self._change_s = min(max(patience_s, VERDICT_CHANGE_S), VERDICT_S)
-        self._verdict, self._time_s = verdict, window.time_s
+        self._verdict, self.time_s = verdict, window.time_s
         return True
-
-    def older_than(self, window: Observation) -> bool:
-        """Whether the last logged verdict is not this window's."""
-        return window.trainer.steps > 0 and window.time_s > self._time_s
 
 
 class AutotuneLog:
@@ -125,32 +99,28 @@ class AutotuneLog:
                 same name, it gets a number.
         """
         self.name = _free(name)
-        place = Path(f"{prefix}_{rank}.json").absolute()
-        self._result = None if prefix is None else place
+        result = Path(f"{prefix}_{rank}.json").absolute()
+        self._result = None if prefix is None else result
         self._rows: FileIO | None = None
+        # Time of the latest row: sentences belong to the row before.
         self._time_s: float | None = None
-        """Time of the latest row: sentences belong to the row before."""
-        self._kept = 0
-        self._written = 0
-        self._begun_s: float | None = None
-        """Time of the first window."""
-        self._spent_s = float("-inf")
-        """Time of the latest row on what the trainer has spent."""
-        self._passed: Row | None = None
-        """The latest window, if it was left out."""
+        self._kept = self._written = 0  # changes, and bytes of rows
+        self._begun_s: float | None = None  # time of the first window
+        self._spent_s = float("-inf")  # of the latest row on what the trainer has spent
+        self._passed: Row | None = None  # the latest window, if it was left out
         if prefix is not None:
             try:
                 # Unbuffered: a run that is killed leaves its rows behind, and who
                 # reads the file meanwhile finds whole lines.
-                path = Path(f"{prefix}_{rank}.jsonl").absolute()
+                path = result.with_suffix(".jsonl")
                 if path not in _begun:
                     path.unlink(missing_ok=True)
                 self._rows = path.open("ab", buffering=0)
                 _begun.add(path)
             except OSError as error:
                 self._give_up(error)
-        begin = {"event": "begin", "version": VERSION, "wall_s": time.time()}
-        self._write({**begin, "rank": rank, "time_s": time.perf_counter()})
+        clocks = {"wall_s": time.time(), "rank": rank, "time_s": time.perf_counter()}
+        self._write({"event": "begin", "version": VERSION, **clocks})
 
     def __enter__(self) -> Self:
         return self
@@ -188,9 +158,16 @@ class AutotuneLog:
         if not event and time_s - self._spent_s < finest_s:
             return
         time_s = self._spent_s = max(time_s, self._spent_s)
-        spent = {"time_s": time_s, "event": "spent", "before": event}
-        rows, wait_s, gap_s = trained.rows, trained.wait_s, trained.gap_s
-        self._write({**spent, "rows": rows, "wait_s": wait_s, "gap_s": gap_s})
+        self._write(
+            {
+                "time_s": time_s,
+                "event": "spent",
+                "before": event,
+                "rows": trained.rows,
+                "wait_s": trained.wait_s,
+                "gap_s": trained.gap_s,
+            }
+        )
 
     def _passed_s(self, now_s: float) -> float:
         """Return the seconds since the first window."""
@@ -201,13 +178,39 @@ class AutotuneLog:
         """Log a change that is applied."""
         self.say(decision.reason)
         self.say(phrases.request(decision))
-        self._write(decision.to_row(time_s))
+        self._write(
+            {
+                "time_s": time_s,
+                "event": "decision",
+                "op": decision.operator,
+                "knob": decision.knob,
+                "old": decision.old,
+                "new": decision.new,
+                "reason": decision.reason,
+                "expected": decision.expected,
+                "rule": decision.rule,
+                "evidence": dict(decision.evidence),
+                "forced": decision.forced,
+            }
+        )
 
     def outcome(self, outcome: DecisionOutcome, time_s: float) -> None:
         """Log the outcome of a change."""
         self._kept += outcome.kept
         self.say(phrases.outcome(outcome))
-        self._write(outcome.to_row(time_s))
+        self._write(
+            {
+                "time_s": time_s,
+                "event": "outcome",
+                "op": outcome.decision.operator,
+                "knob": outcome.decision.knob,
+                "old": outcome.decision.old,
+                "new": outcome.decision.new,
+                "kept": outcome.kept,
+                "before": asdict(outcome.before),
+                "after": asdict(outcome.after),
+            }
+        )
 
     def moved(self, move: Move) -> None:
         """Log that the engine moved something by itself, or could not."""
@@ -225,16 +228,8 @@ class AutotuneLog:
         self._explained("torch", explanation, time.perf_counter())
 
     def _explained(self, event: str, explanation: Explanation, time_s: float) -> None:
-        row = {"time_s": time_s, "event": event, "line": explanation.line}
-        self._write({**row, **explanation.to_dict()})
-
-    def failed(self, error: Exception) -> None:
-        """Log a failure of the tuner: tuning ends, training does not."""
-        LOGGER.warning(
-            "autotune failed and is off from here on; training continues with the"
-            " present settings",
-            exc_info=error,
-        )
+        told = {"line": explanation.line, **explanation.to_dict()}
+        self._write({"time_s": time_s, "event": event, **told})
 
     def result(self, saved: Saved, unjudged: Sequence[Decision] = ()) -> None:
         """Log and write the final values.
@@ -245,9 +240,17 @@ class AutotuneLog:
         """
         for line in _summary(saved.knobs):
             self.say(line)
-        keys = [[decision.operator, decision.knob] for decision in unjudged]
-        end = {"event": "end", "time_s": self._time_s, "unjudged": keys}
-        self._write({**end, "wall_s": time.time(), **saved.to_row()})
+        self._write(
+            {
+                "event": "end",
+                "time_s": self._time_s,
+                "unjudged": [
+                    [decision.operator, decision.knob] for decision in unjudged
+                ],
+                "wall_s": time.time(),
+                **saved.to_row(),
+            }
+        )
         if self._result is None:
             return
         found = _found.setdefault(self._result, {})
@@ -362,10 +365,8 @@ def show_by_default(rank: int = 0) -> None:
 
 def _free(name: str) -> str:
     """Return a name under which no other pipeline is being tuned."""
-    free, number = name, 1
-    while free in _tuned:
-        number += 1
-        free = f"{name}-{number}"
+    numbered = (f"{name}-{number}" for number in count(2))
+    free = next(each for each in chain([name], numbered) if each not in _tuned)
     if free:
         _tuned.add(free)
     return free

@@ -10,7 +10,7 @@ import re
 
 from ..engine.observe.observation import SegmentObservation
 from ..system.printing import figures
-from .situation import Decision, DecisionOutcome
+from .trial import Decision, DecisionOutcome
 
 TENS_FROM = 20
 """Number of workers from which a tenth of one is not worth mentioning."""

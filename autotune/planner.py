@@ -15,14 +15,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf
+from operator import itemgetter
 from statistics import NormalDist, fmean
 
-from ..engine.observe.observation import Observation, SegmentObservation
+from ..engine.observe.observation import SegmentObservation
 from ..errors import check
 from ..system.printing import figures
 from .explain import verdict_of
+from .policies.policy import Situation
 from .report.recording import read_recording
-from .situation import Situation
+from .window import own_s
 
 MAX_WORKERS = 1024
 """Workers that a stage may have, unless it reads an iterable."""
@@ -109,12 +111,10 @@ class Projection:
     def workers(self, stage: SegmentObservation) -> int:
         """Return the workers of a stage that reach this speed, at least one."""
         # A product that should be whole may be a little larger.
-        busy = round(self.rows_per_s * stage.run_s_per_row, 9)
-        return max(1, ceil(busy))
+        return max(1, ceil(round(self.rows_per_s * stage.run_s_per_row, 9)))
 
     def __str__(self) -> str:
-        rate, share = self.rows_per_s, self.wait_share
-        stages = self.workload.stages
+        rate, share, stages = self.rows_per_s, self.wait_share, self.workload.stages
         width = max(len(stage.name) for stage in stages)
         head = (
             f"on {figures(self.cores)} cores: {rate:,.0f} samples/s, the trainer waits"
@@ -144,28 +144,23 @@ def measured_workloads(
         SpecError: the log does not exist, is of another version, has no such pipeline,
             or shows no training.
     """
-    found: dict[str, Workload] = {}
+    workloads: dict[str, Workload] = {}
     for each in read_recording(path, name).pipelines:
-        if each.latest is not None:
+        if each.latest is not None and each.name not in workloads:
             seen = Situation.from_row(each.latest).observation
-            found.setdefault(each.name, workload_of(seen))
+            trainer, parts = seen.trainer, seen.segments[0].parts
+            workloads[each.name] = Workload(
+                seen.segments,
+                own_s(seen),
+                batch_rows=max(1, round(trainer.rows / trainer.steps)),
+                source_bytes=parts[0].bytes_per_row if parts else 0.0,
+            )
     check(
-        bool(found),
+        bool(workloads),
         f"{os.fspath(path)!r} shows no training; train for some seconds with"
         " set_enable_autotune(True, filepath_prefix)",
     )
-    return found
-
-
-def workload_of(seen: Observation) -> Workload:
-    """Return the workload that a window of training shows."""
-    trainer, parts = seen.trainer, seen.segments[0].parts
-    return Workload(
-        seen.segments,
-        trainer.gap_s / trainer.steps,
-        batch_rows=max(1, round(trainer.rows / trainer.steps)),
-        source_bytes=parts[0].bytes_per_row if parts else 0.0,
-    )
+    return workloads
 
 
 # Many nodes in step
@@ -212,12 +207,12 @@ class Cluster:
             warm: whether an earlier epoch has filled the caches.
         """
         data = self.data_bytes / nodes if self.own_parts else self.data_bytes
-        left, found = 1.0, []
+        left, shares = 1.0, []
         for tier in self.tiers:
             kept = min(left, tier.nbytes / data) if warm else 0.0
             left -= kept
-            found.append(kept)
-        return (*found, left)
+            shares.append(kept)
+        return (*shares, left)
 
     def step_bounds(self, nodes: int, *, warm: bool = False) -> dict[str, float]:
         """Return the shortest possible step in seconds under each limit, by its name.
@@ -242,9 +237,8 @@ class Cluster:
             nodes: number of nodes.
             warm: whether an earlier epoch has filled the caches.
         """
-        bounds = self.step_bounds(nodes, warm=warm)
-        binds = max(bounds, key=bounds.__getitem__)
-        step_s = bounds[binds]
+        bounds = self.step_bounds(nodes, warm=warm).items()
+        binds, step_s = max(bounds, key=itemgetter(1))
         efficiency = min(1.0, fmean(self.steps_s) / step_s)
         return ClusterSpeed(nodes, nodes * self.batch_rows / step_s, efficiency, binds)
 
@@ -300,23 +294,20 @@ def table_of(cores: float, speeds: Sequence[Epochs]) -> str:
         cores: of each node.
         speeds: for each number of nodes.
     """
-    head = (
-        f"nodes in step, {figures(cores)} cores each: samples/s of all nodes, and their"
-        " share of the rate of trainers that never wait"
-    )
     lines = [
-        head,
+        (
+            f"nodes in step, {figures(cores)} cores each: samples/s of all nodes, and"
+            " their share of the rate of trainers that never wait"
+        ),
         f"  {'nodes':>6}  {'first epoch':>20}  {'later epochs':>20}  what binds",
     ]
     for first, later in speeds:
-        binds = first.binds
-        if later.binds != binds:
-            binds = f"{binds}; later {later.binds}"
+        changes = "" if later.binds == first.binds else f"; later {later.binds}"
         columns = "  ".join(
             f"{each.rows_per_s:>13,.0f}  {each.efficiency:>5.2f}"
             for each in (first, later)
         )
-        lines.append(f"  {first.nodes:>6,}  {columns}  {binds}")
+        lines.append(f"  {first.nodes:>6,}  {columns}  {first.binds}{changes}")
     return "\n".join(lines)
 
 

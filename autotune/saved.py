@@ -12,8 +12,8 @@ from threading import get_ident
 from typing import Any
 
 from ..errors import SpecError, check
-from .policies.per_regime import Values
-from .situation import CHEAPER, KnobKey, Row
+from .policies.policy import KnobKey, Values
+from .trial import CHEAPER
 
 VERSION = 1
 """Format version of `<prefix>_<rank>.json` and of the rows in its `.jsonl`."""
@@ -23,6 +23,9 @@ PARTIAL = ".partial"
 """Suffix of a file that is still being written."""
 SAME_CORES = 0.1
 """CPU budgets within this relative difference count as the same machine."""
+
+Row = dict[str, object]
+"""One line of the JSON log, or a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,9 @@ class Saved:
 
     def beside(self, other: Saved) -> Saved:
         """Return these values, plus another run's for operators that these lack."""
-        names = {**other.regimes, **self.regimes}
         regimes = {
             name: {**other.regimes.get(name, {}), **self.regimes.get(name, {})}
-            for name in names
+            for name in {**other.regimes, **self.regimes}
         }
         return Saved(
             {**other.knobs, **self.knobs},
@@ -131,8 +133,7 @@ def read_saved(path: str | os.PathLike[str]) -> dict[str, Saved]:
         with open(shown, encoding="utf-8") as file:
             whole = json.load(file)
         check_version(whole, shown)
-        pipelines = whole["pipelines"]
-        return {str(name): _saved(row) for name, row in pipelines.items()}
+        return {str(name): _saved(row) for name, row in whole["pipelines"].items()}
     except SpecError:
         raise
     except OSError as error:
@@ -186,11 +187,10 @@ def _saved(row: dict[str, Any]) -> Saved:
     if strange := set(executors.values()) - EXECUTORS:
         raise ValueError(f"there is no executor {strange.pop()!r}")
     cores = row.get("machine", {}).get("cpu_cores")
-    regimes = row.get("regimes", {}).items()
     return Saved(
         _values(row["knobs"]),
         executors,
-        {str(name): _values(values) for name, values in regimes},
+        {str(name): _values(rows) for name, rows in row.get("regimes", {}).items()},
         None if cores is None else float(cores),
     )
 

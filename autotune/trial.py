@@ -1,4 +1,4 @@
-"""A trial: what a change of knobs did, and whether it may stay. Pure.
+"""A decision and its trial: what a change of knobs did, and whether it stays. Pure.
 
 The objective is the cost of a sample to the trainer (`window.cost_s`), and after that
 the fewest resources. So a change that spends something must gain, and one that releases
@@ -9,60 +9,138 @@ noise, which also determines how many windows are evidence.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import ceil, isfinite, sqrt
 
-from ..engine.observe.observation import Observation
-from .situation import Decision, DecisionOutcome
-from .thresholds import WORTH, wait_share
-from .window import cost_s, measured, sustained_rows, whole
+from ..engine.observe.observation import KnobName, Observation, Value, ratio
+from .window import WORTH, cost_s, sustained_rows, wait_share, whole
 
+CHEAPER: tuple[Value, ...] = ("inline", "thread", "process")
+"""Kinds of workers, by the resources they take."""
 WORSE = 0.05
 """Relative cost increase above which a change counts as harmful."""
-STANDARD_ERRORS = 2.0
-SURELY = 3.0
-"""The same below which a gain is given up early: it would have to grow much."""
+STANDARD_ERRORS, SURELY = 2.0, 3.0
+"""In standard errors: how much above the old cost is surely harmful, and how far below
+what is needed a gain is given up early, as it would have to grow much."""
 GAIN_SHARE = 0.3
 """A change that spends must gain this share of what it promised, or `WORTH`."""
 MIN_SHARE = 0.1
 """If much was promised, this share of it must come: four times the workers for a few
 percent are not worth it."""
-PRIOR_SD = 0.02
-"""Relative noise of one window before any were measured; counts as `PRIOR_WINDOWS`
-windows."""
-PRIOR_WINDOWS = 2
+PRIOR_SD, PRIOR_WINDOWS = 0.02, 2
+"""Relative noise of one window before any were measured, and how many it counts as."""
 COUNTING = 0.3
 """Part of a counted row, and of its time, that may fall into the window before or
 after."""
-MIN_FOR_WORSE = 2
-"""A single bad window may be a hiccup."""
-MIN_FOR_RELEASE = 3
-"""Full connectors hide for a moment that something was released."""
-MAX_WINDOWS = 4
+MIN_FOR_WORSE, MIN_FOR_RELEASE = 2, 3
+"""Fewest windows after a change: a single bad one may be a hiccup, and full connectors
+hide for a moment that something was released."""
+MAX_WINDOWS, MAX_FILLING = 4, 12
 """Most windows that are compared, before a change or after it, unless noise requires
-more."""
+more; and while connectors fill: what goes into them does not come out yet."""
 LONG_S = 3.0
 """Seconds of windows after which two are as good as four short ones."""
-MAX_FILLING = 12
-"""The same while connectors fill: what goes into them does not come out yet."""
 FILLING = 0.05
 """Share of the rows of one segment that another one does not see."""
 ALL = 0.99
 """Largest share of a step that a wait may take, so that something is left of it."""
 RELIEF = "relief"
 """The rule of a release that must pay for itself: by a shorter own part of a step."""
-AIM = 0.1
-"""Targeted relative standard error of the numbers that decisions rest on."""
-MAX_NOISE_WINDOWS = 12
-JUMP = 0.15
-"""Relative difference between two windows that may mean a change of load."""
-JUMP_ERRORS = 3.0
-"""The same in standard errors."""
-REMEMBERED = 16
-"""Differences that are remembered."""
-PRIOR = 2
-"""Differences of zero that are assumed before there are many."""
+AIM, MAX_NOISE_WINDOWS = 0.1, 12
+"""Targeted relative standard error of the numbers that decisions rest on, and the most
+windows that are joined for it."""
+JUMP, JUMP_ERRORS = 0.15, 3.0
+"""Difference between two windows that may mean a change of load: relative, and in
+standard errors."""
+REMEMBERED, PRIOR = 16, 2
+"""Differences that are remembered, and those of zero that are assumed before there are
+many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One change of one knob, with the evidence for it."""
+
+    operator: str
+    """Its name in the log: `Map(ID:2) decode`."""
+    knob: KnobName
+    old: Value
+    new: Value
+    rule: str
+    """The rule of the policy that requested it, in one word."""
+    reason: str
+    """The observation behind it, as a sentence of the log."""
+    expected: float
+    """Expected samples per second, as a multiple of the present; 1 if something is
+    released."""
+    evidence: Mapping[str, float] = field(default_factory=dict)
+    """The numbers behind the reason, as measured."""
+    forced: bool = False
+    """True if a budget demands it: measured, but never rolled back."""
+
+    @property
+    def key(self) -> tuple[str, KnobName]:
+        """The knob that it sets."""
+        return (self.operator, self.knob)
+
+    @property
+    def added(self) -> int:
+        """How much it raises a number; 0 for a kind."""
+        return (
+            self.new - self.old
+            if isinstance(self.old, int) and isinstance(self.new, int)
+            else 0
+        )
+
+    @property
+    def frees(self) -> bool:
+        """Whether it releases something: fewer of something, or a cheaper kind."""
+        if self.old in CHEAPER and self.new in CHEAPER:
+            return CHEAPER.index(self.new) < CHEAPER.index(self.old)
+        return self.added < 0 or self.new == "trainer"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """How training went over some windows."""
+
+    rows_per_s: float
+    """Samples per second, loaded and trained on."""
+    wait_share: float
+    """Exposed wait as a share of the step, 0 to 1."""
+    step_s: float
+    """Seconds of a step, including the wait; 0 if none was finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionOutcome:
+    """What a decision did, and whether it stays."""
+
+    decision: Decision
+    kept: bool
+    """False: rolled back."""
+    before: Measure
+    after: Measure
+    in_step: bool = False
+    """Whether the trainer may have waited for others, so that its rate says little."""
+
+
+def measured(windows: tuple[Observation, ...]) -> Measure:
+    """Return the speed of training over these windows, at least one."""
+    seen = whole(windows)
+    return Measure(ratio(1.0, cost_s(seen)), wait_share(seen), seen.trainer.step_s)
+
+
+def arrived(seen: Observation, decisions: tuple[Decision, ...]) -> bool:
+    """Whether the decided kinds of workers are in force, and the old ones have left."""
+    kinds = {d.operator: d.new for d in decisions if d.knob == "executor"}
+    moved = [segment for segment in seen.segments if segment.name in kinds]
+    there = all(s.rows > 0 and s.executor == kinds[s.name] for s in moved)
+    left = not any(segment.moving for segment in seen.segments)
+    hosts = (d.new for d in decisions if d.knob == "host")
+    return there and left and all(host == seen.host for host in hosts)
 
 
 class Verdict(Enum):
@@ -122,29 +200,25 @@ class Trial:
             return Verdict.MORE
         change, error = self._cost_change()
         if any(decision.rule == RELIEF for decision in self.decisions):
-            gains = -change >= max(WORTH, error)
-            return Verdict.KEEP if gains else Verdict.ROLL_BACK
-        if measured(self.before).wait_share > WORTH:  # it waits for another one
+            good = -change >= max(WORTH, error)
+        elif wait_share(whole(self.before)) > WORTH:  # it waits for another one
             loss = max(change, -self._own_gain())
-            as_good = loss <= max(WORTH, min(error, WORSE))
-            return Verdict.KEEP if as_good else Verdict.ROLL_BACK
-        waiting = measured(self.after).wait_share
-        # Both are required: the mean may hide that the stock ran out in the end.
-        eased = max(waiting, wait_share(self.after[-1])) <= WORTH
-        return Verdict.KEEP if eased else Verdict.ROLL_BACK
+            good = loss <= max(WORTH, min(error, WORSE))
+        else:
+            waiting = wait_share(whole(self.after))
+            # Both are required: the mean may hide that the stock ran out in the end.
+            good = max(waiting, wait_share(self.after[-1])) <= WORTH
+        return Verdict.KEEP if good else Verdict.ROLL_BACK
 
     def _of_growth(self, gain: float, error: float, most: int) -> Verdict:
         promised = max(decision.expected for decision in self.decisions) - 1.0
         needed = max(min(WORTH, GAIN_SHARE * promised), MIN_SHARE * promised)
         if gain >= needed:
             return Verdict.KEEP
-        count = len(self.after)
-        far = gain < needed - SURELY * error
+        far, count = gain < needed - SURELY * error, len(self.after)
         long = sum(window.window_s for window in self.after) >= LONG_S
-        over = (far or long) and not self._filling()
-        if count >= most or (over and count >= MIN_FOR_WORSE):
-            return Verdict.ROLL_BACK
-        return Verdict.MORE
+        over = (far or long) and not self._filling() and count >= MIN_FOR_WORSE
+        return Verdict.ROLL_BACK if over or count >= most else Verdict.MORE
 
     def _own_gain(self) -> float:
         """Return what the step would gain if it were not for others.
@@ -155,7 +229,7 @@ class Trial:
         """
         if not self.in_step:
             return 0.0
-        spared = measured(self.before).wait_share - measured(self.after).wait_share
+        spared = wait_share(whole(self.before)) - wait_share(whole(self.after))
         return 1.0 / (1.0 - min(spared, ALL)) - 1.0
 
     def _filling(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..engine.observe.observation import (
     Knob,
@@ -21,22 +21,28 @@ from . import phrases
 from .causes import busiest
 from .explain import evidence, explain, verdict_of
 from .host_peers import HostPeers
-from .log import AutotuneLog, Released, Spoken
-from .policies.per_regime import PerRegime, Values
-from .policies.policy import Policy
+from .log import LOGGER, AutotuneLog, Spoken
+from .policies.policy import KnobKey, KnobView, PerRegime, Policy, Situation, Values
 from .saved import Saved
-from .situation import Decision, DecisionOutcome, KnobKey, KnobView, Situation
-from .thresholds import TRUSTED_S, wait_share
-from .trial import MAX_NOISE_WINDOWS, MAX_WINDOWS, Noise, Trial, Verdict
-from .window import (
+from .trial import (
+    MAX_NOISE_WINDOWS,
+    MAX_WINDOWS,
+    Decision,
+    DecisionOutcome,
+    Noise,
+    Trial,
+    Verdict,
     arrived,
-    beginning,
+)
+from .window import (
+    TRUSTED_S,
     enough,
     joined,
     lacking_s,
     latest,
     report_s,
     staff,
+    wait_share,
     whole,
 )
 
@@ -47,9 +53,8 @@ CONTROL_S = 0.5
 MIN_CONTROL_S = 0.05
 """A look is due earlier if all that is waited for is known to be there by then, but not
 by less than this."""
-CALM_CONTROL_S = 2.0
-"""Between two looks, after `CALM_WINDOWS` windows without a decision."""
-CALM_WINDOWS = 20
+CALM_CONTROL_S, CALM_WINDOWS = 2.0, 20
+"""Between two looks, after so many windows without a decision."""
 SPOKEN = 10, 5.0
 """Steps and seconds that a verdict covers, if that many passed since the last change:
 short epochs begin with a wait, and end without one."""
@@ -140,7 +145,8 @@ class Tuner(Generic[M]):
         self._staff: tuple[tuple[str, str], ...] = ()  # kinds of workers
         self._host = "trainer"  # where they are
         self._moved_s = float("-inf")  # when the last move told was made
-        self._released = Released()
+        # Workers released since they were last logged, and the bytes held before.
+        self._released = 0, 0
         self._tried_s = float("-inf")  # when a trial ended last
         self._held: set[tuple[str, ...]] = set()  # restrictions in the log
         self._verdict = Spoken()
@@ -159,16 +165,16 @@ class Tuner(Generic[M]):
             Seconds until the next look is due.
         """
         seen = self._plant.observe()
-        if seen is not None:
-            self._tell_spent(seen.time_s)
         if seen is None:
             self._host_peers.rest()
-        elif seen.trainer.away_s:  # before and after cannot be compared
+            return self._due_s(float("inf"))
+        self._tell_spent(seen.time_s)
+        if seen.trainer.away_s:  # before and after cannot be compared
             self._tell_moves(seen)
             self._gathered, self._settling = None, True
             self._settled_s = max(self._settled_s, seen.time_s)
             return CONTROL_S
-        elif seen.window_s > 0:
+        if seen.window_s > 0:
             self._tell_moves(seen)
             gathered = self._gathered
             window = seen if gathered is None else joined(gathered, seen)
@@ -178,7 +184,7 @@ class Tuner(Generic[M]):
                 self._on_window(window)
                 # While a change settles, nothing is compared that could be disturbed.
                 self._plant.calm = self._trial is None or self._settling
-        return self._due_s(float("inf") if seen is None else seen.time_s)
+        return self._due_s(seen.time_s)
 
     def _due_s(self, now_s: float) -> float:
         """Return the seconds until there may be something to do."""
@@ -200,7 +206,7 @@ class Tuner(Generic[M]):
             self._tell_moves(last)
             self._staff = staff(last)
             seen = last if last.trainer.steps else seen
-        if seen is not None and self._verdict.older_than(seen):
+        if seen and seen.trainer.steps and seen.time_s > self._verdict.time_s:
             self._tell_verdict(seen)
         elif seen is not None:
             self._tell_spent(seen.time_s, "end")
@@ -227,9 +233,9 @@ class Tuner(Generic[M]):
             return
         if self._settling:
             decided = () if self._trial is None else self._trial.decisions
-            arrives = not arrived(window, decided)
-            waits_s = self._begins_s if beginning(window) else self._settled_s
-            self._settling = arrives or window.time_s < waits_s
+            beginning = any(segment.beginning for segment in window.segments)
+            settled_s = self._begins_s if beginning else self._settled_s
+            self._settling = not arrived(window, decided) or window.time_s < settled_s
             return
         jumped = self._noise.see(window)
         if self._trial is not None and not self._verify(self._trial.seen(window)):
@@ -307,7 +313,14 @@ class Tuner(Generic[M]):
         for outcome in outcomes:
             self._log.outcome(outcome, trial.after[-1].time_s)
         if kept:
-            self._released.add(outcomes, trial.before[-1].held_bytes)
+            numbers = (d for d in trial.decisions if d.knob == "num_parallel_workers")
+            fewer, (workers, held_bytes) = (
+                -sum(d.added for d in numbers),
+                self._released,
+            )
+            if fewer > 0 and workers == 0:
+                held_bytes = trial.before[-1].held_bytes
+            self._released = max(0, workers + fewer), held_bytes
             self._base = trial.after[:-1]
         else:
             self._restore(trial)
@@ -360,9 +373,8 @@ class Tuner(Generic[M]):
         self._noise.cut()
 
     def _tell_verdict(self, window: Observation) -> None:
-        explanation = explain(window, self._share, tuned=True)
         self._tell_spent(window.time_s, "verdict")
-        self._log.verdict(explanation, window.time_s)
+        self._log.verdict(explain(window, self._share, tuned=True), window.time_s)
 
     def _tell_spent(self, time_s: float, event: str = "") -> None:
         self._log.spent(self._plant.trained - self._before, time_s, event)
@@ -389,11 +401,11 @@ class Tuner(Generic[M]):
             self._log.say(phrases.held(worst, *held))
 
     def _tell_released(self, window: Observation) -> None:
-        share = wait_share(window)
-        if self._released.workers and verdict_of(share) == "not input-bound":
-            nbytes = max(0, self._released.held_bytes - window.held_bytes)
-            self._log.say(phrases.released(share, self._released.workers, nbytes))
-        self._released = Released()
+        share, (workers, held_bytes) = wait_share(window), self._released
+        if workers and verdict_of(share) == "not input-bound":
+            nbytes = max(0, held_bytes - window.held_bytes)
+            self._log.say(phrases.released(share, workers, nbytes))
+        self._released = 0, 0
 
     def _views(self) -> dict[KnobKey, KnobView]:
         return {key: KnobView.of(knob) for key, knob in self._knobs().items()}
@@ -412,16 +424,15 @@ def tried(
     known = dict(before)
     for outcome in outcomes:
         decision = outcome.decision
-        if decision.knob != "num_parallel_workers":
-            continue
-        known.pop(decision.operator, None)
-        fewer = outcome.kept and decision.rule in ("peak", "crowded")
-        if fewer if decision.added < 0 else not outcome.kept:
-            known[decision.operator] = Restriction.TRIED_MORE
+        if decision.knob == "num_parallel_workers":
+            known.pop(decision.operator, None)
+            fewer = outcome.kept and decision.rule in ("peak", "crowded")
+            if fewer if decision.added < 0 else not outcome.kept:
+                known[decision.operator] = Restriction.TRIED_MORE
     return known
 
 
-class TunerThread(Generic[M]):
+class TunerThread:
     """Runs a tuner beside the training, as a `with`.
 
     It owns one daemon thread, which alone touches the tuner until it is joined. A
@@ -430,13 +441,11 @@ class TunerThread(Generic[M]):
 
     def __init__(
         self,
-        tuner: Tuner[M],
-        log: AutotuneLog,
+        tuner: Tuner[Any],
         recent: Callable[[], Observation] | None = None,
     ) -> None:
         self._tuner = tuner
         self._recent = recent
-        self._log = log
         self._closing = threading.Event()
         self._thread = threading.Thread(
             target=self._run, name="penstock-autotune", daemon=True
@@ -461,4 +470,8 @@ class TunerThread(Generic[M]):
                 pass
             self._tuner.finish(self._recent)
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
-            self._log.failed(error)
+            LOGGER.warning(
+                "autotune failed and is off from here on; training continues with the"
+                " present settings",
+                exc_info=error,
+            )

@@ -1,4 +1,9 @@
-"""Windows: joining observations, and measuring the speed of training in them.
+"""Windows: joining them, and the questions asked of one, each with its number.
+
+The verdict and the tuner ask the same questions. A question has one function and one
+number, so a cause that `explain()` names is one that the tuner acts on, if it may. A
+number that one module alone needs stands there. Where a value was chosen among several,
+71 simulated pipelines were run with each (`tests/support/workloads.py`, 2026-11-28).
 
 A pipeline that starves its trainer may take a second for one step, so steps alone say
 too little too late. While the trainer waits, the rows that the segments finish give the
@@ -7,17 +12,63 @@ same rate, one row at a time. Otherwise the trainer's own seconds count.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import reduce
-from math import ceil
+from math import ceil, inf
 
-from ..engine.observe.observation import Observation, SegmentObservation, ratio
+from ..engine.core.metrics import ConnectorObservation
+from ..engine.observe.observation import (
+    MIN_WAIT,
+    Observation,
+    SegmentObservation,
+    ratio,
+)
 from ..system.resources import Budget
-from .situation import Decision, Measure
-from .thresholds import MOSTLY, has_room, starving, wait_share
 
-ENOUGH_STEPS = 2
-ENOUGH_ROWS = 8
+TRUSTED_S = 120.0
+"""Seconds for which the result of a trial is trusted, at first: that other workers, or
+more of them, brought nothing."""
+WORTH = MIN_WAIT
+"""Share of a step. A shorter wait is `not input-bound`, and not worth a change, which
+must gain as much: windows differ by about 2 % anyway (`PRIOR_SD` in trial.py). The
+tuner once acted from 0.02 on: no pipeline ended differently."""
+STARVED = 0.10
+"""Share of a step. A trainer that waits for longer is `input-bound`. It makes few steps
+then, so the rows that the segments finish say more about its speed."""
+NEVER_EMPTY = 0.02
+"""Share of the time with no batch ready. Below it, a wait is for the hand-over. With
+0.002 before something is released, no pipeline ended differently."""
+BUSY = 0.85
+"""Share of the workers' time that is work. Workers are enough if they are busy for less
+than that: the rest is for work that comes unevenly. With 0.8, five pipelines ended 1
+to 4 % slower, and three 1 to 2.5 % faster."""
+HELD_BACK = 0.2
+"""Share of the workers' time that they may not work further ahead, above which their
+queue may be too short. With 0.1, no pipeline ended differently."""
+MOSTLY = 0.5
+"""Share of a time above which something takes most of it."""
+MANY_STEPS = 2.0
+"""Steps of the trainer that a long task of a worker process takes at least."""
+COMPUTES = 0.75
+"""Share of an operation's time on a CPU above which it computes (MindSpore's number
+for a high CPU use)."""
+QUEUED = 0.25
+"""Share of their run time that workers wait for a core, above which more of them would
+only wait, too. On a crowded machine the tests see 0.45 or more."""
+LOOKS = 12
+"""Looks at a worker from which on the share in line is known: at eight, two."""
+LONG_WAIT_S = 0.001
+"""Seconds per sample: a wait for the GIL or for a hand-over may be shorter."""
+CPU_USED = 0.85
+"""Share of the cores in use above which none is to spare. With 0.75, no pipeline ended
+differently; a search for the best number of workers goes on until 0.95
+(`bottleneck_law.py`), or four of them ended slower."""
+GIL_HELD = 0.6
+"""Share of moments with the GIL held above which threads take turns. The probe is
+accurate to 0.14, so it is surely held nearly half of the time. With 0.45 for a trial of
+processes and 0.8 for the end of growth, pipelines that need the GIL for 0.3 to 0.9 of
+their work ended as fast or slower, but for one (1.5 %)."""
+ENOUGH_STEPS, ENOUGH_ROWS = 2, 8
 """With this many rows, the count is accurate to one in eight; most have more."""
 MAX_REPORT_S = 3.0
 """Longest time in which each process is to report something, in seconds."""
@@ -27,15 +78,184 @@ PATIENCE_S = 2.0
 """Seconds after which one finished row is enough: decisions must not take forever."""
 
 
+def outbox(seen: Observation) -> ConnectorObservation:
+    """Return the connector before the trainer: the last segment's output."""
+    return seen.segments[-1].output
+
+
+def own_s(seen: Observation) -> float:
+    """Return the seconds of the trainer's own part of a step."""
+    return ratio(seen.trainer.gap_s, seen.trainer.steps)
+
+
+def wait_share(seen: Observation) -> float:
+    """Return the exposed wait as a share of the step, 0 to 1.
+
+    If the trainer's clock shows nothing of the window yet, because it lies within one
+    long step, return the share of the window with nothing to hand over.
+    """
+    clock_s = seen.trainer.wait_s + seen.trainer.gap_s
+    return seen.trainer.wait_share if clock_s > 0 else outbox(seen).empty
+
+
+def lost_share(seen: Observation) -> float:
+    """Return the share of the step, 0 to 1, that loading costs.
+
+    This is the exposed wait, and by how much loading lengthens the trainer's own part.
+    """
+    return 1.0 - (1.0 - wait_share(seen)) / seen.slowdown
+
+
+def slowed_share(seen: Observation) -> float:
+    """Return the share of the step by which loading lengthens the trainer's own part.
+
+    It is 0 if that is not certain, or less than `MIN_GROWTH` in observation.py.
+    """
+    return lost_share(seen) - wait_share(seen)
+
+
+def starving(seen: Observation) -> bool:
+    """Whether the trainer waits so long that steps are few."""
+    return wait_share(seen) > STARVED
+
+
+def always_ready(seen: Observation) -> bool:
+    """Whether a batch is there all the time: a wait is for the hand-over then."""
+    return outbox(seen).empty < NEVER_EMPTY
+
+
+def busy(segment: SegmentObservation) -> float:
+    """Return the share of their time that a segment's workers work."""
+    return ratio(segment.run_s, segment.worker_s)
+
+
+def held_back(seen: Observation, segment: SegmentObservation) -> float:
+    """Return the share of their time that workers may not work further ahead.
+
+    The time that they wait for memory is not part of it: a longer queue needs more. Nor
+    is the time before a loop's first batch: other workers may not have begun yet. What
+    processes have finished may wait until the trainer comes for it.
+    """
+    begins_s = seen.trainer.first_s * segment.num_parallel_workers
+    held_s = idle_s(seen, segment) - segment.wait_memory_s - begins_s
+    return max(0.0, ratio(held_s, segment.worker_s))
+
+
+def idle_s(seen: Observation, segment: SegmentObservation) -> float:
+    """Return the worker-seconds that workers may not work further ahead."""
+    # Between short tasks, processes are idle because handing over takes long.
+    if segment.executor == "process" and segment.lease_s >= MANY_STEPS * own_s(seen):
+        return segment.worker_s - segment.run_s - segment.wait_input_s
+    return segment.wait_credit_s
+
+
+def computes(cpu_s: float, run_s: float) -> bool:
+    """Whether work that takes `run_s` is mostly on a CPU."""
+    return ratio(cpu_s, run_s) >= COMPUTES
+
+
+def queued(segments: Sequence[SegmentObservation]) -> float:
+    """Return the share of their run time that workers wait for a core."""
+    return ratio(sum(s.queued_s for s in segments), sum(s.run_s for s in segments))
+
+
+def in_line(segment: SegmentObservation) -> float:
+    """Return the share of their time that threads wait for one and the same lock.
+
+    Of three that do nothing but take turns at it, two do. Of short samples, and after
+    few looks, it is 0: workers meet at locks of the engine, too.
+    """
+    few = segment.looked < LOOKS
+    short = segment.executor != "thread" or segment.run_s_per_row < LONG_WAIT_S
+    return 0.0 if few or short else ratio(segment.lined, segment.looked)
+
+
+def take_turns(seen: Observation, segment: SegmentObservation) -> bool:
+    """Whether a segment's threads take turns at the GIL."""
+    return segment.executor == "thread" and (seen.gil_held or 0.0) >= GIL_HELD
+
+
+def busy_cores(seen: Observation) -> float:
+    """Return the cores that loading keeps busy, hand-overs included.
+
+    What the trainer's process does besides its workers may be the trainer's own work,
+    except while the trainer waits.
+    """
+    waits = wait_share(seen) >= MOSTLY
+    return max(seen.cpu_cores, seen.used_cores if waits else 0.0)
+
+
+def cores_used(seen: Observation, budget: Budget, share: float = CPU_USED) -> bool:
+    """Whether loading keeps this share of the cores busy: by default, all of them."""
+    return busy_cores(seen) >= share * budget.cpu_cores
+
+
+def no_core_free(seen: Observation, budget: Budget) -> bool:
+    """Whether loading and training together keep all cores busy."""
+    return seen.used_cores >= CPU_USED * budget.cpu_cores
+
+
+def waits_elsewhere(seen: Observation, segment: SegmentObservation) -> bool:
+    """Whether workers mostly wait, and for nothing that they hold themselves."""
+    waits = segment.cpu_s + segment.queued_s < MOSTLY * segment.run_s
+    alone = in_line(segment) < MOSTLY and not take_turns(seen, segment)
+    return waits and alone and segment.run_s_per_row >= LONG_WAIT_S
+
+
+def outlasts(seen: Observation, segment: SegmentObservation) -> bool:
+    """Whether a lease takes longer than the steps of all batches ahead.
+
+    More workers do not help then, though a sample may take less than a step. Of worker
+    processes, each makes a batch of its own.
+    """
+    step_s, shared = own_s(seen), segment.executor not in ("process", "inline")
+    long = segment.lease_s >= segment.prefetch_size * step_s
+    return shared and long and segment.run_s_per_row < step_s
+
+
+def trainer_queued(seen: Observation) -> float:
+    """Return the share of its own part of a step that the trainer waits for a core."""
+    return min(1.0, ratio(seen.trainer.queued_s, seen.trainer.gap_s))
+
+
+def rows_in(seen: Observation, budget: Budget) -> int:
+    """Return the rows of all batches that the memory budget has room for; 0: unknown.
+
+    Workers beyond that find no row to make.
+    """
+    fits = budget.memory_bytes // seen.batch_bytes if seen.batch_bytes else 0
+    return int(fits * ratio(seen.trainer.rows, seen.trainer.steps))
+
+
+def has_room(seen: Observation, budget: Budget, batches: int) -> bool:
+    """Whether the memory budget has room for so many more batches."""
+    return seen.held_bytes + batches * seen.batch_bytes <= budget.memory_bytes
+
+
+def collate_s(seen: Observation, segment: SegmentObservation) -> float:
+    """Return the seconds of a step that the trainer collates, if most of its wait.
+
+    Only worker processes can do that for it.
+    """
+    trainer = seen.trainer
+    spent_s = trainer.collate_s
+    if segment.executor == "inline" and len(segment.parts) > 1:
+        spent_s = segment.parts[-1].run_s_per_row * trainer.rows
+    most = spent_s >= MOSTLY * trainer.wait_s > 0.0
+    return ratio(spent_s, trainer.steps) if most else 0.0
+
+
+# The speed of training, and what it needs
+
+
 def worked_rows(segment: SegmentObservation) -> float:
     """Return the rows that a segment's workers were busy for.
 
     A process reports a whole batch, and several that began together report together.
     So their reports say how long a row takes, and not how many rows a window had.
     """
-    if segment.executor != "process" or segment.rows == 0:
-        return segment.rows
-    return ratio(segment.run_s, segment.run_s_per_row)
+    reports = segment.executor == "process" and segment.rows > 0
+    return ratio(segment.run_s, segment.run_s_per_row) if reports else segment.rows
 
 
 def sustained_rows(observation: Observation) -> float:
@@ -68,24 +288,18 @@ def batch_rows(segment: SegmentObservation) -> float:
 
 def enough(observation: Observation) -> bool:
     """Whether the window is evidence; if not, it is extended."""
-    steps, rows = observation.trainer.steps, sustained_rows(observation)
-    if lacking_s(observation) > 0 or cuts_a_loop(observation):
+    trainer, window_s = observation.trainer, observation.window_s
+    # Workers start with a loop, and its first batches are not made before. More workers
+    # make the rest faster and the start slower, so only a whole short loop tells.
+    short = 0.0 < trainer.loop_s < SHORT_LOOP_S
+    cuts_a_loop = short and trainer.loops < 2 and window_s < 3.0 * trainer.loop_s
+    if lacking_s(observation) > 0 or cuts_a_loop:
         return False
     if not starving(observation):
-        return steps >= ENOUGH_STEPS
-    patient = steps >= ENOUGH_STEPS or observation.window_s >= PATIENCE_S
+        return trainer.steps >= ENOUGH_STEPS
+    rows = sustained_rows(observation)
+    patient = trainer.steps >= ENOUGH_STEPS or window_s >= PATIENCE_S
     return rows >= ENOUGH_ROWS or (patient and rows > 0)
-
-
-def cuts_a_loop(observation: Observation) -> bool:
-    """Whether loops are short, and the window lies within one.
-
-    Workers start with a loop, and its first batches are not made before. More workers
-    make the rest faster and the start slower, so only a whole loop tells.
-    """
-    trainer = observation.trainer
-    short = 0.0 < trainer.loop_s < SHORT_LOOP_S
-    return short and trainer.loops < 2 and observation.window_s < 3.0 * trainer.loop_s
 
 
 def lacking_s(observation: Observation) -> float:
@@ -100,18 +314,16 @@ def cost_s(observation: Observation) -> float:
     This is `(wait + own time) / samples` of the trainer. While it starves, it is the
     time between two rows that pass all segments; infinite if nothing is finished.
     """
-    trainer = observation.trainer
-    if starving(observation):
-        rows, spent_s = sustained_rows(observation), observation.window_s
-    else:
+    rows, spent_s = sustained_rows(observation), observation.window_s
+    if not starving(observation):
+        trainer = observation.trainer
         rows, spent_s = trainer.rows, trainer.wait_s + trainer.gap_s
-    return spent_s / rows if rows > 0 else float("inf")
+    return spent_s / rows if rows > 0 else inf
 
 
 def demand_rows_per_s(observation: Observation) -> float:
     """Return the samples per second of a trainer that never waits; 0 if unknown."""
-    trainer = observation.trainer
-    return trainer.rows / trainer.gap_s if trainer.gap_s > 0 else 0.0
+    return ratio(observation.trainer.rows, observation.trainer.gap_s)
 
 
 def needed_workers(seen: Observation, segment: SegmentObservation) -> float:
@@ -124,9 +336,8 @@ def needed_prefetch(seen: Observation, segment: SegmentObservation) -> int:
 
     It is at least twice the present number, and at most eight times that.
     """
-    own_s = ratio(seen.trainer.gap_s, seen.trainer.steps)
     present = segment.prefetch_size
-    bridging = ceil(min(ratio(segment.lease_s, own_s), 8 * present)) + 1
+    bridging = ceil(min(ratio(segment.lease_s, own_s(seen)), 8 * present)) + 1
     return min(max(2 * present, bridging), 8 * present)
 
 
@@ -139,14 +350,6 @@ def fitting(seen: Observation, budget: Budget, present: int, wanted: int) -> int
     while wanted > present and not has_room(seen, budget, wanted - present):
         wanted -= (wanted - present + 1) // 2
     return max(present, wanted)
-
-
-def measured(windows: tuple[Observation, ...]) -> Measure:
-    """Return the speed of training over these windows, at least one."""
-    seen = whole(windows)
-    spent_s = cost_s(seen)
-    rate = 1.0 / spent_s if spent_s > 0 else 0.0
-    return Measure(rate, wait_share(seen), seen.trainer.step_s)
 
 
 def whole(windows: tuple[Observation, ...]) -> Observation:
@@ -171,29 +374,11 @@ def joined(first: Observation, second: Observation) -> Observation:
     rebuilt with other segments, a segment has workers of another kind, or the plan has
     entered another regime.
     """
-    alike = staff(first) == staff(second) and first.host == second.host
-    if not alike or first.regime != second.regime:
-        return second
-    return first + second
+    same_workers = staff(first) == staff(second) and first.host == second.host
+    alike = same_workers and first.regime == second.regime
+    return first + second if alike else second
 
 
 def staff(observation: Observation) -> tuple[tuple[str, str], ...]:
     """Return the kind of workers of each segment, by its name."""
     return tuple((each.name, each.executor) for each in observation.segments)
-
-
-def arrived(observation: Observation, decisions: Iterable[Decision]) -> bool:
-    """Whether the decided kinds of workers are in force, and the old ones have left."""
-    wanted = {d.key: d.new for d in decisions if isinstance(d.new, str)}
-    for segment in observation.segments:
-        kind = wanted.get((segment.name, "executor"))
-        there = kind is None or (kind == segment.executor and segment.rows > 0)
-        if segment.moving or not there:
-            return False
-    hosts = [new for (_, name), new in wanted.items() if name == "host"]
-    return all(new == observation.host for new in hosts)
-
-
-def beginning(observation: Observation) -> bool:
-    """Whether workers are still starting, so that the rate is not yet theirs."""
-    return any(segment.beginning for segment in observation.segments)

@@ -34,7 +34,7 @@ from suite_rows import ROWS, Row
 from penstock.autotune.explain import explain
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw, Policy
-from penstock.autotune.situation import Decision, DecisionOutcome
+from penstock.autotune.trial import Decision, DecisionOutcome
 from penstock.autotune.tuner import Tuner, TunerThread
 from penstock.engine.core.in_flight import ByteBudget
 from penstock.engine.run import Run
@@ -108,7 +108,7 @@ def course(
     try:
         if policy is None:
             return trained(run, row, seconds, log)
-        with TunerThread(Tuner(run, policy, Budget.of_machine(), log), log):
+        with TunerThread(Tuner(run, policy, Budget.of_machine(), log)):
             return trained(run, row, seconds, log)
     finally:
         run.close()

@@ -32,10 +32,16 @@ from dataclasses import dataclass
 
 from penstock.autotune import phrases
 from penstock.autotune.explain import CPU_HIGH, CPU_LOW, DIFFERENCE
-from penstock.autotune.policies.backoff import NO_BACKOFFS, Backoffs
-from penstock.autotune.policies.policy import CPU_EXCEEDED, Case
-from penstock.autotune.situation import Decision, KnobKey, Situation
-from penstock.autotune.thresholds import WORTH, has_room, outbox, starving, wait_share
+from penstock.autotune.policies.policy import (
+    CPU_EXCEEDED,
+    NO_BACKOFFS,
+    Backoffs,
+    Case,
+    KnobKey,
+    Situation,
+)
+from penstock.autotune.trial import Decision
+from penstock.autotune.window import WORTH, has_room, outbox, starving, wait_share
 from penstock.engine.observe.observation import SegmentObservation
 
 INPUT_LOW = 0.5

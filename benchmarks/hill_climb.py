@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from connector_rules import is_hungry
 
-from penstock.autotune.policies.backoff import NO_BACKOFFS
-from penstock.autotune.policies.policy import Case
-from penstock.autotune.situation import Decision, Situation
+from penstock.autotune.policies.policy import NO_BACKOFFS, Case, Situation
+from penstock.autotune.trial import Decision
 from penstock.engine.observe.observation import KnobName, SegmentObservation, ratio
 
 __all__ = ["HillClimb"]

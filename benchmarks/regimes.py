@@ -210,7 +210,7 @@ def course(row: Row) -> Course:
         with closing(running(row, world, 1)) as run:
             log = AutotuneLog()
             tuner = Tuner(run, BottleneckLaw(), Budget.of_machine(), log)
-            with TunerThread(tuner, log):
+            with TunerThread(tuner):
                 train(run, world, BEFORE_S)
                 before = workers_of(run)
                 change(world, row)

@@ -38,7 +38,7 @@ from ..system.shared_memory import runtime_folder
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
-    from ..autotune.policies.per_regime import Values
+    from ..autotune.policies.policy import Values
     from ..autotune.saved import Saved
     from ..autotune.tuner import Tuner
     from ..engine.feed import Delivery
@@ -464,7 +464,8 @@ class Slot:
                 host_peers=stack.enter_context(HostPeers(place)),
                 found=None if self._tuned is None else self._tuned.regimes,
             )
-            stack.enter_context(TunerThread(tuner, log, partial(self._observed, run)))
+            observed = partial(self._observed, run)
+            stack.enter_context(TunerThread(tuner, observed))
             self._tuning = stack.pop_all()
 
     def stop_tuning(self) -> None:

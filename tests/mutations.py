@@ -80,7 +80,8 @@ BUDGET = "engine/core/in_flight.py"
 ORDER = "engine/plan/order.py"
 PLAN = "engine/plan/plan.py"
 TRIAL = "autotune/trial.py"
-CURVE = "autotune/policies/curve.py"
+CURVE = "autotune/policies/bottleneck_law.py"
+POLICY = "autotune/policies/policy.py"
 
 TESTS = {
     CORE: ("engine/core/test_core.py", "engine/core/test_core_machine.py"),
@@ -94,6 +95,7 @@ TESTS = {
     ),
     TRIAL: ("autotune/test_trial.py", "autotune/test_noise.py"),
     CURVE: ("autotune/test_curve.py", "autotune/test_bottleneck_law.py"),
+    POLICY: ("autotune/test_bottleneck_law.py", "autotune/test_regimes.py"),
 }
 """By file: the tests that must notice, the fastest first."""
 
@@ -166,7 +168,7 @@ MUTATIONS = [
     Mutation(TRIAL, "return 1.0 / (1.0 - min(spared, ALL)) - 1.0", "return 0.0"),
     Mutation(CURVE, "best = min(count for", "best = max(count for"),
     Mutation(CURVE, "least = max(fewer)", "least = min(fewer)"),
-    Mutation(CURVE, "1 / DRIFT <= rate / then <= DRIFT", "rate / then <= DRIFT"),
+    Mutation(POLICY, "1 / factor <= now / then <= factor", "now / then <= factor"),
     Mutation(CURVE, "return found[0] if found", "return found[-1] if found"),
     Mutation(CURVE, "any(o.kept and faster(o)", "any(faster(o)"),
 ]  # fmt: skip

@@ -140,7 +140,7 @@ def test_the_tests_that_mirror_a_module_come_first(root: Path) -> None:
 
 def test_a_module_without_a_mirror_has_the_tests_of_its_folder(root: Path) -> None:
     assert "tests/autotune/test_kinds.py" in near_tests(
-        root, "autotune/policies/backoff.py"
+        root, "autotune/policies/policy.py"
     )
     assert near_tests(root, "pipeline/compile/caches.py") == [
         "tests/pipeline/compile/test_lone_workers.py",

@@ -17,10 +17,9 @@ import pytest
 from rich.console import Console
 
 import penstock as ps
-from penstock.autotune.report.course import course_of
 from penstock.autotune.report.live import shown
 from penstock.autotune.report.page import page
-from penstock.autotune.report.recording import Recording, read_recording
+from penstock.autotune.report.recording import Recording, course_of, read_recording
 from penstock.autotune.report.terminal import report_on
 from support.datasets import Numbers
 from support.functions import waits

@@ -22,13 +22,18 @@ trainer waits for something else.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from math import ceil, inf
+from dataclasses import dataclass, field, replace
+from math import ceil, inf, sqrt
 
-from ...engine.observe.observation import Observation, SegmentObservation, ratio
+from ...engine.observe.observation import (
+    KnobName,
+    Observation,
+    SegmentObservation,
+    ratio,
+)
 from .. import phrases
-from ..situation import Decision, DecisionOutcome, KnobKey, Situation
-from ..thresholds import (
+from ..trial import RELIEF, Decision, DecisionOutcome
+from ..window import (
     BUSY,
     CPU_USED,
     HELD_BACK,
@@ -36,31 +41,27 @@ from ..thresholds import (
     QUEUED,
     WORTH,
     always_ready,
+    batch_rows,
     busy,
     busy_cores,
+    collate_s,
     cores_used,
+    cost_s,
+    demand_rows_per_s,
+    fitting,
     held_back,
     in_line,
+    needed_prefetch,
     outlasts,
     queued,
     slowed_share,
+    staff,
     starving,
     take_turns,
     wait_share,
 )
-from ..trial import RELIEF
-from ..window import (
-    batch_rows,
-    cost_s,
-    demand_rows_per_s,
-    fitting,
-    needed_prefetch,
-    staff,
-)
-from .backoff import NO_BACKOFFS, Backoffs
-from .curve import WORKERS, Curve, efficiency, is_steady, probe, remembered
 from .kinds import ALONE_NOW, NO_KINDS, Kinds
-from .policy import Case
+from .policy import NO_BACKOFFS, Backoffs, Case, KnobKey, Situation, drifted, faster
 
 JUMP = 4.0
 """Most by which workers are multiplied at once while little is known of a segment.
@@ -76,9 +77,9 @@ CPU_SPENT = 0.95
 them: at `CPU_USED`, workers that hinder one another may still be the reason."""
 CROWD = 2.0
 """Workers per core above which they may hinder each other."""
-EASE_WINDOWS = 2
-PATIENCE_WINDOWS = 3
-"""Windows to wait for the GIL probe before more threads are tried."""
+EASE_WINDOWS, PATIENCE_WINDOWS = 2, 3
+"""Windows at ease before something is released, and windows to wait for the GIL probe
+before more threads are tried."""
 CHEAPER = 1.5
 """How much less CPU a row may take, at most, if fewer workers crowd caches and cores
 less. A number that needs more cores even then is not tried."""
@@ -87,6 +88,23 @@ ROWS_EACH = 4
 """Rows ahead for each worker if rows mostly wait."""
 RELIEF_KEEPS = 0.75
 """Part of its workers that a segment keeps if they slow the trainer down."""
+WORKERS: KnobName = "num_parallel_workers"
+STEADY = 1.2
+"""A rate this many times higher or lower than measured for the same number is of
+another load, or the measured one lived on stock."""
+LINEAR = 0.8
+"""Share of the expected gain from more workers above which none hinders another."""
+FREE = 0.9
+"""The same above which workers are sure not to hinder each other: if still more then
+bring nothing, they wait in line for something, and no number between brings more.
+Workers that hinder one another enough for that show it earlier (N. Gunther's law)."""
+NOTHING = 0.1
+"""Share of the expected gain from more workers below which they brought nothing."""
+FINE = 1.25
+"""Numbers closer than this factor cannot be told apart by measurement."""
+
+Curve = tuple[tuple[int, float], ...]
+"""(workers, rows per second) as measured, by workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +116,7 @@ class LawMemory:
     hungry: int = 0
     """Successive windows in which it did."""
     backoffs: Backoffs = NO_BACKOFFS
-    curves: tuple[tuple[str, Curve], ...] = ()
+    curves: Mapping[str, Curve] = field(default_factory=dict)
     """Measured rates by number of workers, for each operator."""
     staff: tuple[tuple[str, str], ...] = ()
     """Kinds of workers, by operator: results of one say nothing about another."""
@@ -120,30 +138,31 @@ class BottleneckLaw:
         self, situation: Situation, memory: LawMemory
     ) -> tuple[tuple[Decision, ...], LawMemory]:
         """Correct anything over budget, or add, or search, or release."""
-        kinds = memory.kinds.learned(situation.outcomes, situation.observation)
-        workers = staff(situation.observation)
+        seen, outcomes = situation.observation, situation.outcomes
+        kinds, workers = memory.kinds.learned(outcomes, seen), staff(seen)
         new = {name for name, _ in set(workers) - set(memory.staff)}
-        numbers = of_numbers(situation.outcomes)
-        backoffs = memory.backoffs.learned(numbers, situation.observation, new)
-        curves = {name: curve for name, curve in memory.curves if name not in new}
-        curves = current(remembered(curves, numbers), situation.observation)
+        # If a kind was given up together with a number, that number says nothing.
+        lost = any(isinstance(o.decision.new, str) and not o.kept for o in outcomes)
+        numbers = tuple(
+            o for o in outcomes if o.decision.rule != "executor" and not lost
+        )
+        backoffs = memory.backoffs.learned(numbers, seen, new)
+        curves = {name: at for name, at in memory.curves.items() if name not in new}
+        curves = current(remembered(curves, numbers), seen)
         known = replace(
-            memory,
-            backoffs=backoffs,
-            curves=tuple(curves.items()),
-            staff=workers,
-            kinds=kinds,
+            memory, backoffs=backoffs, curves=curves, staff=workers, kinds=kinds
         )
         case = _Law(situation, backoffs, curves)
-        if mended := tuple(case.within_budget()):
-            return mended, replace(known, hungry=0, at_ease=0)
-        if moved := tuple(kinds.off_threads(situation)):
-            return case.staffed(moved), replace(known, hungry=0, at_ease=0)
+        moved = case.staffed(tuple(kinds.off_threads(situation)))
+        if urgent := tuple(case.within_budget()) or moved:
+            return urgent, replace(known, hungry=0, at_ease=0)
         if case.starved():
             return _fed(case, replace(known, hungry=memory.hungry + 1, at_ease=0))
         known = replace(known, hungry=0, waited=0)
-        moved = tuple(kinds.collated_elsewhere(situation))
-        if moved or (moved := tuple(kinds.other_host(situation))):
+        collates = any(collate_s(seen, segment) for segment in seen.segments)
+        moved = tuple(kinds.other_executor(situation)) if collates else ()
+        moved = moved or tuple(kinds.other_host(situation))
+        if moved:
             return case.staffed(moved), known
         at_ease = memory.at_ease + 1 if case.at_ease() else 0
         spared = tuple(case.relieved())
@@ -182,21 +201,20 @@ class _Law(Case):
 
     def starved(self) -> bool:
         """Whether the trainer waits for loading, not for the hand-over of batches."""
-        seen = self.situation.observation
-        return wait_share(seen) >= WORTH and not always_ready(seen)
+        return wait_share(self.seen) >= WORTH and not always_ready(self.seen)
 
     def staffed(self, moved: tuple[Decision, ...]) -> tuple[Decision, ...]:
         """Return a move, with as many processes as the law says if they are short."""
-        processes = any(decision.new == "process" for decision in moved)
-        more = self.jump(moves=True) if processes and self.starved() else ()
-        return (*moved, *more)
+        if self.starved() and any(decision.new == "process" for decision in moved):
+            return (*moved, *self.jump(moves=True))
+        return moved
 
     # What is possible
 
     @property
     def rate(self) -> float:
         """Present rows per second."""
-        return ratio(1.0, cost_s(self.situation.observation))
+        return ratio(1.0, cost_s(self.seen))
 
     def possible(self, *, moves: bool = False) -> float:
         """Rows per second that CPU, GIL, trainer and bounded segments allow.
@@ -205,25 +223,18 @@ class _Law(Case):
         Threads that take turns at the GIL may use the rest of it; processes (if
         everything `moves` there) have their own.
         """
-        seen, rate = self.situation.observation, self.rate
+        seen, rate = self.seen, self.rate
         demand = demand_rows_per_s(seen) or inf
-        cores = self.situation.budget.cpu_cores
         cpu_s_per_row = ratio(busy_cores(seen), rate)
-        cpu = cores / cpu_s_per_row if cpu_s_per_row > 0 else inf
+        cpu = self.cores / cpu_s_per_row if cpu_s_per_row > 0 else inf
         bounds = [
             self._most(segment) / segment.run_s_per_row
             for segment in seen.segments
             if segment.run_s_per_row > 0
         ]
-        waits = queued(seen.segments) >= QUEUED
+        waiting = rate if queued(seen.segments) >= QUEUED else inf
         gil = rate / (seen.gil_held or 1.0) if self._turns() and not moves else inf
-        return min(demand, cpu, rate if waits else inf, gil, *bounds)
-
-    def _one_a_core(self) -> float:
-        """Rows per second if the slowest segment has a worker for each core."""
-        segments = self.situation.observation.segments
-        slowest_s = max(segment.run_s_per_row for segment in segments)
-        return ratio(BUSY * self.situation.budget.cpu_cores, slowest_s)
+        return min(demand, cpu, waiting, gil, *bounds)
 
     def _most(self, segment: SegmentObservation) -> int:
         """Largest number of workers that a segment may have."""
@@ -234,22 +245,19 @@ class _Law(Case):
 
     def _cpu_bound(self, share: float = CPU_USED) -> bool:
         """Whether no core is free, or loading uses this share of what it may."""
-        seen, budget = self.situation.observation, self.situation.budget
-        return self._spent() or cores_used(seen, budget, share)
+        return self._spent() or cores_used(self.seen, self.situation.budget, share)
 
     def _spent(self) -> bool:
         """Whether workers with work to do wait for a core, or take turns at the GIL."""
-        return self._turns() or queued(self.situation.observation.segments) >= QUEUED
+        return self._turns() or queued(self.seen.segments) >= QUEUED
 
     def _turns(self) -> bool:
         """Whether threads take turns at the GIL."""
-        seen = self.situation.observation
-        return any(take_turns(seen, segment) for segment in seen.segments)
+        return any(take_turns(self.seen, segment) for segment in self.seen.segments)
 
     def _cores_of(self, segment: SegmentObservation) -> float:
         """Return the cores that a segment's workers can use at once."""
-        alone = take_turns(self.situation.observation, segment)
-        return 1.0 if alone else self.situation.budget.cpu_cores
+        return 1.0 if take_turns(self.seen, segment) else self.cores
 
     # What to add
 
@@ -269,9 +277,10 @@ class _Law(Case):
         """
         if self.rate <= 0:
             return ()
-        segments = self.situation.observation.segments
-        apart = moves or all(segment.executor == "process" for segment in segments)
-        most = max(JUMP * self.rate, self._one_a_core() if apart else 0.0)
+        segments, most = self.seen.segments, JUMP * self.rate
+        if moves or all(segment.executor == "process" for segment in segments):
+            slowest_s = max(segment.run_s_per_row for segment in segments)
+            most = max(most, ratio(BUSY * self.cores, slowest_s))  # one for each core
         target = min(self.possible(moves=moves), most)
         worth = WORTH_MUCH if self._cpu_bound() else WORTH
         if target < (1.0 + worth) * self.rate or (self._inefficient() and not moves):
@@ -279,23 +288,16 @@ class _Law(Case):
         return tuple(self._grown(target, moves=moves))
 
     def _grown(self, target: float, *, moves: bool) -> Iterator[Decision]:
-        cores = ceil(self.situation.budget.cpu_cores)
-        for segment in self.situation.observation.segments:
-            key: KnobKey = (segment.name, WORKERS)
-            knob = self.knob(*key)
-            if knob is None:
-                continue
-            row_s, more = segment.run_s_per_row, 0
-            if moves and segment.alone_s_per_row:  # there, none waits for the GIL
-                row_s = min(row_s, segment.alone_s_per_row)
-                more = MORE_PROCESSES * (segment.cpu_s_per_row < MOSTLY * row_s)
-            working = target * row_s
-            needed = ceil(working / BUSY - 0.01)
-            needed = min(needed, self._most(segment))
+        for segment, key, knob in self.tunable(WORKERS):
+            row_s, more = segment.run_s_per_row, MORE_PROCESSES
             if moves:
-                needed = min(needed, max(cores, knob.value + more))
-            elif segment.executor == "process":
-                needed = min(needed, max(cores, knob.value + MORE_PROCESSES))
+                alone_s = segment.alone_s_per_row  # there, none waits for the GIL
+                row_s = min(row_s, alone_s or row_s)
+                more *= alone_s > 0 and segment.cpu_s_per_row < MOSTLY * row_s
+            working = target * row_s
+            needed = min(ceil(working / BUSY - 0.01), self._most(segment))
+            if moves or segment.executor == "process":
+                needed = min(needed, max(ceil(self.cores), knob.value + more))
             if needed <= knob.value:
                 continue
             yield from self._rows_each(segment, needed)
@@ -317,15 +319,16 @@ class _Law(Case):
         Fewer hand-overs then carry as many rows (`lease_rows` in core.py). Where leases
         outlast the batches ahead, more workers alone would bring nothing.
         """
-        rows, queue = batch_rows(segment), segment.queue_name
-        seen, present = self.situation.observation, segment.prefetch_size
-        if outlasts(seen, segment):
-            wanted, reason = needed_prefetch(seen, segment), phrases.outlasted(queue)
-            yield from self._further_ahead(segment, wanted, "ahead", reason)
-        elif mostly_waits(segment) and rows > 0:
-            wanted = ceil(ROWS_EACH * workers / rows)
-            reason = phrases.few_ahead(queue, present, workers)
-            yield from self._further_ahead(segment, wanted, "ahead", reason)
+        queue = segment.queue_name
+        if outlasts(self.seen, segment):
+            wanted = needed_prefetch(self.seen, segment)
+            reason = phrases.outlasted(queue)
+        elif mostly_waits(segment):
+            wanted = ceil(ratio(ROWS_EACH * workers, batch_rows(segment)))
+            reason = phrases.few_ahead(queue, segment.prefetch_size, workers)
+        else:
+            return
+        yield from self._further_ahead(segment, wanted, "ahead", reason)
 
     def _further_ahead(
         self,
@@ -336,17 +339,14 @@ class _Law(Case):
         expected: float = 1.0,
     ) -> Iterator[Decision]:
         """Raise the batches ahead, as far as bounds and the memory budget allow."""
-        seen, budget = self.situation.observation, self.situation.budget
         key: KnobKey = (segment.queue_name, "prefetch_size")
-        knob = self.knob(*key)
-        if knob is None:
-            return
-        new = min(wanted, knob.upper, MAX_PREFETCH)
-        new = fitting(seen, budget, knob.value, new)
-        more = new - knob.value
-        if more > 0 and self.backoffs.allows(key, new):
-            evidence = {"predicted_bytes": more * seen.batch_bytes}
-            yield Decision(*key, knob.value, new, rule, reason, expected, evidence)
+        if (knob := self.knob(*key)) is not None:
+            new = min(wanted, knob.upper, MAX_PREFETCH)
+            new = fitting(self.seen, self.situation.budget, knob.value, new)
+            evidence = {"predicted_bytes": (new - knob.value) * self.seen.batch_bytes}
+            yield from self.change(
+                key, new, rule, reason, evidence=evidence, expected=expected
+            )
 
     def _evidence(self, segment: SegmentObservation, target: float) -> dict[str, float]:
         return {
@@ -373,8 +373,7 @@ class _Law(Case):
 
     def _bottleneck(self) -> SegmentObservation | None:
         """The segment whose workers are always busy, or would be on another machine."""
-        segments = self.situation.observation.segments
-        busiest = max(segments, key=busy)
+        busiest = max(self.seen.segments, key=busy)
         return busiest if busy(busiest) >= BUSY or self._spent() else None
 
     def search(self) -> Iterator[Decision]:
@@ -383,17 +382,21 @@ class _Law(Case):
         knob = self.knob(segment.name, WORKERS) if segment else None
         if segment is None or knob is None or self._cpu_bound(CPU_SPENT):
             return
-        curve = self.curves.get(segment.name, ())
+        rates = dict(self.curves.get(segment.name, ()))
         key: KnobKey = (segment.name, WORKERS)
-        seen, waits = self.situation.observation, mostly_waits(segment)
-        cores = ratio(segment.cpu_s, seen.window_s)
+        cores = ratio(segment.cpu_s, self.seen.window_s)
         lower = min(knob.value, max(knob.lower, ceil(cores / CHEAPER)))
-        only = len(seen.segments) == 1
+        only = len(self.seen.segments) == 1
         if only and segment.alone_s_per_row:  # the trainer was one worker
-            curve = tuple(
-                sorted({1: 1.0 / segment.alone_s_per_row, **dict(curve)}.items())
-            )
-        new = probe(curve, knob.value, lower, knob.upper, waits=waits, only=only)
+            rates.setdefault(1, 1.0 / segment.alone_s_per_row)
+        new = probe(
+            tuple(sorted(rates.items())),
+            knob.value,
+            lower,
+            knob.upper,
+            waits=mostly_waits(segment),
+            only=only,
+        )
         if new is None or self.backoffs.refutes(key, new):
             return
         yield Decision(
@@ -408,85 +411,174 @@ class _Law(Case):
 
     def wider_queues(self) -> Iterator[Decision]:
         """Prefetch more batches if workers are held back and none is busy."""
-        seen = self.situation.observation
-        if self._bottleneck() is not None:
-            return
-        for segment in seen.segments:
-            share, size = held_back(seen, segment), segment.prefetch_size
+        short = () if self._bottleneck() else self.seen.segments
+        for segment in short:
+            share = held_back(self.seen, segment)
             if share >= HELD_BACK:
-                wanted = min(needed_prefetch(seen, segment), MAX_PREFETCH)
-                expected = self.expected(wanted / size)
-                reason = phrases.held_back(segment.queue_name, share)
+                wanted = min(needed_prefetch(self.seen, segment), MAX_PREFETCH)
                 yield from self._further_ahead(
-                    segment, wanted, "held_back", reason, expected
+                    segment,
+                    wanted,
+                    "held_back",
+                    reason=phrases.held_back(segment.queue_name, share),
+                    expected=self.expected(wanted / segment.prefetch_size),
                 )
 
     # What to release
 
     def spared(self) -> tuple[Decision, ...]:
         """Release workers that the present rate does not keep busy."""
-        idle = tuple(self.idle_workers())
-        return idle or tuple(self._crowded())
+        return tuple(self.idle_workers()) or tuple(self._crowded())
 
     def relieved(self) -> Iterator[Decision]:
         """Reduce workers that cost the trainer more of its own part than they spare."""
-        seen = self.situation.observation
+        seen = self.seen
         if slowed_share(seen) < max(WORTH, wait_share(seen)):
             return
-        for segment in sorted(seen.segments, key=lambda s: s.run_s, reverse=True):
-            key: KnobKey = (segment.name, WORKERS)
-            knob = self.knob(*key)
-            if knob is None or not segment.is_here:
-                continue
+        here = [each for each in self.tunable(WORKERS) if each[0].is_here]
+        for segment, key, knob in sorted(here, key=lambda s: s[0].run_s, reverse=True):
             fewer = max(knob.lower, int(RELIEF_KEEPS * knob.value))
-            if fewer < knob.value and self.backoffs.allows(key, fewer):
-                reason = phrases.relief(segment.name, seen.slowdown, knob.value)
-                evidence = {"slowdown": seen.slowdown}
-                yield Decision(*key, knob.value, fewer, RELIEF, reason, 1.0, evidence)
+            reason = phrases.relief(segment.name, seen.slowdown, knob.value)
+            evidence = {"slowdown": seen.slowdown}
+            change = tuple(self.change(key, fewer, RELIEF, reason, evidence=evidence))
+            yield from change
+            if change:
                 return
 
     def _crowded(self) -> Iterator[Decision]:
         """Reduce workers that crowd the CPU and mostly wait for a core."""
         segment = self._bottleneck()
-        if segment is None or not self._cpu_bound():
+        knob = self.knob(segment.name, WORKERS) if segment else None
+        if segment is None or knob is None or not self._cpu_bound():
             return
-        cores = self._cores_of(segment)
-        key: KnobKey = (segment.name, WORKERS)
-        knob = self.knob(*key)
-        if knob is None:
-            return
+        cores, key = self._cores_of(segment), (segment.name, WORKERS)
         many = self._spent() and knob.value >= CROWD**3 * cores
         fewer = max(knob.lower, ceil(cores), knob.value // (4 if many else 2))
-        if many and take_turns(self.situation.observation, segment):
+        if many and take_turns(self.seen, segment):
             fewer = min(fewer, max(knob.lower, int(CROWD)))  # one has it, one waits
         while fewer < knob.value and not self.backoffs.allows(key, fewer):
             fewer = ceil((fewer + knob.value + 1) / 2)
-        if fewer < knob.value:
-            reason = phrases.crowded(segment.name, knob.value, cores)
-            evidence = self._evidence(segment, self.rate)
-            yield Decision(*key, knob.value, fewer, "crowded", reason, 1.0, evidence)
-
-
-def current(curves: dict[str, Curve], seen: Observation) -> dict[str, Curve]:
-    """Return the curves that agree with the present window."""
-    rate = ratio(1.0, cost_s(seen))
-    counts = {segment.name: segment.num_parallel_workers for segment in seen.segments}
-    return {
-        name: curve
-        for name, curve in curves.items()
-        if is_steady(curve, counts.get(name, 0), rate)
-    }
-
-
-def of_numbers(outcomes: tuple[DecisionOutcome, ...]) -> tuple[DecisionOutcome, ...]:
-    """Return the outcomes that say something about a number of workers or batches.
-
-    If a kind was given up together with a number, its workers say nothing about others.
-    """
-    lost = any(isinstance(o.decision.new, str) and not o.kept for o in outcomes)
-    return tuple(o for o in outcomes if o.decision.rule != "executor" and not lost)
+        yield from self.change(
+            key,
+            min(fewer, knob.value),
+            "crowded",
+            reason=phrases.crowded(segment.name, knob.value, cores),
+            evidence=self._evidence(segment, self.rate),
+        )
 
 
 def mostly_waits(segment: SegmentObservation) -> bool:
     """Whether a row keeps its worker waiting for longer than computing."""
     return segment.cpu_s < MOSTLY * segment.run_s
+
+
+# The rate for each number of workers tried, and which number to try next
+
+
+def remembered(
+    curves: dict[str, Curve], outcomes: tuple[DecisionOutcome, ...]
+) -> dict[str, Curve]:
+    """Add the results of changed worker counts; a gain elsewhere drops a curve."""
+    numbers = [o for o in outcomes if o.decision.knob == WORKERS]
+    if any(o.kept and faster(o) for o in outcomes):
+        moved = {o.decision.operator for o in numbers}
+        curves = {name: curve for name, curve in curves.items() if name in moved}
+    for outcome in numbers:
+        name = outcome.decision.operator
+        points = dict(curves.get(name, ()))
+        points[int(outcome.decision.old)] = outcome.before.rows_per_s
+        points[int(outcome.decision.new)] = outcome.after.rows_per_s
+        curves[name] = tuple(sorted(points.items()))
+    return curves
+
+
+def current(curves: dict[str, Curve], seen: Observation) -> dict[str, Curve]:
+    """Return the curves whose rate for the present number is still the rate."""
+    rate = ratio(1.0, cost_s(seen))
+    counts = {segment.name: segment.num_parallel_workers for segment in seen.segments}
+    return {
+        name: curve
+        for name, curve in curves.items()
+        if not drifted(dict(curve).get(counts.get(name, 0), rate), rate, STEADY)
+    }
+
+
+def efficiency(curve: Curve, workers: int) -> float:
+    """Gain in rate over gain in workers, from the next fewer tried; 1 if unknown."""
+    rates = dict(curve)
+    fewer = [count for count in rates if count < workers]
+    if workers not in rates or not fewer:
+        return 1.0
+    least = max(fewer)
+    gained = rates[workers] / rates[least] - 1.0 if rates[least] > 0 else inf
+    return gained / (workers / least - 1.0)
+
+
+def linear(
+    rates: dict[int, float], fewer: int, more: int, share: float = LINEAR
+) -> bool:
+    """Whether more workers brought what they should: no number between is better."""
+    if fewer not in rates or fewer == more:
+        return False
+    return rates[more] >= share * rates[fewer] * more / fewer
+
+
+def full(rates: dict[int, float], fewer: int, more: int) -> bool:
+    """Whether this many workers use all of something: more bring nothing.
+
+    If more bring less, they hinder one another, and a number between may bring more.
+    """
+    if not linear(rates, min(rates), fewer, FREE):
+        return False
+    gain = ratio(rates[more], rates[fewer]) - 1.0
+    return -NOTHING <= gain < NOTHING * (more / fewer - 1.0)
+
+
+def probe(
+    curve: Curve,
+    workers: int,
+    lower: int,
+    upper: int,
+    *,
+    waits: bool = False,
+    only: bool = False,
+) -> int | None:
+    """Return the number to try next: within the wider gap beside the best one.
+
+    If a curve has one peak, it lies between the points on both sides of the best one.
+    If nothing is known yet, a quarter is tried: a run that starts with too many may be
+    far beyond the peak. If a segment mostly `waits`, and each worker brought its share,
+    no fewer are tried. Computing workers may crowd each other even then, while others
+    make the rate grow. If it is the `only` segment, the rate is its own.
+    """
+    if len(curve) < 2:
+        fewer = max(lower, workers // 4)
+        return fewer if fewer < workers else None
+    rates = dict(curve)
+    peak = max(rates.values())
+    best = min(count for count, rate in curve if rate >= (1.0 - WORTH) * peak)
+    if best < workers:
+        return best
+    if only and best > workers and full(rates, workers, best):
+        return None
+    if best > workers:  # it was not worth what it took: what about less?
+        half_way = round(sqrt(workers * best))
+        return half_way if half_way not in rates else best
+    below = max((c for c in rates if c < best), default=lower)
+    above = min((c for c in rates if c > best), default=best)
+    between = [
+        round(sqrt(a * b))
+        for a, b in ((below, best), (best, above))
+        if b - a > 1 and b >= FINE * a and not (waits and linear(rates, a, b))
+        if not (only and a == best and full(rates, a, b))
+    ]
+    most = max(rates)
+    if above == best:  # more were never tried
+        between.append(min(upper, best + max(1, best // 2)))
+    if below == lower and not (waits and linear(rates, min(rates), best)):
+        between.append(lower)
+    if rates[most] == peak and not (only and full(rates, best, most)):
+        # It still grows slowly.
+        between.append(min(upper, most + max(1, most // 2)))
+    found = [count for count in between if count not in rates]
+    return found[0] if found else None

@@ -16,15 +16,15 @@ met.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from ...engine.in_children import MANY_CORES
 from ...engine.observe.observation import Observation, SegmentObservation, ratio
 from ...engine.recipe import WORTH_WORKERS_NS
 from ...system.printing import figures
 from .. import phrases
-from ..situation import Decision, DecisionOutcome, KnobKey, Situation
-from ..thresholds import (
+from ..trial import Decision, DecisionOutcome
+from ..window import (
     MOSTLY,
     TRUSTED_S,
     WORTH,
@@ -32,12 +32,13 @@ from ..thresholds import (
     computes,
     in_line,
     no_core_free,
+    own_s,
     slowed_share,
     take_turns,
     wait_share,
     waits_elsewhere,
 )
-from .backoff import drifted
+from .policy import KnobKey, Situation, drifted
 
 MIN_CPU_SHARE = 0.2
 """Share of all segments' CPU above which a segment may be what holds the GIL."""
@@ -76,7 +77,7 @@ class Past:
 class Kinds:
     """The kinds of workers that lost a trial, by knob and kind."""
 
-    pasts: tuple[tuple[tuple[KnobKey, str], Past], ...] = ()
+    pasts: Mapping[tuple[KnobKey, str], Past] = field(default_factory=dict)
 
     def learned(
         self, outcomes: tuple[DecisionOutcome, ...], seen: Observation
@@ -84,18 +85,15 @@ class Kinds:
         """Add the results of changes of kind."""
         pasts = dict(self.pasts)
         for outcome in outcomes:
-            decision, before, after = outcome.decision, outcome.before, outcome.after
-            if not isinstance(decision.new, str):
-                continue
-            lost, winner, loser = decision.new, before, after
-            if outcome.kept:
-                lost, winner, loser = str(decision.old), after, before
-            change = ratio(loser.rows_per_s, winner.rows_per_s) - 1.0
-            key = decision.key, lost
-            trials = pasts[key].trials + 1 if key in pasts else 1
-            cpu_s = _cpu_s(seen, decision.operator)
-            pasts[key] = Past(change, trials, seen.time_s, cpu_s)
-        return replace(self, pasts=tuple(pasts.items()))
+            decision, kept = outcome.decision, outcome.kept
+            if isinstance(decision.new, str):
+                key = decision.key, str(decision.old if kept else decision.new)
+                old, new = outcome.before.rows_per_s, outcome.after.rows_per_s
+                change = (ratio(old, new) if kept else ratio(new, old)) - 1.0
+                trials = pasts[key].trials + 1 if key in pasts else 1
+                cpu_s = _cpu_s(seen, decision.operator)
+                pasts[key] = Past(change, trials, seen.time_s, cpu_s)
+        return Kinds(pasts)
 
     def other_executor(self, situation: Situation) -> Iterator[Decision]:
         """Try another kind of workers for a segment, the one with most CPU first.
@@ -103,68 +101,46 @@ class Kinds:
         Several segments on threads are tried on processes together: a process then
         makes whole batches.
         """
-        seen = situation.observation
+        seen, knobs = situation.observation, situation.knobs
+        idle = ratio(situation.budget.cpu_cores, seen.used_cores)
         for segment in sorted(seen.segments, key=lambda s: s.cpu_s, reverse=True):
-            knob = situation.knobs.get((segment.name, "executor"))
-            if knob is None and any(key[1] == "host" for key in situation.knobs):
-                yield from self._together(situation, segment)
-                return
-            if knob is None or not knob.tunable or knob.kind != segment.executor:
+            key: KnobKey = (segment.name, "executor")
+            knob = knobs.get(key)
+            together = knob is None and any(name == "host" for _, name in knobs)
+            if together:
+                host, lost = self._host(situation), frozenset[str]()
+                new = "process" if host and segment.executor == "thread" else None
+                key = host or key
+            elif knob is None or not knob.tunable or knob.kind != segment.executor:
                 continue
-            lost = self._lost(seen, segment)
-            new = other_kind(seen, segment, knob.choices, lost)
+            else:
+                lost = self._lost(seen, segment)
+                new = other_kind(seen, segment, knob.choices, lost)
             reason = self._reason(situation, segment, lost) if new else None
-            if reason is None or new is None:
-                continue
-            idle = ratio(situation.budget.cpu_cores, seen.used_cores) or 1.0
-            yield Decision(
-                segment.name,
-                "executor",
-                segment.executor,
-                new,
-                rule="executor",
-                reason=phrases.executor(segment.name, new, reason),
-                expected=min(MAX_GAIN, max(1.0, idle)) if new == "process" else 1.0,
-                evidence=_evidence(seen, segment),
-            )
-            return
-
-    def _together(
-        self, situation: Situation, segment: SegmentObservation
-    ) -> Iterator[Decision]:
-        """Try all segments in processes, if the busiest one may do better there."""
-        seen, host = situation.observation, self._host(situation)
-        if host is None:
-            return
-        reason = self._reason(situation, segment, frozenset())
-        if reason is None or segment.executor != "thread":
-            return
-        idle = ratio(situation.budget.cpu_cores, seen.used_cores) or 1.0
-        yield Decision(
-            *host,
-            "trainer",
-            "process",
-            rule="executor",
-            reason=phrases.executor(segment.name, "process", reason),
-            expected=min(MAX_GAIN, max(1.0, idle)),
-            evidence=_evidence(seen, segment),
-        )
-
-    def collated_elsewhere(self, situation: Situation) -> Iterator[Decision]:
-        """Try worker processes if the trainer waits for its own collating.
-
-        No connector shows this: samples are there all the time.
-        """
-        seen = situation.observation
-        if any(collate_s(seen, segment) for segment in seen.segments):
-            yield from self.other_executor(situation)
+            if reason is not None and new is not None:
+                yield Decision(
+                    *key,
+                    old="trainer" if together else segment.executor,
+                    new=new,
+                    rule="executor",
+                    reason=phrases.executor(segment.name, new, reason),
+                    expected=min(MAX_GAIN, max(1.0, idle)) if new == "process" else 1.0,
+                    evidence={
+                        "gil_held": -1.0 if seen.gil_held is None else seen.gil_held,
+                        "used_cores": seen.used_cores,
+                        "blocked": _blocked(segment),
+                        "wait_share": wait_share(seen),
+                    },
+                )
+            if together or reason:
+                return
 
     def alone(self, situation: Situation, gain: float) -> Iterator[Decision]:
         """Let the trainer make the batches, if it was much faster alone.
 
         Its time for a sample is known from then, so no trial is needed to find out.
         """
-        seen = situation.observation
+        seen, trainer = situation.observation, situation.observation.trainer
         segment, *others = seen.segments
         knob = situation.knobs.get((segment.name, "executor"))
         if others or knob is None or not knob.tunable or not segment.alone_s_per_row:
@@ -172,19 +148,16 @@ class Kinds:
         if waits_elsewhere(seen, segment):
             return  # the trainer would wait for as long, one sample after another
         lost = "inline" in self._lost(seen, segment)
-        if lost or segment.moving or knob.kind in ("", "inline"):
-            return
-        trainer = seen.trainer
         rows = ratio(trainer.rows, trainer.steps)
-        alone_s = ratio(trainer.gap_s, trainer.steps) + segment.alone_s_per_row * rows
+        alone_s = own_s(seen) + segment.alone_s_per_row * rows
         faster = ratio(trainer.step_s, alone_s)
-        if faster < gain:
+        if lost or segment.moving or knob.kind in ("", "inline") or faster < gain:
             return
         yield Decision(
             segment.name,
             "executor",
-            segment.executor,
-            "inline",
+            old=segment.executor,
+            new="inline",
             rule="executor",
             reason=phrases.alone(segment.name, trainer.step_s, alone_s),
             expected=faster,
@@ -207,17 +180,14 @@ class Kinds:
     def other_host(self, situation: Situation) -> Iterator[Decision]:
         """Try all work in worker processes, if it slows the trainer down."""
         seen, found = situation.observation, situation.observation.contention
-        key = self._host(situation)
-        if key is None or found is None:
-            return
-        lost = slowed_share(seen)
+        key, lost = self._host(situation), slowed_share(seen)
         here = any(s.is_here and s.executor != "process" for s in seen.segments)
-        if lost < WORTH or not here:
+        if key is None or found is None or lost < WORTH or not here:
             return
         yield Decision(
             *key,
-            "trainer",
-            "process",
+            old="trainer",
+            new="process",
             rule="contention",
             reason=phrases.contention(found.beside_s, found.alone_s),
             expected=1.0 / (1.0 - lost),
@@ -232,47 +202,53 @@ class Kinds:
         cores, key = situation.budget.cpu_cores, self._host(situation)
         working = (s for s in situation.observation.segments if s.executor == "thread")
         if cores >= MANY_CORES and key is not None and any(s.rows for s in working):
-            reason = phrases.off_threads(cores)
-            yield Decision(*key, "trainer", "process", "cores", reason, expected=1.0)
+            yield Decision(
+                *key,
+                old="trainer",
+                new="process",
+                rule="cores",
+                reason=phrases.off_threads(cores),
+                expected=1.0,
+            )
 
     def _host(self, situation: Situation) -> KnobKey | None:
         """Return the knob that moves all work to processes; None if that lost."""
         seen = situation.observation
-        key = next((key for key in situation.knobs if key[1] == "host"), None)
-        if key is None:
-            return None
-        knob, past = situation.knobs[key], dict(self.pasts).get((key, "process"))
-        lost = past is not None and past.speaks(seen.time_s, _cpu_s(seen, ""))
-        return None if lost or not knob.tunable or knob.kind != "trainer" else key
+        for key, knob in situation.knobs.items():
+            if key[1] == "host" and knob.tunable and knob.kind == "trainer":
+                past = self.pasts.get((key, "process"))
+                lost = past is not None and past.speaks(seen.time_s, _cpu_s(seen, ""))
+                return None if lost else key
+        return None
 
     def _lost(self, seen: Observation, segment: SegmentObservation) -> frozenset[str]:
         """Return the kinds that lost a trial which still counts."""
-        key: KnobKey = (segment.name, "executor")
         return frozenset(
             kind
-            for (about, kind), past in self.pasts
-            if about == key and past.speaks(seen.time_s, segment.cpu_s_per_row)
+            for (about, kind), past in self.pasts.items()
+            if about == (segment.name, "executor")
+            and past.speaks(seen.time_s, segment.cpu_s_per_row)
         )
 
     def _reason(
         self, situation: Situation, segment: SegmentObservation, lost: frozenset[str]
     ) -> str | None:
         """Return why another kind than those that lost may do better, or None."""
-        seen = situation.observation
+        seen, share = situation.observation, in_line(segment)
         all_cpu_s = sum(each.cpu_s for each in seen.segments)
-        little = ratio(segment.cpu_s, all_cpu_s) < MIN_CPU_SHARE
-        little = little and in_line(segment) < MOSTLY
+        little = ratio(segment.cpu_s, all_cpu_s) < MIN_CPU_SHARE and share < MOSTLY
         if wait_share(seen) < WORTH or (little and not collate_s(seen, segment)):
             return None
-        threads = dict(self.pasts).get(((segment.name, "executor"), "thread"))
+        threads = self.pasts.get(((segment.name, "executor"), "thread"))
         if segment.executor == "inline":
             slow = threads if "thread" in lost else None
             return _of_trainer(situation, segment, slow)
         if segment.executor == "process":
             many = situation.budget.cpu_cores >= MANY_CORES
             return None if many else _of_processes(threads, seen.time_s)
-        share, free = in_line(segment), not no_core_free(seen, situation.budget)
-        if share >= MOSTLY and free:
+        if no_core_free(seen, situation.budget):
+            return None
+        if share >= MOSTLY:
             return (
                 f"its threads wait for one lock {share:.0%} of their time, and"
                 " processes have one each"
@@ -285,8 +261,6 @@ NO_KINDS = Kinds()
 
 def _of_threads(situation: Situation, segment: SegmentObservation) -> str | None:
     seen, allowed = situation.observation, situation.budget.cpu_cores
-    if no_core_free(seen, situation.budget):
-        return None
     cores = f"{seen.used_cores:.2f} of {figures(allowed)} cores are used"
     step_s = collate_s(seen, segment)
     if step_s >= WORTH_COLLATING_S:
@@ -347,8 +321,8 @@ def _of_trainer(
     computing = computes(segment.cpu_s, segment.run_s)
     if not computing or no_core_free(seen, situation.budget):
         return None
-    fewer = max(0.0, -threads.change)
-    return f"{why}; threads were {f'{fewer:.0%} slower' if fewer else 'no faster'}"
+    slower = f"{-threads.change:.0%} slower" if threads.change < 0 else "no faster"
+    return f"{why}; threads were {slower}"
 
 
 def _of_processes(past: Past | None, now_s: float) -> str:
@@ -364,15 +338,6 @@ def _blocked(segment: SegmentObservation) -> float:
     """Share of the run time spent off the CPU although a core was free."""
     idle_s = segment.run_s - segment.cpu_s - segment.queued_s
     return max(0.0, ratio(idle_s, segment.run_s))
-
-
-def _evidence(seen: Observation, segment: SegmentObservation) -> Mapping[str, float]:
-    return {
-        "gil_held": -1.0 if seen.gil_held is None else seen.gil_held,
-        "used_cores": seen.used_cores,
-        "blocked": _blocked(segment),
-        "wait_share": wait_share(seen),
-    }
 
 
 def _cpu_s(seen: Observation, operator: str) -> float:

@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...errors import SpecError, check
-from .course import course_of, rate
-from .recording import NO_LOG, Recorded, Recording
+from .recording import NO_LOG, Recorded, Recording, course_of
 from .terminal import bar, stages_of
 
 SECONDS = 1.0
@@ -103,7 +102,7 @@ def _parts(seen: Recorded) -> Iterator[RenderableType]:
         (f"{seen.name}: ", "bold"),
         (str(verdict["verdict"]), STYLES.get(verdict["verdict"], "")),
         f"  waits {wait:.0%} [{bar(wait)}]",
-        "" if line is None else f"  {rate(line.last)}",
+        "" if line is None else f"  {line.last.rate}",
         "" if seen.end is None else "  (over)",
     )
     if line is not None:

@@ -12,7 +12,7 @@ import gzip
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from itertools import accumulate, chain
 from typing import Any
@@ -20,8 +20,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from ..saved import NAMES, write_whole
-from .course import Course, course_of, rate
-from .recording import Group, Recorded, Recording, groups
+from .recording import Course, Group, Recorded, Recording, course_of, groups
 from .terminal import changed, moments, settings, stages_of, why_none
 
 SHOWN = 200
@@ -48,24 +47,22 @@ def page(recording: Recording, title: str) -> str:
         for name in ("page.html", "uplot.min.js", "uplot.min.css")
     }
     environment = Environment(autoescape=True, undefined=StrictUndefined)
-    environment.filters |= {"percent": "{:.0%}".format, "rate": rate}
-    made = environment.from_string(text["page.html"]).render(
+    environment.filters |= {"percent": "{:.0%}".format}
+    ranks = [rank for each in sections for rank in each["ranks"]]
+    packed = json.dumps({"lines": lines, "ranks": ranks}).encode()
+    rendered = environment.from_string(text["page.html"]).render(
         title=title,
         sections=sections,
         damaged=recording.damaged,
         lines=lines[-SHOWN:],
         count=len(lines),
-        packed=_packed(
-            {
-                "lines": lines,
-                "ranks": [rank for each in sections for rank in each["ranks"]],
-            }
-        ),
+        # As a browser unpacks it.
+        packed=base64.b64encode(gzip.compress(packed, mtime=0)).decode(),
         library=text["uplot.min.js"],
         style=text["uplot.min.css"],
     )
     # Names may be paths, and these need not be text.
-    return made.encode("utf-8", "backslashreplace").decode()
+    return rendered.encode("utf-8", "backslashreplace").decode()
 
 
 def write_page(recording: Recording, path: str | os.PathLike[str]) -> None:
@@ -113,12 +110,6 @@ def _lines(pipelines: Sequence[Recorded]) -> Iterator[tuple[str, str, str]]:
         yield time.strftime("%H:%M:%S", time.localtime(wall_s)), whose, text
 
 
-def _packed(content: object) -> str:
-    """Return JSON as a browser unpacks it."""
-    text = json.dumps(content).encode()
-    return base64.b64encode(gzip.compress(text, mtime=0)).decode()
-
-
 def drawn(seen: Recorded, course: Course) -> dict[str, Any]:
     """Return the charts of one pipeline on one rank, and what is marked in them.
 
@@ -128,38 +119,37 @@ def drawn(seen: Recorded, course: Course) -> dict[str, Any]:
     """
     lengths_s = (each.whole_s for each in course.intervals)
     ends = [round(end_s, 2) for end_s in accumulate(lengths_s, initial=0.0)]
-    end_s = ends[-1]
     waits = [round(100 * each.wait_share, 1) for each in course.intervals]
     rates = [round(each.rows_per_s, 2) for each in course.intervals]
     whole, last = course.whole.wait_share, course.last.wait_share
-    said = f"{whole:.0%} of the run, {last:.0%} {course.when}"
-    rated = f"{rate(course.last)} {course.when}"
     charts = [
-        _chart("trainer waits", [said], -1, ends, {"wait": waits[:1] + waits}, "%"),
-        _chart("samples/s", [rated], -1, ends, {"rate": rates[:1] + rates}),
+        {
+            "title": "trainer waits",
+            "said": [f"{whole:.0%} of the run, {last:.0%} {course.when}"],
+            "steps": -1,
+            "unit": "%",
+            "xs": ends,
+            "curves": {"wait": waits[:1] + waits},
+        },
+        {
+            "title": "samples/s",
+            "said": [f"{course.last.rate} {course.when}"],
+            "steps": -1,
+            "unit": "",
+            "xs": ends,
+            "curves": {"rate": rates[:1] + rates},
+        },
+        *(_changes(seen, course, knob, ends[-1]) for knob in NAMES),
     ]
-    charts += [_changes(seen, course, knob, end_s) for knob in NAMES]
     marks = [
         {**each._asdict(), "at_s": course.at(each.time_s)} for each in moments(seen)
     ]
     return {
         "rank": seen.rank,
-        "seconds": end_s,
+        "seconds": ends[-1],
         "charts": [chart for chart in charts if chart["curves"]],
         "marks": marks[-MAX_MARKS:],
     }
-
-
-def _chart(
-    title: str,
-    said: Sequence[str],
-    steps: int,
-    xs: Sequence[float],
-    curves: Mapping[str, Sequence[float]],
-    unit: str = "",
-) -> dict[str, Any]:
-    known = {"title": title, "said": said, "steps": steps, "unit": unit}
-    return {**known, "xs": xs, "curves": curves}
 
 
 def _changes(seen: Recorded, course: Course, knob: str, end_s: float) -> dict[str, Any]:
@@ -178,6 +168,13 @@ def _changes(seen: Recorded, course: Course, knob: str, end_s: float) -> dict[st
     said = []
     for operator, each in changed.items():
         values = [f"{value:g}" for value in each.values()]
-        earlier = ["..."] if len(values) > MAX_SAID else []
-        said.append(f"{operator}: {' -> '.join(earlier + values[-MAX_SAID:])}")
-    return _chart(knob, said, 1, xs, curves)
+        earlier = "... -> " if len(values) > MAX_SAID else ""
+        said.append(f"{operator}: {earlier}{' -> '.join(values[-MAX_SAID:])}")
+    return {
+        "title": knob,
+        "said": said,
+        "steps": 1,
+        "unit": "",
+        "xs": xs,
+        "curves": curves,
+    }

@@ -3,6 +3,11 @@
 A run that was killed leaves rows behind, perhaps with half a row at the end; complete
 rows count. A day of eight ranks has 40,000 windows, so only a few figures of each are
 kept.
+
+All figures that header, text and charts say are computed here. The log says now and
+then what the trainer has done in all. What lies between two such points is an interval,
+and what all intervals add up to is what the last point says. So no chart can show
+another run than the header.
 """
 
 from __future__ import annotations
@@ -10,20 +15,23 @@ from __future__ import annotations
 import glob
 import json
 import os
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, takewhile
+from itertools import chain, pairwise, takewhile
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...engine.observe.observation import ratio
 from ...errors import SpecError, check
+from ...system.printing import figures
+from ..phrases import per_s
 from ..saved import UNREADABLE, check_version
 
 Row = Mapping[str, Any]
 KnobName = tuple[str, str]
 """Operator and knob."""
-Values = Mapping[KnobName, int | str]
 
 NO_LOG = (
     "no log can be read from {!r} ({}); a run with set_enable_autotune(True, prefix),"
@@ -35,6 +43,12 @@ STRANGE = (
     "{!r} is not the log of a tuned run ({}); PREFIX_<rank>.jsonl is one, not the .json"
     " beside it"
 )
+
+
+INTERVALS = 240
+"""Most intervals of a run: a chart has hardly more columns on a small screen."""
+MIN_INTERVAL_S = 1.0
+"""Below this, a few steps make the figures of intervals uneven."""
 
 
 class Spent(NamedTuple):
@@ -63,6 +77,11 @@ class Spent(NamedTuple):
     def rows_per_s(self) -> float:
         """Samples per second, breaks between loops left out."""
         return ratio(self.rows, self.whole_s)
+
+    @property
+    def rate(self) -> str:
+        """The samples per second, as text."""
+        return f"{per_s(self.rows_per_s, thousands=',')} samples/s"
 
     def more(self, trainer: Row, time_s: float) -> Spent:
         """Return this and what the trainer did besides, until later."""
@@ -127,10 +146,8 @@ class Recorded:
                 self._see(row["time_s"], {**knobs, **kinds})
             case "spent":
                 self.points.append(self.begun.more(row, row["time_s"]))
-                decides = row["before"] == "decision"
-                self.undecided = self.undecided or (
-                    self.points[-1] if decides else None
-                )
+                if row["before"] == "decision":
+                    self.undecided = self.undecided or self.points[-1]
             case "observation":
                 self._observe(row, row["observation"])
             case "verdict":
@@ -145,8 +162,7 @@ class Recorded:
                 {"said": self.said}[event].append(row)
 
     def _observe(self, row: Row, seen: Row) -> None:
-        knobs = row["knobs"]
-        values = {(k["op"], k["knob"]): k["kind"] or k["value"] for k in knobs}
+        values = {(k["op"], k["knob"]): k["kind"] or k["value"] for k in row["knobs"]}
         self._see(row["time_s"], values)
         if seen["regime"] != (self.regimes[-1][1] if self.regimes else None):
             self.regimes.append((row["time_s"], seen["regime"]))
@@ -155,7 +171,7 @@ class Recorded:
         if worked and seen["trainer"]["steps"] > 0:
             self.latest = row
 
-    def _see(self, time_s: float, values: Values) -> None:
+    def _see(self, time_s: float, values: Mapping[KnobName, int | str]) -> None:
         """Take over all values in force."""
         for key, value in values.items():
             self._set(time_s, key, value)
@@ -192,6 +208,76 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
+class Course:
+    """What one rank's trainer did in the course of a run.
+
+    Its seconds are those of the trainer's steps: breaks between loops are left out.
+    """
+
+    seen: Recorded
+    intervals: Sequence[Spent]
+    """What it did in each."""
+    when: str
+    """When the last interval was."""
+
+    @property
+    def whole(self) -> Spent:
+        """What it did in all."""
+        return self.seen.points[-1]
+
+    @property
+    def last(self) -> Spent:
+        """How it was in the end, or is now: what the last verdict tells of, if any."""
+        return self.intervals[-1]
+
+    def at(self, time_s: float) -> float:
+        """Return a time of the log as seconds of the run, rounded for charts."""
+        points = self.seen.points
+        later = bisect_left(points, time_s, key=attrgetter("time_s"))
+        return round(points[min(later, len(points) - 1)].whole_s, 2)
+
+    def __str__(self) -> str:
+        """How long the trainer waited in the whole run, when, and the final rate."""
+        wait_s, before, parts = self.whole.wait_s, self.seen.undecided, ""
+        if before is not None:
+            parts = (
+                f": {figures(before.wait_s)} s before the first decision,"
+                f" {figures(wait_s - before.wait_s)} s after"
+            )
+        return (
+            f"waited {figures(wait_s)} of {figures(self.whole.whole_s)} s"
+            f" ({self.whole.wait_share:.0%}){parts}; {self.when} {self.last.rate}"
+        )
+
+
+def course_of(seen: Recorded) -> Course | None:
+    """Return the figures of one pipeline on one rank; None if no step ended."""
+    if not seen.points or not seen.points[-1].whole_s:
+        return None
+    origin, last, told = Spent(0.0), seen.points[-1], seen.told[-1:]
+    bounds = _bounds([origin, *seen.points], last)
+    if told and told[0]["time_s"] == last.time_s:
+        begun = last.since(origin.more(told[0]["trainer"], 0.0))
+        before = [p for p in seen.points if p.whole_s < begun.whole_s]
+        bounds = [*_bounds([origin, *before, begun], last), last]
+    intervals = [after.since(before) for before, after in pairwise(bounds)]
+    over = seen.end or seen.torchs
+    return Course(seen, intervals, "at the end" if over else "most recently")
+
+
+def _bounds(points: list[Spent], last: Spent) -> list[Spent]:
+    """Return the first point, the last one, and those that make no short intervals."""
+    shortest_s = max(MIN_INTERVAL_S, last.whole_s / INTERVALS)
+    found = points[:1]
+    for point in points[1:]:
+        if point.whole_s - found[-1].whole_s >= shortest_s:
+            found.append(point)
+    if found[-1] is not points[-1] and points[-1].whole_s > 0:
+        found = [*found[: max(1, len(found) - 1)], points[-1]]  # the rest joins them
+    return found
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """One pipeline on all its ranks."""
 
@@ -209,7 +295,7 @@ def groups(pipelines: Iterable[Recorded]) -> list[Group]:
     by_name: dict[str, list[Recorded]] = {}
     for each in pipelines:
         by_name.setdefault(each.name, []).append(each)
-    found = [Group(name, tuple(ranks)) for name, ranks in by_name.items()]
+    found = (Group(name, tuple(ranks)) for name, ranks in by_name.items())
     return sorted(found, key=lambda group: -max(r.waited_s for r in group.ranks))
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import ceil
 from typing import NamedTuple
 
 from ...engine.observe.observation import ratio
 from ..phrases import per_s
-from .course import course_of, rate
-from .recording import Group, Recorded, Recording, Row, Spent, groups
+from .recording import Group, Recorded, Recording, Row, Spent, course_of, groups
 
 STAGE = re.compile(r"(?P<kind>\w+)\(ID:\d+\)(?: (?P<label>.+))?")
 """A stage's name in the log."""
@@ -44,16 +43,13 @@ def told(group: Group) -> Iterator[str]:
     if whole := course_of(seen):
         yield f"  {whole}."
     for row in seen.torchs[-1:]:
-        yield f"  torch: {_figures(row)}"
-        yield f"         {row['cause']}"
+        yield from (f"  torch: {_figures(row)}", f"         {row['cause']}")
     if seen.verdicts:
         yield from (f"  {line}" for line in _tuned(seen))
     if not seen.told:
         broken_off = "nothing was measured yet where the log breaks off."
-        if whole:
-            yield from (f"  {line}" for line in changed(seen))
-        else:
-            yield f"  {UNMEASURED if seen.end else broken_off}"
+        unmeasured = [UNMEASURED if seen.end else broken_off]
+        yield from (f"  {line}" for line in (changed(seen) if whole else unmeasured))
         return
     yield from (f"  try: {step}" for step in seen.told[-1]["advice"])
     if none := why_none(seen):
@@ -69,8 +65,7 @@ def _tuned(seen: Recorded) -> Iterator[str]:
     if first["bottleneck"] is not None:
         yield f"       bottleneck {first['bottleneck']}; {first['cause']}"
     if len(seen.verdicts) > 1:
-        yield f"ended: {_figures(last)}"
-        yield f"       {last['cause']}"
+        yield from (f"ended: {_figures(last)}", f"       {last['cause']}")
     if seen.end is None:
         yield "       the log breaks off here: the run goes on, or was killed"
     yield from picture(seen)
@@ -103,7 +98,7 @@ def why_none(seen: Recorded) -> str:
 
 def _figures(row: Row) -> str:
     """Return a verdict's line, and the rate."""
-    return f"{row['line']} {rate(Spent(0.0).more(row['trainer'], 0.0))}."
+    return f"{row['line']} {Spent(0.0).more(row['trainer'], 0.0).rate}."
 
 
 BAR = 10
@@ -119,28 +114,28 @@ def bar(share: float) -> str:
 def stages_of(seen: Recorded) -> list[Row]:
     """Return the stages of the last verdict, with what is known of them since then.
 
-    They have the workers that are there now. `now` has the stage's shares in the last
-    window, or is None; `blamed` says whether the stage is the bottleneck.
+    They have the workers that are there now. `now` has how the stage's workers spent
+    their time in the last window, and how full its output was, or is None; `blamed`
+    says whether the stage is the bottleneck.
     """
     verdict, values = seen.told[-1], seen.values
-    now = {row["name"]: _shares(row) for row in seen.segments}
-    found: list[Row] = []
+    now = {
+        row["name"]: {
+            "cpu": ratio(row["cpu_s"], row["worker_s"]),
+            "blocked": max(0.0, ratio(row["run_s"] - row["cpu_s"], row["worker_s"])),
+            "output": min(
+                1.0, ratio(row["output"]["occupancy"], row["output"]["capacity"])
+            ),
+        }
+        for row in seen.segments
+    }
+    stages: list[Row] = []
     for stage in verdict["stages"]:
         name, parts = stage["name"], [part for part, _ in stage["parts"]]
         blamed = verdict["bottleneck"] in (name, *parts)
         present = {knob: value for (op, knob), value in values.items() if op == name}
-        found.append({**stage, **present, "now": now.get(name), "blamed": blamed})
-    return found
-
-
-def _shares(row: Row) -> Row:
-    """Return how a segment's workers spent their time, and how full its output was."""
-    spent_s, output = row["worker_s"], row["output"]
-    return {
-        "cpu": ratio(row["cpu_s"], spent_s),
-        "blocked": max(0.0, ratio(row["run_s"] - row["cpu_s"], spent_s)),
-        "output": min(1.0, ratio(output["occupancy"], output["capacity"])),
-    }
+        stages.append({**stage, **present, "now": now.get(name), "blamed": blamed})
+    return stages
 
 
 def picture(seen: Recorded) -> Iterator[str]:
@@ -193,8 +188,7 @@ def moments(seen: Recorded) -> list[Moment]:
 
 def changed(seen: Recorded) -> Iterator[str]:
     """Yield what was changed, and with which effect, a line each."""
-    kinds = ("kept", "open")
-    stays = [each.text for each in moments(seen) if each.kind in kinds]
+    stays = [each.text for each in moments(seen) if each.kind in ("kept", "open")]
     if not stays:
         yield "changed: nothing; it was as good as could be found, or had no time"
     if len(stays) > MAX_CHANGES:
@@ -213,7 +207,11 @@ def settings(seen: Recorded) -> Iterator[str]:
     values, stages = seen.values, stages_of(seen)
     sizes = [int(size) for (_, knob), size in values.items() if knob == "prefetch_size"]
     if seen.told[-1].get("face") == "DataLoader":
-        yield _of_loader(stages[0], sizes)
+        workers, ahead = stages[0]["num_parallel_workers"], stages[0]["prefetch_size"]
+        factor = ceil(max(sizes, default=ahead) / workers)
+        given = f"num_workers={workers}, prefetch_factor={factor}"
+        inline = stages[0]["executor"] == "inline"
+        yield f"DataLoader(..., {'num_workers=0' if inline else given})"
         return
     for stage in stages:
         yield _call(stage, tuned=(stage["name"], "num_parallel_workers") in values)
@@ -223,19 +221,11 @@ def settings(seen: Recorded) -> Iterator[str]:
 
 def _call(stage: Row, *, tuned: bool) -> str:
     """Return the call that creates a stage, with its workers as they are now."""
-    given = f'executor="{stage["executor"]}"'
+    arguments = f'executor="{stage["executor"]}"'
     if tuned:
-        given = f"num_parallel_workers={stage['num_parallel_workers']}, {given}"
-    found = STAGE.fullmatch(stage["name"])
-    method = METHODS.get(found["kind"]) if found else None
-    if found is None or method is None:
-        return f"{stage['name']}: {given}"
-    return method.format(found["label"] or "...") + given + ")"
-
-
-def _of_loader(stage: Row, sizes: Sequence[int]) -> str:
-    workers = stage["num_parallel_workers"]
-    if stage["executor"] == "inline":
-        return "DataLoader(..., num_workers=0)"
-    factor = ceil(max(sizes, default=stage["prefetch_size"]) / workers)
-    return f"DataLoader(..., num_workers={workers}, prefetch_factor={factor})"
+        workers = stage["num_parallel_workers"]
+        arguments = f"num_parallel_workers={workers}, {arguments}"
+    name = STAGE.fullmatch(stage["name"])
+    if name is None or name["kind"] not in METHODS:
+        return f"{stage['name']}: {arguments}"
+    return METHODS[name["kind"]].format(name["label"] or "...") + arguments + ")"

@@ -7,14 +7,8 @@ from dataclasses import replace
 import pytest
 
 from penstock.autotune.policies.bottleneck_law import BottleneckLaw, LawMemory
-from penstock.autotune.situation import (
-    Decision,
-    DecisionOutcome,
-    KnobKey,
-    KnobView,
-    Measure,
-    Situation,
-)
+from penstock.autotune.policies.policy import KnobKey, KnobView, Situation
+from penstock.autotune.trial import Decision, DecisionOutcome, Measure
 from penstock.engine.core.metrics import ConnectorObservation
 from penstock.engine.observe.observation import (
     ContentionObservation,
@@ -142,7 +136,7 @@ def test_workers_of_a_kind_that_was_given_up_say_nothing_about_others(
         DecisionOutcome(decision, kept, before, after) for decision in decide(case)
     )
     _, memory = POLICY.decide(replace(case, outcomes=outcomes), POLICY.start())
-    assert [name for name, _ in memory.curves] == curves
+    assert list(memory.curves) == curves
 
 
 def test_a_stage_gets_no_more_workers_than_keep_the_trainer_busy() -> None:
@@ -224,7 +218,7 @@ def test_results_with_threads_say_nothing_of_processes() -> None:
     first, *rest = seen.segments
     moved = replace(seen, segments=(replace(first, executor="process"), *rest))
     found, memory = POLICY.decide(situation(moved), memory)
-    assert READ not in dict(memory.curves)
+    assert READ not in memory.curves
     assert [decision.rule for decision in found] == ["law"]
 
 
@@ -243,11 +237,11 @@ def test_many_waiting_workers_get_a_prefetch_of_several_rows_each() -> None:
 
 def test_a_gain_elsewhere_makes_old_results_obsolete() -> None:
     memory = known(outcome(2, 3, 190.0, 230.0))
-    assert dict(memory.curves)[READ] == ((2, 190.0), (3, 230.0))
+    assert memory.curves[READ] == ((2, 190.0), (3, 230.0))
     gain = outcome(1, 4, 100.0, 200.0)
     elsewhere = replace(gain, decision=replace(gain.decision, operator=DECODE))
     case = replace(situation(starved()), outcomes=(elsewhere,))
-    assert READ not in dict(POLICY.decide(case, memory)[1].curves)
+    assert READ not in POLICY.decide(case, memory)[1].curves
 
 
 def test_queues_grow_where_workers_are_held_back_and_none_is_busy() -> None:

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from connector_rules import ConnectorRules, RulesMemory
 
-from penstock.autotune.situation import Decision, DecisionOutcome, Measure, Situation
+from penstock.autotune.policies.policy import Situation
+from penstock.autotune.trial import Decision, DecisionOutcome, Measure
 from penstock.engine.observe.observation import Observation, TrainerObservation
 from support.windows import (
     DECODE,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.autotune.policies.curve import efficiency, probe, remembered
-from penstock.autotune.situation import Decision
-from penstock.autotune.trial import Trial
+from penstock.autotune.policies.bottleneck_law import efficiency, probe, remembered
+from penstock.autotune.trial import Decision, Trial
 from support.windows import READ, rate
 
 OTHER = {"other": ((1, 50.0), (2, 80.0))}

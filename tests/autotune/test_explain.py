@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from penstock.autotune.explain import Explanation, evidence, explain
-from penstock.autotune.situation import Decision
+from penstock.autotune.trial import Decision
 from penstock.cache.statistics import CacheStatistics, TierStatistics
 from penstock.engine.observe.observation import (
     Observation,

@@ -11,15 +11,8 @@ from hypothesis import strategies as st
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw
 from penstock.autotune.policies.kinds import NO_KINDS, Kinds, Past
-from penstock.autotune.situation import (
-    Decision,
-    DecisionOutcome,
-    KnobKey,
-    KnobView,
-    Measure,
-    Situation,
-)
-from penstock.autotune.trial import Trial, Verdict
+from penstock.autotune.policies.policy import KnobKey, KnobView, Situation
+from penstock.autotune.trial import Decision, DecisionOutcome, Measure, Trial, Verdict
 from penstock.autotune.tuner import Tuner
 from penstock.engine.observe.observation import (
     ContentionObservation,
@@ -181,8 +174,9 @@ def test_other_work_makes_old_results_worthless() -> None:
 def test_a_kept_trial_says_the_reverse_of_the_kind_it_left() -> None:
     kept = (outcome("thread", "process", 100.0, 200.0),)
     known = NO_KINDS.learned(kept, bound().observation)
-    assert known.pasts[0][0] == (EXECUTOR, "thread")
-    assert known.pasts[0][1].change == pytest.approx(-0.5)
+    [(lost, past)] = known.pasts.items()
+    assert lost == (EXECUTOR, "thread")
+    assert past.change == pytest.approx(-0.5)
 
 
 def test_a_past_result_holds_for_the_same_work_for_a_while() -> None:
@@ -263,7 +257,7 @@ def test_threads_give_way_to_processes_on_many_cores() -> None:
     read, decode = far.observation.segments
     both = replace(read, executor="process"), decode
     far = replace(far, observation=replace(far.observation, segments=both))
-    lost = Kinds((((HOST, "process"), Past(-0.2, 1, case.observation.time_s)),))
+    lost = Kinds({(HOST, "process"): Past(-0.2, 1, case.observation.time_s)})
     assert list(lost.off_threads(replace(case, knobs=there))) == []
     for other in (case, few, moved, far):
         assert list(NO_KINDS.off_threads(other)) == []

@@ -15,14 +15,9 @@ from rich.progress import Progress
 
 from penstock.autotune import phrases
 from penstock.autotune.log import AutotuneLog, show_by_default
+from penstock.autotune.policies.policy import KnobKey, Situation
 from penstock.autotune.saved import EXECUTORS, Saved, read_saved
-from penstock.autotune.situation import (
-    Decision,
-    DecisionOutcome,
-    KnobKey,
-    Measure,
-    Situation,
-)
+from penstock.autotune.trial import Decision, DecisionOutcome, Measure
 from penstock.engine.observe.observation import SegmentObservation
 from penstock.engine.recipe import Executor
 from support.windows import DECODE, READ, situation, starved

@@ -10,9 +10,8 @@ from pathlib import Path
 from penstock.autotune.log import AutotuneLog
 from penstock.autotune.policies import BottleneckLaw, PerRegime
 from penstock.autotune.policies.bottleneck_law import LawMemory
-from penstock.autotune.policies.per_regime import Values
+from penstock.autotune.policies.policy import Situation, Values
 from penstock.autotune.saved import read_saved
-from penstock.autotune.situation import Situation
 from penstock.autotune.tuner import Tuner
 from penstock.system.resources import Budget
 from support.simulator.machine import Machine

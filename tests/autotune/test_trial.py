@@ -4,8 +4,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from penstock.autotune.situation import Decision
-from penstock.autotune.trial import Trial, Verdict
+from penstock.autotune.trial import Decision, Trial, Verdict
 from penstock.autotune.window import cost_s, enough, joined
 from penstock.engine.core.metrics import WorkerReading
 from penstock.engine.observe.observation import (

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from connector_rules import ConnectorRules, RulesMemory
+from connector_rules import ConnectorRules
 
 from penstock.autotune.explain import verdict_of
 from penstock.autotune.host_peers import HostPeers
@@ -24,10 +24,10 @@ from penstock.autotune.log import (
     Spoken,
 )
 from penstock.autotune.policies import BottleneckLaw, Policy
-from penstock.autotune.situation import Decision, Situation
-from penstock.autotune.thresholds import wait_share
+from penstock.autotune.policies.policy import Situation
+from penstock.autotune.trial import Decision
 from penstock.autotune.tuner import Tuner, TunerThread
-from penstock.autotune.window import latest
+from penstock.autotune.window import latest, wait_share
 from penstock.engine.observe.observation import (
     Knob,
     Move,
@@ -324,9 +324,9 @@ class PausedPlant:
         return ()
 
 
-def tuning(plant: PausedPlant) -> TunerThread[RulesMemory]:
+def tuning(plant: PausedPlant) -> TunerThread:
     log = AutotuneLog()
-    return TunerThread(Tuner(plant, ConnectorRules(), TWO_CORES, log), log)
+    return TunerThread(Tuner(plant, ConnectorRules(), TWO_CORES, log))
 
 
 def test_the_thread_is_gone_after_close() -> None:

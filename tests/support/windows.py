@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.autotune.situation import KnobKey, KnobView, Situation
+from penstock.autotune.policies.policy import KnobKey, KnobView, Situation
 from penstock.engine.core.metrics import ConnectorObservation
 from penstock.engine.observe.observation import (
     Observation,

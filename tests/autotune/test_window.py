@@ -10,8 +10,8 @@ import pytest
 from penstock.autotune.explain import explain
 from penstock.autotune.policies import BottleneckLaw
 from penstock.autotune.policies.kinds import NO_KINDS
-from penstock.autotune.situation import KnobView, Situation
-from penstock.autotune.thresholds import GIL_HELD, HELD_BACK, NEVER_EMPTY, WORTH
+from penstock.autotune.policies.policy import KnobView, Situation
+from penstock.autotune.window import GIL_HELD, HELD_BACK, NEVER_EMPTY, WORTH
 from penstock.engine.observe.observation import Observation, TrainerObservation
 from penstock.system.resources import Budget
 from support.windows import DECODE, computing, situation, starved
