@@ -27,8 +27,7 @@ from ..system.file_locks import release, try_lock
 from .disk import Disk, DiskError, byte_of, let_go, shared_disk
 from .folder import DistrustError, folder_in
 from .memory import Arena, Full
-from .picking import Picker
-from .record import RecordError, decode
+from .record import Picker, RecordError, decode
 from .statistics import Counters
 from .writer import Writer
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from ...cache.cache import Cache, RandomUpstreamError, finished
-from ...cache.structure import UnstorableError
+from ...cache.record import UnstorableError
 from ...cache.tiers import Found
 from ...errors import SampleError, SpecError
 from ..plan import Context

@@ -13,10 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache import picking
+from penstock.cache import record as module
 from penstock.cache.codec import CODECS, Codec
-from penstock.cache.picking import DECIDES, ROOMY, TIE, Picker
-from penstock.cache.record import KEY_BYTES, decode, encode
+from penstock.cache.record import (
+    DECIDES,
+    KEY_BYTES,
+    ROOMY,
+    TIE,
+    Picker,
+    decode,
+    encode,
+)
 
 SAMPLE = np.zeros(1000, np.uint8)
 """Any codec but none at all makes it small."""
@@ -114,7 +121,7 @@ def chosen(
     picker = Picker("auto", "", 1000, room)
     codecs = Codecs(known)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(picking, "encode", codecs.encode)
+        patched.setattr(module, "encode", codecs.encode)
         patched.setattr(timeit, "repeat", codecs.repeat)
         raw_bytes = known["raw"][0]
         name = picker._choice(None, raw_bytes, computed_in).name  # noqa: SLF001
