@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ...cache.cache import Cache, RandomUpstreamError, finished
+from ...cache.cache import Cache, Found, RandomUpstreamError, finished
 from ...cache.record import UnstorableError
-from ...cache.tiers import Found
 from ...errors import SampleError, SpecError
 from ..plan import Context
 from .program import (

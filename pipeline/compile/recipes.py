@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch.utils.data import Subset
 
-from ...cache.cache import REPEATED, REPEATED_DRAWS, Cache
+from ...cache.cache import REPEATED, REPEATED_DRAWS, Cache, Opening
 from ...cache.fingerprint import fingerprint
-from ...cache.tiers import Opening
 from ...config import Settings
 from ...engine.batch.buffer import Buffers
 from ...engine.batch.device import DeviceStage

@@ -16,11 +16,16 @@ from typing import Any
 import pytest
 
 from penstock.cache import folder as folder_module
-from penstock.cache.cache import REPEATED, Cache, RandomUpstreamError
+from penstock.cache.cache import (
+    COMPARED,
+    REPEATED,
+    Cache,
+    Here,
+    RandomUpstreamError,
+)
 from penstock.cache.disk import Disk
 from penstock.cache.housekeeping import entries
 from penstock.cache.record import UnstorableError
-from penstock.cache.tiers import COMPARED, Here
 from penstock.system.shared_memory import runtime_folder
 from support.forked import End, forked
 from support.tiers import Computing, a_cache, ask, is_right, sample_of

@@ -21,11 +21,10 @@ from hypothesis.stateful import (
 )
 
 from penstock.cache import disk as admission
-from penstock.cache.cache import Cache
+from penstock.cache.cache import Cache, Here
 from penstock.cache.disk import Disk
 from penstock.cache.folder import folder_in
 from penstock.cache.record import RecordError, check
-from penstock.cache.tiers import Here
 from support.forked import End, forked
 from support.tiers import Computing, a_cache
 
