@@ -30,6 +30,7 @@ from typing import Any
 
 from ..system.file_locks import change, try_lock, try_lock_file
 from .folder import (
+    SPARE,
     FolderState,
     check_folder,
     check_left,
@@ -112,9 +113,6 @@ class Disk:
         mends: bool = True,
         looks: bool = False,
     ) -> None:
-        import lmdb
-
-        self._lmdb = lmdb
         self.evicted = 0
         """Other namespaces' records that this process dropped to make room."""
         self.folder = folder
@@ -129,8 +127,7 @@ class Disk:
             except BaseException:
                 os.close(self._users)
                 raise
-        free = os.statvfs(folder)
-        usable = free.f_bavail * free.f_frsize
+        usable = spare_bytes(folder) + SPARE
         self.limit = usable * 4 // 5 + self.used if limit is None else limit
 
     def get(self, key: bytes) -> memoryview | None:
@@ -148,10 +145,10 @@ class Disk:
         batch: Sequence[tuple[bytes, bytes]],
         about: str,
         limit: int | None = None,
-    ) -> int:
-        """Store records; return how many are new.
+    ) -> None:
+        """Store records that are new, as many as fit.
 
-        It stores as many as fit below `limit`, in bytes; None means this disk's own.
+        The file then has at most `limit` bytes; None means this disk's own limit.
 
         It waits until no other process writes. Transactions are short, because LMDB
         keeps in memory what one has written, until its end. As long as this is little,
@@ -161,17 +158,14 @@ class Disk:
             Full: the first does not fit; the text says why if the disk is full.
             DiskError: it cannot be written to.
         """
-        stored = 0
         with self._writing():
             for part in stretches(batch):
                 fitting = within(part, self._room(part, limit or self.limit))
                 if not fitting and part[0] == batch[0]:
                     raise Full(shortage(self.folder, room_of(batch[0][1])))
-                if fitting:
-                    stored += self._put(fitting, about)
+                self._put(fitting, about)
                 if len(fitting) < len(part):
                     break
-        return stored
 
     def forget(self, key: bytes) -> None:
         """Delete a record that is damaged.
@@ -234,9 +228,9 @@ class Disk:
             DiskError: the database cannot be read.
         """
         with failing("read", self.folder):
-            pages: dict[str, int] = self._env.stat()
-            kinds = ("branch_pages", "leaf_pages", "overflow_pages")
-            return sum(pages[kind] * PAGE for kind in kinds)
+            stat: dict[str, int] = self._env.stat()
+            pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+            return PAGE * pages
 
     def sync(self) -> None:
         """Flush everything written to the disk.
@@ -297,23 +291,25 @@ class Disk:
         self._meta = env.open_db(b"namespaces", create=False)
         return env
 
-    def _opened(self, **others: Any) -> Any:
-        settings: dict[str, Any] = {
-            "subdir": True,
-            "max_dbs": 1,
-            "max_readers": MAX_READERS,
-            "mode": 0o600,
-            "writemap": False,
-            "metasync": False,
-            "sync": False,
-            "max_spare_txns": 0,
-            **others,
-        }
+    def _opened(self, **further: Any) -> Any:
+        import lmdb
+
         size = MAP_BYTES
         while True:
             try:
-                return self._lmdb.open(str(self.folder), map_size=size, **settings)
-            except self._lmdb.MemoryError:  # a limit of address space (ulimit -v)
+                return lmdb.open(
+                    str(self.folder),
+                    map_size=size,
+                    max_dbs=1,
+                    max_readers=MAX_READERS,
+                    mode=0o600,
+                    writemap=False,
+                    metasync=False,
+                    sync=False,
+                    max_spare_txns=0,
+                    **further,
+                )
+            except lmdb.MemoryError:  # a limit of address space (ulimit -v)
                 if size <= MIN_MAP_BYTES:
                     raise
                 size //= 4
@@ -327,14 +323,13 @@ class Disk:
             FolderState.now(self.folder, clean=False).write(self.folder)
             yield
 
-    def _put(self, records: Sequence[tuple[bytes, bytes]], about: str) -> int:
-        """Store records in one transaction; return how many are new."""
+    def _put(self, records: Sequence[tuple[bytes, bytes]], about: str) -> None:
+        """Store records in one transaction; those that are there stay."""
         with self._env.begin(write=True) as txn:
             new = [each for each in records if txn.put(*each, overwrite=False)]
             for name, those in groupby(new, lambda each: each[0][:8]):
                 sizes = [room_of(record) for _, record in those]
                 self._count(txn, name, about, len(sizes), sum(sizes))
-        return len(new)
 
     def _room(self, part: Sequence[tuple[bytes, bytes]], limit: int) -> int:
         """Return the bytes that a transaction may store; evict unused namespaces."""
@@ -346,11 +341,14 @@ class Disk:
         if wanted <= 0:
             return room
         its_own = {key[:8] for key, _ in part}
-        resting = {
-            name: (each.used_s, each.nbytes)
-            for name, each in self.namespaces().items()
-            if name not in its_own and not self._in_use(name)
-        }
+        # Opened again, it has locks of its own: this process, too, may use a namespace.
+        # Whoever begins to use one waits for the lease, and so not for these locks.
+        with open(self.folder / "users", "r+b") as users:
+            resting = {
+                name: (each.used_s, each.nbytes)
+                for name, each in self.namespaces().items()
+                if name not in its_own and try_lock(users.fileno(), byte_of(name))
+            }
         for name in victims(resting, time.time(), wanted):
             self.evicted += self._drop(name)
         return self._free(limit, churn)
@@ -364,11 +362,6 @@ class Disk:
         slack = min(limit // 16, MAX_SLACK_BYTES) + 2 * churn
         reusable = max(0, file - self.used - slack)
         return min(limit - file, spare_bytes(self.folder)) + reusable - 2 * churn
-
-    def _in_use(self, namespace: bytes) -> bool:
-        """Whether any process has it open, this one included."""
-        with open(self.folder / "users", "r+b") as users:
-            return not try_lock(users.fileno(), byte_of(namespace))
 
     def _drop(self, namespace: bytes) -> int:
         """Delete a namespace, about a thousand records to a transaction."""
@@ -459,26 +452,32 @@ def byte_of(name: bytes) -> int:
     return FIRST_BYTE | int.from_bytes(name, "little") >> 4
 
 
-# LMDB allows each database to be open once per process, and py-lmdb's
-# `Environment.close` waits until no thread is inside a call of it. A forked child lacks
-# those threads, so it would wait forever; yet it must close the database before it can
-# open it again. So a fork waits for calls in flight, and the child closes what it
-# inherited.
+class Process:
+    """What this process has open, and which of its threads call LMDB.
 
-# The open disks by real path, and how many caches of this process use each.
-_open: dict[str, tuple[Disk, int]] = {}
-_opening = threading.RLock()
-_lock = threading.Lock()
-_changed = threading.Condition(_lock)
-_calls = 0
-# Threads that are about to fork.
-_forking = 0
+    LMDB allows each database to be open once per process, and py-lmdb's
+    `Environment.close` waits until no thread is inside a call of it. A forked child
+    lacks those threads, so it would wait forever; yet it must close the database before
+    it can open it again. So a fork waits for calls in flight, and the child closes what
+    it inherited, and begins with a `Process` of its own.
+    """
+
+    def __init__(self) -> None:
+        # The open disks by real path, and how many caches use each.
+        self.disks: dict[str, tuple[Disk, int]] = {}
+        self.opening = threading.RLock()
+        # Guards the numbers of calls in flight, and of threads that are about to fork.
+        self.changed = threading.Condition()
+        self.calls = self.forking = 0
+
+
+_process = Process()
 _mine = threading.local()
 
 
 def opening() -> AbstractContextManager[object]:
     """Return the lock that is held while a cache or its disk is opened or closed."""
-    return _opening
+    return _process.opening
 
 
 def shared_disk(folder: Path, limit: int | None) -> Disk:
@@ -488,21 +487,21 @@ def shared_disk(folder: Path, limit: int | None) -> Disk:
         DistrustError: the folder is not fit for use.
         DiskError: it cannot be opened.
     """
-    path = os.path.realpath(folder)
-    with _opening:
-        disk, users = _open.get(path, (None, 0))
+    path, disks = os.path.realpath(folder), _process.disks
+    with opening():
+        disk, users = disks.get(path, (None, 0))
         disk = disk or Disk(folder, limit)
-        _open[path] = disk, users + 1
+        disks[path] = disk, users + 1
         return disk
 
 
 def let_go(disk: Disk) -> None:
     """Close a disk, unless another cache still uses it."""
-    path = os.path.realpath(disk.folder)
-    with _opening:
-        _, users = _open.pop(path, (disk, 1))
+    path, disks = os.path.realpath(disk.folder), _process.disks
+    with opening():
+        _, users = disks.pop(path, (disk, 1))
         if users > 1:
-            _open[path] = disk, users - 1
+            disks[path] = disk, users - 1
             return
     disk.close()
 
@@ -516,14 +515,12 @@ def failing(what: str, folder: Path) -> Iterator[None]:
     Raises:
         DiskError: the system or LMDB raised inside; the text says what cannot be done.
     """
-    global _calls  # noqa: PLW0603 one a process
     import lmdb
 
-    depth = getattr(_mine, "depth", 0)
-    with _lock:
-        while _forking and not depth:
-            _changed.wait()
-        _calls += 1
+    process, depth = _process, getattr(_mine, "depth", 0)
+    with process.changed:
+        process.changed.wait_for(lambda: depth or not process.forking)
+        process.calls += 1
     _mine.depth = depth + 1
     try:
         yield
@@ -533,34 +530,27 @@ def failing(what: str, folder: Path) -> Iterator[None]:
         ) from error
     finally:
         _mine.depth = depth
-        with _lock:
-            _calls -= 1
-            if _forking and not _calls:
-                _changed.notify_all()
+        with process.changed:
+            process.calls -= 1
+            process.changed.notify_all()
 
 
 def _before() -> None:
-    global _forking  # noqa: PLW0603 one a process
-    _changed.acquire()  # released after the fork
-    _forking += 1
-    _changed.wait_for(lambda: not _calls, FORK_PATIENCE_S)
+    _process.changed.acquire()  # released after the fork
+    _process.forking += 1
+    _process.changed.wait_for(lambda: not _process.calls, FORK_PATIENCE_S)
 
 
 def _in_parent() -> None:
-    global _forking  # noqa: PLW0603 one a process
-    _forking -= 1
-    _changed.notify_all()
-    _changed.release()
+    _process.forking -= 1
+    _process.changed.notify_all()
+    _process.changed.release()
 
 
 def _in_child() -> None:
-    global _calls, _changed, _forking, _lock, _open, _opening  # noqa: PLW0603
-    was_quiet = not _calls
-    _calls = _forking = 0
-    _lock, _opening = threading.Lock(), threading.RLock()
-    _changed = threading.Condition(_lock)
-    inherited, _open = _open, {}
-    for disk, _ in inherited.values() if was_quiet else ():
+    global _process
+    inherited, _process = _process, Process()
+    for disk, _ in () if inherited.calls else inherited.disks.values():
         disk.close()  # LMDB sees that another process opened it, and touches no file
 
 

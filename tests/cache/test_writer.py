@@ -137,9 +137,9 @@ def test_records_that_come_soon_after_each_other_are_written_together(
     sizes: list[int] = []
     put = disk.put
 
-    def counted(batch: Sequence[tuple[bytes, bytes]], *further: Any) -> int:
+    def counted(batch: Sequence[tuple[bytes, bytes]], *further: Any) -> None:
         sizes.append(len(batch))
-        return put(batch, *further)
+        put(batch, *further)
 
     monkeypatch.setattr(disk, "put", counted)
     writer = Writer(disk, "numbers", print)
