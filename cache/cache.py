@@ -294,7 +294,7 @@ class Here:
         Raises:
             UnstorableError: it holds something that cannot be stored.
         """
-        record, body_bytes = self._picker.encoded(sample, key, took_ns)
+        record = self._picker.encoded(sample, key, took_ns)
         nbytes = self._last_bytes = sum(map(len, record))
         in_ram = self._keep_in_ram(key, *record)
         if in_ram:
@@ -302,7 +302,7 @@ class Here:
         writer = self._writer
         on_way = writer is not None and writer.offer(key, b"".join(record), done)
         if in_ram or on_way:
-            self.counters.add(stored=1, stored_bytes=nbytes, body_bytes=body_bytes)
+            self.counters.add(stored=1, stored_bytes=nbytes)
         else:
             self.counters.add(refused=1)
             done()

@@ -145,9 +145,7 @@ class Arena:
             return None
         begin, length = found[1]
         with memoryview(self._memory) as whole, whole[begin : begin + length] as view:
-            if length >= LARGE:
-                return copied(view)
-            return memoryview(bytearray(view))
+            return copied(view) if length >= LARGE else memoryview(bytearray(view))
 
     def put(self, key: bytes, *record: Part) -> None:
         """Store a record, given in parts, unless the key already has one.
@@ -246,8 +244,8 @@ class Arena:
     # Within the file
 
     def _make(self, capacity: int, samples: int) -> None:
-        most = max(MIN_SLOTS, capacity // RECORD_BYTES)
-        slots = 1 << (max(MIN_SLOTS, min(2 * samples, most)) - 1).bit_length()
+        wanted = max(MIN_SLOTS, min(2 * samples, capacity // RECORD_BYTES))
+        slots = 1 << (wanted - 1).bit_length()
         start = PAGE + slots * SLOT.size
         os.ftruncate(self._descriptor, start + capacity)  # sparse: only use takes room
         reserve = effective_memory_bytes() // RESERVE_SHARE
@@ -272,8 +270,8 @@ class Arena:
 
     def _set_slot(self, at: int, key: bytes, begin: int, length: int) -> None:
         """Set a slot. Not with `pack_into`, which fills it with zeros first."""
-        slot = SLOT.pack(key, begin, length, self._words[_GENERATION])
-        self._memory[at : at + SLOT.size] = slot
+        era = self._words[_GENERATION]
+        self._memory[at : at + SLOT.size] = SLOT.pack(key, begin, length, era)
 
     def _find(self, key: bytes) -> tuple[int, tuple[int, int] | None] | None:
         """Return the slot of a key, or the slot it would take, and its record's place.

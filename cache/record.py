@@ -550,8 +550,8 @@ class Picker:
 
     def encoded(
         self, sample: Any, key: bytes, took_ns: int
-    ) -> tuple[list[bytes | memoryview], int]:
-        """Return a sample's record in parts, and the unpacked size of its body.
+    ) -> list[bytes | memoryview]:
+        """Return a sample's record in parts.
 
         Raises:
             UnstorableError: the sample cannot be stored.
@@ -562,7 +562,7 @@ class Picker:
                 self._seen += 1
                 if self._seen == DECIDES:
                     self._codec = self._choice(sample, sum(map(len, record)), took_ns)
-        return record, HEADER.unpack(record[0])[5]
+        return record
 
     def expected_ns(self, nbytes: int, unpack_ns: float, compute_ns: float) -> float:
         """Return what a sample is expected to take in later epochs, in nanoseconds.

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 from .disk import Disk, DiskError
 from .memory import Full
@@ -26,13 +25,8 @@ NICE = 10
 """A tenth of the trainer's weight. With 19, nothing was written on a busy machine."""
 
 
-class Waiting(NamedTuple):
-    """A record on its way to the disk."""
-
-    key: bytes
-    record: bytes
-    done: Callable[[], object]
-    """Called once the record is on disk, or was dropped."""
+Waiting = tuple[bytes, bytes, Callable[[], object]]
+"""A key, its record, and what is called once that is on disk, or was dropped."""
 
 
 class Writer:
@@ -54,11 +48,8 @@ class Writer:
         tell: Callable[[str], object] = bool,
         limit: int | None = None,
     ) -> None:
-        self._disk = disk
-        self._about = about
-        self._limit = limit
-        self._off = off
-        self._tell = tell
+        self._disk, self._about, self._limit = disk, about, limit
+        self._off, self._tell = off, tell
         # Guards the records.
         self._lock = threading.Lock()
         # Records that wait, in order of arrival.
@@ -87,7 +78,7 @@ class Writer:
                 return False
             self._on_way[key] = record
             self._nbytes += len(record)
-            self._waiting.append(Waiting(key, record, done))
+            self._waiting.append((key, record, done))
             self._come.set()
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -145,7 +136,7 @@ class Writer:
             return batch
 
     def _write(self, batch: list[Waiting]) -> None:
-        records = [(each.key, each.record) for each in batch]
+        records = [(key, record) for key, record, _ in batch]
         try:
             self._disk.put(records, self._about, self._limit)
             if self._unsynced_since_s is None:
@@ -159,12 +150,12 @@ class Writer:
 
     def _settle(self, batch: list[Waiting]) -> None:
         with self._lock:
-            for each in batch:
-                del self._on_way[each.key]
-                self._nbytes -= len(each.record)
-        for each in batch:
+            for key, record, _ in batch:
+                del self._on_way[key]
+                self._nbytes -= len(record)
+        for *_, done in batch:
             with contextlib.suppress(OSError):  # the cache is closed: nobody is waiting
-                each.done()
+                done()
 
     def _give_up(self, reason: str) -> None:
         self._end()
@@ -182,8 +173,7 @@ class Writer:
                 self._come.wait(None if self._unsynced_since_s is None else SYNC_S)
                 if self._closed.wait(GATHER_S):
                     return
-                batch = self._next()
-                if batch:
+                if batch := self._next():
                     self._write(batch)
                 self._sync(after_s=SYNC_S if batch else 0.0)
         except DiskError as error:
