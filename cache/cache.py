@@ -221,9 +221,13 @@ class Here:
         self.claims = self._open_claims()
         self._writer: Writer | None = None
         if disk is not None:
-            tell = partial(self.warn, kind="disk_warnings")
-            off, limit = self._disk_off, self.disk_limit
-            self._writer = Writer(disk, opening.about, off, tell, limit)
+            self._writer = Writer(
+                disk,
+                about=opening.about,
+                limit=self.disk_limit,
+                off=self._disk_off,
+                tell=partial(self.warn, kind="disk_warnings"),
+            )
         capacity = max(0 if arena is None else arena.capacity, self.disk_limit)
         self._picker = Picker(opening.codec, opening.name, opening.samples, capacity)
 
@@ -275,9 +279,9 @@ class Here:
 
     def admits(self, key: bytes) -> bool:
         """Whether a sample of the last one's size would be stored."""
-        if self.arena is not None and self.arena.admits(key, self._last_bytes):
+        arena, writer = self.arena, self._writer  # other threads may give one up
+        if arena is not None and arena.admits(key, self._last_bytes):
             return True
-        writer = self._writer
         return writer is not None and not writer.full
 
     def keep(
@@ -313,17 +317,18 @@ class Here:
         The doubt remains: that run may still be going on, and store more of the same.
         """
         self.counters.agree(namespace, -COMPARED)
-        if self.arena is not None:
-            try:
-                self.arena.clear()
-            except TimeoutError:
-                self.arena = None
-                self.warn(STOPPED, "ram_warnings")
-        if self.disk is not None:
-            try:
-                self.disk.clear(namespace)
-            except DiskError as error:
-                self._disk_off(str(error))
+        arena, disk = self.arena, self.disk  # other threads may give one up
+        try:
+            if arena is not None:
+                arena.clear()
+        except TimeoutError:
+            self.arena = None
+            self.warn(STOPPED, "ram_warnings")
+        try:
+            if disk is not None:
+                disk.clear(namespace)
+        except DiskError as error:
+            self._disk_off(str(error))
 
     def close(self, *, sync: bool = False) -> None:
         """Write what is waiting, and close everything. Idempotent.
@@ -335,20 +340,19 @@ class Here:
         """
         if self.pid != os.getpid():
             return
-        with self._stack:
-            if self._writer is not None:
-                self._writer.close()
-            with suppress(DiskError):
-                if sync and self.disk is not None:
-                    self.disk.sync()
+        with self._stack, suppress(DiskError):
+            if (writer := self._writer) is not None:
+                writer.close()
+            if sync and (disk := self.disk) is not None:
+                disk.sync()
 
     # RAM
 
     def _keep_in_ram(self, key: bytes, *record: bytes | memoryview) -> bool:
-        if self.arena is None:
+        if (arena := self.arena) is None:
             return False
         try:
-            self.arena.put(key, *record)
+            arena.put(key, *record)
         except Full as full:
             if str(full):
                 self.warn(str(full), "ram_warnings")

@@ -35,18 +35,19 @@ class Writer:
     Args:
         disk: the disk tier of this process.
         about: what is stored, in words.
+        limit: largest size of the file in bytes.
         off: called with the reason when nothing more can be written.
         tell: called with a warning when the disk turns out to be full.
-        limit: largest size of the file in bytes; None means the disk's own limit.
     """
 
     def __init__(
         self,
         disk: Disk,
+        *,
         about: str,
+        limit: int,
         off: Callable[[str], object],
-        tell: Callable[[str], object] = bool,
-        limit: int | None = None,
+        tell: Callable[[str], object],
     ) -> None:
         self._disk, self._about, self._limit = disk, about, limit
         self._off, self._tell = off, tell
