@@ -242,7 +242,7 @@ class Disk:
             return
         with failing("written", self.folder), leased(self.folder):
             self._env.sync(True)  # noqa: FBT003 its only argument
-            FolderState.now(self.folder, clean=True).write(self.folder)
+            FolderState.write(self.folder, clean=True)
 
     def shrink(self) -> None:
         """Return the free pages of the file to the disk, and close.
@@ -320,7 +320,7 @@ class Disk:
     def _writing(self) -> Iterator[None]:
         """Hold the lease; before anything is written, say that it is not synced."""
         with failing("written", self.folder), leased(self.folder):
-            FolderState.now(self.folder, clean=False).write(self.folder)
+            FolderState.write(self.folder, clean=False)
             yield
 
     def _put(self, records: Sequence[tuple[bytes, bytes]], about: str) -> None:

@@ -109,18 +109,15 @@ class FolderState:
             return cls(clean=False)
 
     @classmethod
-    def now(cls, folder: Path, *, clean: bool) -> FolderState:
-        """Return the state of a folder as of now, on this boot."""
+    def write(cls, folder: Path, *, clean: bool) -> None:
+        """Write the state as of now, and sync it before anything else is written."""
         whole = stamp(folder) if clean else ""
-        return cls(clean, boot_id(), VERSION, pid_namespace(), whole)
-
-    def write(self, folder: Path) -> None:
-        """Replace the state file, and sync it before anything else is written."""
-        if FolderState.read(folder) == self:
+        state = cls(clean, boot_id(), VERSION, pid_namespace(), whole)
+        if state == cls.read(folder):
             return
         new = folder / f"{STATE}.new"
         with open(new, "w", encoding="utf-8") as file:
-            json.dump(asdict(self), file)
+            json.dump(asdict(state), file)
             file.flush()
             os.fsync(file.fileno())
         new.replace(folder / STATE)
@@ -277,8 +274,7 @@ def enter(folder: Path, users: int, *, mends: bool) -> None:
             lock_file(users, fcntl.LOCK_SH, OPENING_PATIENCE_S)  # others may check it
         state = FolderState.read(folder)
         if (state.version, state.boot) == (VERSION, boot_id()):
-            if state.pids not in (0, pid_namespace()):
-                raise DistrustError(OTHER_PIDS.format(folder))
+            require(state.pids in (0, pid_namespace()), OTHER_PIDS.format(folder))
             return
         fcntl.flock(users, fcntl.LOCK_UN)  # nobody has finished checking it
     raise DistrustError(
@@ -304,14 +300,14 @@ def begin_session(folder: Path, *, mends: bool) -> None:
         wipe(folder)
     # Writes that were not synced earlier on this boot still are not.
     clean = FolderState.read(folder).clean or not (folder / "data.mdb").exists()
-    FolderState.now(folder, clean=clean).write(folder)
+    FolderState.write(folder, clean=clean)
 
 
 def wipe(folder: Path) -> None:
     """Delete everything stored. Nobody else may have it open."""
     for name in ("data.mdb", "lock.mdb"):
         (folder / name).unlink(missing_ok=True)
-    FolderState.now(folder, clean=True).write(folder)
+    FolderState.write(folder, clean=True)
 
 
 def leased(folder: Path) -> AbstractContextManager[None]:
