@@ -197,11 +197,9 @@ class Here:
         *,
         foreign_arena: bool,
     ) -> None:
-        self.opening = opening
+        self.opening, self.arena, self.counters = opening, arena, counters
         self.pid = os.getpid()
         """The process that it belongs to."""
-        self.arena = arena
-        self.counters = counters
         self._foreign_arena = foreign_arena
         self._looking = threading.Lock()
         # Namespaces that were opened on disk.
@@ -509,9 +507,7 @@ class Cache:
     """
 
     def __init__(self, opening: Opening, fingerprint: Fingerprint, ram: int) -> None:
-        self.opening = opening
-        self.fingerprint = fingerprint
-        self._ram = ram
+        self.opening, self.fingerprint, self._ram = opening, fingerprint, ram
         # The process that opened it, and the titles of the memory that it shares.
         self._opener = 0
         self._counters_title = self._arena_title = ""

@@ -333,9 +333,9 @@ class Disk:
 
     def _room(self, part: Sequence[tuple[bytes, bytes]], limit: int) -> int:
         """Return the bytes that a transaction may store; evict unused namespaces."""
-        pages: dict[str, int] = self._env.stat()
-        tree = pages["branch_pages"] + pages["leaf_pages"]
-        churn = PAGE * min(len(part), tree)  # pages that it replaces or splits
+        stat: dict[str, int] = self._env.stat()
+        # Pages that it replaces or splits.
+        churn = PAGE * min(len(part), stat["branch_pages"] + stat["leaf_pages"])
         room = self._free(limit, churn)
         wanted = limit // 16 - room
         if wanted <= 0:

@@ -334,7 +334,7 @@ def join(name: str, capacity: int, samples: int) -> tuple[Arena, str]:
         TimeoutError: another process holds the lock.
     """
     place = runtime_folder()
-    if place is None:
+    if place is None:  # nobody else can find it
         title = f"penstock-cache-{os.urandom(8).hex()}"
         return create(title, capacity, samples), title
     title = f"penstock-cache-{place.stat().st_ino}-{name}"

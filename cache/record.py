@@ -511,9 +511,7 @@ def add_to(checksum: xxh3_64, part: bytes | memoryview) -> None:
 
 def is_aligned(view: memoryview) -> bool:
     """Whether the memory starts where any array may start."""
-    if not view:
-        return True
-    start: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    start: int = np.asarray(view).__array_interface__["data"][0]
     return start % ALIGNMENT == 0
 
 
@@ -545,7 +543,7 @@ class Picker:
         self._owner, self._samples = owner, samples
         self._capacity_bytes = capacity_bytes
         self._lock = threading.Lock()
-        self._seen = 0
+        self._count = 0  # of samples so far
         self._codec: Codec | None = None if name == "auto" else codec(name)
 
     def encoded(
@@ -559,8 +557,8 @@ class Picker:
         record = encode_parts(sample, key, self._codec or CODECS[0])
         if self._codec is None:
             with self._lock:
-                self._seen += 1
-                if self._seen == DECIDES:
+                self._count += 1
+                if self._count == DECIDES:
                     self._codec = self._choice(sample, sum(map(len, record)), took_ns)
         return record
 

@@ -56,10 +56,9 @@ class Cached(Calling):
     def begin(self, work: Work) -> Calls:
         """Request one sample after another."""
         indices = work.chunk.indices.tolist()
-        context, last = work.chunk.context, len(self.steps) - 1
-        request = partial(self._make, last) if self.waits else self._now
-        made = map(partial(request, context=context), work.watched(indices))
-        return Calls(made, len(indices), work)
+        request = partial(self._make, -1) if self.waits else self._now
+        call = partial(request, context=work.chunk.context)
+        return Calls(map(call, work.watched(indices)), len(indices), work)
 
     def _now(self, index: int, context: Context) -> Any:
         """Return a sample without an event loop."""
@@ -68,8 +67,7 @@ class Cached(Calling):
         found = stored.cache.find(index, stored.size_of(context))
         if found is not None and not found.doubted:
             return found.sample
-        last = len(self.steps) - 1
-        return finished(self._stored(stored, last, index, context, found))
+        return finished(self._stored(stored, -1, index, context, found))
 
     def leave(self) -> None:
         """Write records to disk that are still waiting for it."""
@@ -78,7 +76,7 @@ class Cached(Calling):
                 step.cache.flush()
 
     async def _make(self, at: int, index: int, context: Context) -> Any:
-        """Return the sample as step `at` makes it."""
+        """Return the sample as step `at`, counted from behind, makes it."""
         match self.steps[at]:
             case Read() as step:
                 return await self._called(step.stage, step.get, index)
