@@ -298,8 +298,7 @@ class Here:
         """
         record = self._picker.encoded(sample, key, took_ns)
         nbytes = self._last_bytes = sum(map(len, record))
-        in_ram = self._keep_in_ram(key, *record)
-        if in_ram:
+        if in_ram := self._keep_in_ram(key, *record):
             done()
         writer = self._writer
         on_way = writer is not None and writer.offer(key, b"".join(record), done)

@@ -455,10 +455,9 @@ def is_plain(values: Collection[Any]) -> bool:
 def ndarray(value: Any) -> Parts:
     """Take an array apart: type, shape and elements, whatever its memory layout."""
     array: Any = np.asarray(value, order="C")
-    kind = f"array {array.dtype!r} {array.shape}"
-    if array.dtype.hasobject:
-        return kind, [("", array.ravel().tolist())]
-    return kind, [("", xxh3_128_digest(array))]
+    is_raw = not array.dtype.hasobject
+    content = xxh3_128_digest(array) if is_raw else array.ravel().tolist()
+    return f"array {array.dtype!r} {array.shape}", [("", content)]
 
 
 def tensor(value: torch.Tensor) -> Parts:
@@ -468,8 +467,8 @@ def tensor(value: torch.Tensor) -> Parts:
         LookupError: it is of a special kind: sparse, nested and quantized tensors hold
             more than that, and "meta" tensors less.
     """
-    is_strided = value.layout == torch.strided and value.device.type != "meta"
-    if not is_strided or value.is_nested or value.is_quantized:
+    is_special = value.layout != torch.strided or value.device.type == "meta"
+    if is_special or value.is_nested or value.is_quantized:
         raise LookupError(f"Tensor of a special kind ({value.layout})")
     here = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
     raw: Any = here.reshape(-1).view(torch.uint8).numpy()

@@ -140,10 +140,9 @@ class Arena:
     def get(self, key: bytes) -> memoryview | None:
         """Return an unchecked copy of the record under `key`, or None."""
         self.note_use(key[:8])
-        found = self._find(key)
-        if found is None or found[1] is None:
+        _, begin, length = self._find(key)
+        if not length:
             return None
-        begin, length = found[1]
         with memoryview(self._memory) as whole, whole[begin : begin + length] as view:
             return copied(view) if length >= LARGE else memoryview(bytearray(view))
 
@@ -159,16 +158,15 @@ class Arena:
         nbytes = sum(map(len, record))
         words = self._words
         with self._lock, self._writer:
-            found = self._find(key)
-            if found is not None and found[1] is not None:
+            at, _, length = self._find(key)
+            if length:
                 return
-            if found is None or nbytes > self._room:
+            if not at or nbytes > self._room:
                 if nbytes > self.capacity or not self._may_empty(key[:8]):
                     raise Full
                 self._reset()
-                found = self._find(key)
-            assert found is not None
-            at, begin = found[0], words[_END]
+                at, *_ = self._find(key)
+            begin = words[_END]
             if begin + nbytes > words[_TAKEN]:
                 self._take(begin + nbytes)
             words[_END] = begin + nbytes  # first, so a writer that dies leaves a gap
@@ -190,9 +188,9 @@ class Arena:
             TimeoutError: another process was stopped while it stored a record.
         """
         with self._lock, self._writer:
-            found = self._find(key)
-            if found is not None and found[1] is not None:
-                self._set_slot(found[0], key, 0, 0)
+            at, _, length = self._find(key)
+            if length:
+                self._set_slot(at, key, 0, 0)
 
     def clear(self) -> None:
         """Drop everything.
@@ -273,10 +271,11 @@ class Arena:
         era = self._words[_GENERATION]
         self._memory[at : at + SLOT.size] = SLOT.pack(key, begin, length, era)
 
-    def _find(self, key: bytes) -> tuple[int, tuple[int, int] | None] | None:
-        """Return the slot of a key, or the slot it would take, and its record's place.
+    def _find(self, key: bytes) -> tuple[int, int, int]:
+        """Return where a key's slot is, and where its record begins and how long it is.
 
-        None: the table is full there.
+        Without a record, the length is 0, and the slot is the one that it would take;
+        0 if the table is full there.
         """
         generation, slots, start = self._words[_GENERATION], self._slots, self._start
         first = int.from_bytes(key[8:16], "little")
@@ -284,12 +283,12 @@ class Arena:
             at = PAGE + ((first + probe) & (slots - 1)) * SLOT.size
             there, begin, length, era = SLOT.unpack_from(self._memory, at)
             if era != generation:
-                return at, None
+                return at, 0, 0
             if there == key:
                 # If the arena cannot hold such a record, it is stored again.
-                end = len(self._memory) - length
-                return at, (begin, length) if length and start <= begin <= end else None
-        return None
+                is_within = start <= begin <= len(self._memory) - length
+                return at, begin, length if is_within else 0
+        return 0, 0, 0
 
     @property
     def _room(self) -> int:

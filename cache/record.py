@@ -167,9 +167,8 @@ class Parts:
 
     def _held(self, value: Any, path: Path, depth: int) -> Node:
         if type(value) is not dict:
-            tag = "t" if type(value) is tuple else "l"
-            each = enumerate(value)
-            return [tag, *(self._node(v, (path, i), depth) for i, v in each)]
+            nodes = (self._node(v, (path, i), depth) for i, v in enumerate(value))
+            return ["t" if type(value) is tuple else "l", *nodes]
         for key in value:
             if type(key) not in KEYS:
                 raise unstorable(key, path, "a key of the dict that stands there")
@@ -180,8 +179,7 @@ class Parts:
         return ["d", *chain.from_iterable(items)]
 
     def _array(self, tag: str, array: np.ndarray[Any, Any], path: Path) -> Node:
-        dtype = name_of(array.dtype)
-        if not dtype:
+        if not (dtype := name_of(array.dtype)):
             raise unstorable(array, path, f"of dtype {array.dtype}")
         flat = np.ascontiguousarray(array).reshape(-1)
         data = flat.view(np.uint8) if array.nbytes else NOTHING
@@ -189,8 +187,7 @@ class Parts:
         return [tag, dtype, *array.shape]
 
     def _tensor(self, tensor: torch.Tensor, path: Path) -> Node:
-        why = unlike_plain(tensor)
-        if why:
+        if why := unlike_plain(tensor):
             raise unstorable(tensor, path, why)
         whole = tensor.resolve_conj().resolve_neg().contiguous()
         data = whole.reshape(-1).view(torch.uint8).numpy() if whole.numel() else NOTHING
@@ -207,8 +204,7 @@ PLAIN = KEYS | BUFFERED.keys()
 def name_of(dtype: np.dtype[Any]) -> str:
     """Return the name of a dtype in a record; empty if a record cannot hold it."""
     # Letters distinguish long from long long, but leave out the size of text and times.
-    is_letter = dtype.kind not in "SUmM"
-    name = f"{dtype.str[0]}{dtype.char}" if is_letter else dtype.str
+    name = dtype.str if dtype.kind in "SUmM" else f"{dtype.str[0]}{dtype.char}"
     return name if DTYPE.fullmatch(name) else ""
 
 
@@ -239,8 +235,8 @@ def unstorable(value: Any, path: Path, why: str = "") -> UnstorableError:
         path, last = path
         steps.append(step(last))
     where = "".join(["sample", *reversed(steps)])
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    kind = kind.removeprefix("builtins.")
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    kind = name.removeprefix("builtins.")
     described = f"{kind}, {why}" if why else kind
     return UnstorableError(f"{where} is a {described}: {CURE}")
 

@@ -196,9 +196,8 @@ class TiersMachine(RuleBasedStateMachine):
         asked = sorted(self.in_ram)[which % len(self.in_ram)]
         arena = self.here.arena
         assert arena is not None
-        found = arena._find(self.ask.cache.fingerprint.key(*asked))
-        if found is not None and found[1] is not None:
-            begin, length = found[1]
+        _, begin, length = arena._find(self.ask.cache.fingerprint.key(*asked))
+        if length:
             arena._memory[begin + byte % length] ^= 1 << flip
             self.in_ram.discard(asked)
 
