@@ -431,7 +431,7 @@ class Lookup:
             return await self._compared(found) if found.doubted else found.sample
         if claims is None or not here.admits(self.key):
             sample, took_ns = await self._computed()
-            refused = int(claims is not None)
+            refused = claims is not None
             here.counters.add(misses=1, compute_ns=took_ns, refused=refused)
             return sample
         claim = await claims.claim(self.key, in_loop=self.in_loop)
@@ -575,7 +575,8 @@ class Cache:
             Exception: whatever `compute` raises.
         """
         key = self.fingerprint.key(index, image_size)
-        return Lookup(self._mine(), key, index, compute, in_loop).sample(found)
+        lookup = Lookup(self._mine(), key, index, compute=compute, in_loop=in_loop)
+        return lookup.sample(found)
 
     def statistics(self) -> CacheStatistics | None:
         """Return the counts of all processes; None before the first sample."""

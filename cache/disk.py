@@ -85,8 +85,9 @@ class Namespace:
     def parsed(cls, text: bytes | None) -> Namespace:
         """Return a stored description; an empty one if it cannot be read."""
         with suppress(ValueError, TypeError, RecursionError):
-            known = json.loads(text or b"{}")
-            return cls(**{name: known[name] for name in known if name != "session"})
+            values = json.loads(text or b"{}")
+            # Development versions wrote a session, too.
+            return cls(**{name: values[name] for name in values if name != "session"})
         return cls("")
 
 
@@ -176,7 +177,7 @@ class Disk:
         with self._writing(), self._env.begin(write=True) as txn:
             record = txn.pop(key)
             if record is not None:
-                self._count(txn, key[:8], "", -1, -room_of(record))
+                self._count(txn, key[:8], records=-1, nbytes=-room_of(record))
 
     def clear(self, namespace: bytes) -> int:
         """Delete a namespace; return how many records it had.
@@ -198,7 +199,7 @@ class Disk:
         with self._writing():
             change(self._users, fcntl.F_RDLCK, byte_of(namespace))
             with self._env.begin(write=True) as txn:
-                return self._count(txn, namespace, about, 0, 0)
+                return self._count(txn, namespace, about)
 
     def namespaces(self) -> dict[bytes, Namespace]:
         """Return what is stored, by namespace.
@@ -329,7 +330,7 @@ class Disk:
             new = [each for each in records if txn.put(*each, overwrite=False)]
             for name, those in groupby(new, lambda each: each[0][:8]):
                 sizes = [room_of(record) for _, record in those]
-                self._count(txn, name, about, len(sizes), sum(sizes))
+                self._count(txn, name, about, records=len(sizes), nbytes=sum(sizes))
 
     def _room(self, part: Sequence[tuple[bytes, bytes]], limit: int) -> int:
         """Return the bytes that a transaction may store; evict unused namespaces."""
@@ -382,7 +383,13 @@ class Disk:
             return list(takewhile(lambda key: key.startswith(namespace), keys))
 
     def _count(
-        self, txn: Any, namespace: bytes, about: str, records: int, nbytes: int
+        self,
+        txn: Any,
+        namespace: bytes,
+        about: str = "",
+        *,
+        records: int = 0,
+        nbytes: int = 0,
     ) -> Namespace:
         """Add to the totals of a namespace; return its previous ones."""
         before = Namespace.parsed(txn.get(namespace, db=self._meta))

@@ -412,11 +412,11 @@ def object_(value: Any) -> Parts:
     if isinstance(copied, str):  # the name of a global
         module = getattr(value, "__module__", None) or kind.__module__
         return library(f"{module}.{copied}")
-    maker, given, state, listed, paired = (*copied, None, None, None)[:5]
-    parts = [("", each) for each in (maker, *given)]
+    maker, arguments, state, listed, pairs = (*copied, None, None, None)[:5]
+    parts = [("", each) for each in (maker, *arguments)]
     parts += members(state) if type(state) is dict else [(".<state>", state)]
-    parts += [("", [*each]) for each in (listed, paired) if each is not None]
-    return f"object {len(given)}", parts
+    parts += [("", [*each]) for each in (listed, pairs) if each is not None]
+    return f"object {len(arguments)}", parts
 
 
 def members(values: Mapping[str, Any], without: Collection[str] = ()) -> Labelled:
@@ -622,18 +622,18 @@ def own_release() -> str | None:
 @functools.cache
 def versions(*names: str) -> str | None:
     """Return the versions of distributions and all they require; None if unknown."""
-    found: dict[str, str] = {}
+    releases: dict[str, str] = {}
     waiting = [*names]
     while waiting:
         name = waiting.pop()
         with suppress(importlib.metadata.PackageNotFoundError):
             one = importlib.metadata.distribution(name)
             # Its origin counts, too: one version of a repository may be many commits.
-            found[name] = f"{one.version} {one.read_text('direct_url.json') or ''}"
+            releases[name] = f"{one.version} {one.read_text('direct_url.json') or ''}"
             required = [each for each in one.requires or () if "extra ==" not in each]
             further = {re.split(r"[^\w.-]", each, maxsplit=1)[0] for each in required}
-            waiting += further - found.keys()
-    return repr(sorted(found.items())) if found else None
+            waiting += further - releases.keys()
+    return repr(sorted(releases.items())) if releases else None
 
 
 def reached(function: types.FunctionType) -> Names:
@@ -646,20 +646,20 @@ def reached(function: types.FunctionType) -> Names:
         LookupError: it imports a module by a name that is built at run time.
     """
     space = function.__globals__
-    found: Names = {}
+    names: Names = {}
     steps = steps_of(function.__code__)
     for at, (kind, name) in enumerate(steps):
         if kind in GLOBALS:
-            found |= looked_up(name, steps[at + 1 :], space)
+            names |= looked_up(name, steps[at + 1 :], space)
         if kind == "IMPORT_NAME":
-            (_, level), (_, names) = steps[at - 2 : at]
-            found |= imported(name, names or (), level, space)
+            (_, level), (_, parts) = steps[at - 2 : at]
+            names |= imported(name, parts or (), level, space)
         elif name in ("__import__", "import_module"):
-            (given, module), (call, _) = steps[at + 1 : at + 3]
-            if (given, call) != ("LOAD_CONST", "CALL"):
+            (argument, module), (call, _) = steps[at + 1 : at + 3]
+            if (argument, call) != ("LOAD_CONST", "CALL"):
                 raise LookupError("function that imports by a name made later")
-            found |= imported(module, (), 0, space)
-    return dict(sorted(found.items()))
+            names |= imported(module, (), 0, space)
+    return dict(sorted(names.items()))
 
 
 def steps_of(code: types.CodeType) -> Labelled:
@@ -691,8 +691,8 @@ def imported(module: str, names: Sequence[str], level: int, space: Names) -> Nam
     if not level and release(module) is not None:
         return {label: release(module)}
     try:
-        found = importlib.__import__(module, space, None, names, level)
-        parts = {f"{label} {name}": getattr(found, name) for name in names}
+        whole = importlib.__import__(module, space, None, names, level)
+        parts = {f"{label} {name}": getattr(whole, name) for name in names}
     except Exception:  # noqa: BLE001 - it fails, or is caught, when the code runs, too
         return {label: "cannot be imported"}
-    return parts or {label: found}
+    return parts or {label: whole}

@@ -99,11 +99,11 @@ class FolderState:
         try:
             state = json.loads((folder / STATE).read_bytes()[:MAX_STATE_BYTES])
             return cls(
-                state["clean"] is True,
-                str(state["boot"]),
-                int(state["version"]),
-                int(state.get("pids", 0)),
-                str(state.get("whole", "")),
+                clean=state["clean"] is True,
+                boot=str(state["boot"]),
+                version=int(state["version"]),
+                pids=int(state.get("pids", 0)),
+                whole=str(state.get("whole", "")),
             )
         except UNREADABLE:
             return cls(clean=False)
@@ -111,8 +111,13 @@ class FolderState:
     @classmethod
     def write(cls, folder: Path, *, clean: bool) -> None:
         """Write the state as of now, and sync it before anything else is written."""
-        whole = stamp(folder) if clean else ""
-        state = cls(clean, boot_id(), VERSION, pid_namespace(), whole)
+        state = cls(
+            clean=clean,
+            boot=boot_id(),
+            version=VERSION,
+            pids=pid_namespace(),
+            whole=stamp(folder) if clean else "",
+        )
         if state == cls.read(folder):
             return
         new = folder / f"{STATE}.new"

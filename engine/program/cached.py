@@ -67,7 +67,7 @@ class Cached(Calling):
         found = stored.cache.find(index, stored.size_of(context))
         if found is not None and not found.doubted:
             return found.sample
-        return finished(self._stored(stored, -1, index, context, found))
+        return finished(self._stored(stored, -1, index, context, found=found))
 
     def leave(self) -> None:
         """Write records to disk that are still waiting for it."""
@@ -93,10 +93,16 @@ class Cached(Calling):
                 found = step.cache.find(index, step.size_of(context))
                 if found is not None and not found.doubted:
                     return found.sample
-                return await self._stored(step, at, index, context, found)
+                return await self._stored(step, at, index, context, found=found)
 
     async def _stored(
-        self, stored: Stored, at: int, index: int, context: Context, found: Found | None
+        self,
+        stored: Stored,
+        at: int,
+        index: int,
+        context: Context,
+        *,
+        found: Found | None,
     ) -> Any:
         """Return the sample of the cache at step `at`, which found this."""
         compute = partial(self._make, at - 1, index, context)
@@ -113,8 +119,8 @@ class Cached(Calling):
     ) -> Any:
         """Call a function; mark its exception with the stage."""
         try:
-            made = function(*args, **extras)
-            return await made if self.waits else made
+            result = function(*args, **extras)
+            return await result if self.waits else result
         except StopIteration as error:  # which a coroutine must not raise
             raise of_stage(SampleError(STOPPED.format(stage)), stage) from error
         except BaseException as error:
