@@ -201,11 +201,10 @@ class Here:
         self.pid = os.getpid()
         """The process that it belongs to."""
         self._foreign_arena = foreign_arena
+        # Held for the first look at a namespace: see `trusts`.
         self._looking = threading.Lock()
-        # Namespaces that were opened on disk.
-        self._known: set[bytes] = set()
-        # Those whose records need no comparison.
-        self._trusted: set[bytes] = set()
+        # For each namespace that was opened on disk, whether its records are right.
+        self._trust: dict[bytes, bool] = {}
         self.sure = False
         """Whether enough samples were computed twice, by all processes together."""
         self._last_bytes = 0
@@ -236,15 +235,13 @@ class Here:
         `COMPARED` of them again with equal results. The first thread holds the lock
         while it looks, so that no other reads a record before that.
         """
-        if namespace in self._trusted:
+        if self._trust.get(namespace):
             return True
         with self._looking:
-            if namespace not in self._known and not self._left(namespace):
+            if namespace not in self._trust and not self._left(namespace):
                 self.counters.agree(namespace, COMPARED)
-            self._known.add(namespace)
-            if self.counters.agree(namespace, 0) >= COMPARED:
-                self._trusted.add(namespace)
-            return namespace in self._trusted
+            self._trust[namespace] = self.counters.agree(namespace, 0) >= COMPARED
+            return self._trust[namespace]
 
     def find(self, key: bytes) -> Found | None:
         """Return the sample under `key`; None if it is missing or damaged."""

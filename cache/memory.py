@@ -128,6 +128,8 @@ class Arena:
             raise ValueError("not an arena: the file is too short")
         self._memory = mmap.mmap(descriptor, size)
         self._words = memoryview(self._memory)[:PAGE].cast("Q")
+        # One record at a time is appended: the first keeps out the threads of this
+        # process, which the second, a lock between processes, does not see.
         self._lock = threading.Lock()
         self._writer = ByteLock(descriptor, WRITING)
         self._short_until_s = 0.0
@@ -171,7 +173,7 @@ class Arena:
                 self._take(begin + nbytes)
             words[_END] = begin + nbytes  # first, so a writer that dies leaves a gap
             write_all(self._descriptor, record, begin)
-            self._set_slot(at, key, begin, nbytes)
+            self._set_slot(at, key, begin, nbytes)  # last: who sees it, finds a record
             if not words[_RECORDS]:
                 words[_OWNER], words[_ASKED] = number(key[:8]), words[_LOOKUPS]
             words[_RECORDS] += 1

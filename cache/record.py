@@ -538,6 +538,7 @@ class Picker:
     ) -> None:
         self._owner, self._samples = owner, samples
         self._capacity_bytes = capacity_bytes
+        # Held while one sample decides, so that others do not measure beside it.
         self._lock = threading.Lock()
         self._count = 0  # of samples so far
         self._codec: Codec | None = None if name == "auto" else codec(name)

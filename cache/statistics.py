@@ -153,6 +153,8 @@ class Counters:
         place = -1 if descriptor is None else descriptor
         self._memory: mmap.mmap | None = mmap.mmap(place, NBYTES)
         self._numbers = memoryview(self._memory).cast("q")
+        # A row is this process's own, so only its threads must keep out of each other's
+        # way. What all processes read before they write takes the byte lock, too.
         self._lock = threading.Lock()
         self._alone: AbstractContextManager[object] = (
             nullcontext() if descriptor is None else ByteLock(descriptor, ROWS)
