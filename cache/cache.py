@@ -31,13 +31,12 @@ from xxhash import xxh3_64_digest
 from ..errors import SpecError
 from ..system.file_locks import release, try_lock
 from ..system.shared_memory import runtime_folder, shared_file, titled
-from .disk import Disk, DiskError, byte_of, let_go, opening, shared_disk
+from .disk import Disk, DiskError, Writer, byte_of, let_go, opening, shared_disk
 from .fingerprint import Fingerprint
 from .folder import DistrustError, folder_in
 from .memory import Arena, Full, existing, join
 from .record import Picker, RecordError, decode, same
 from .statistics import NBYTES, CacheStatistics, Counters, TierStatistics
-from .writer import Writer
 
 LOGGER = logging.getLogger("penstock")
 REPEATED = 3

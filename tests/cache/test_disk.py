@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cache import disk as admission
 from penstock.cache import folder as folder_module
 from penstock.cache.disk import Disk, DiskError, let_go, room_of, shared_disk
 from penstock.cache.folder import leased
@@ -149,7 +148,7 @@ def test_namespaces_at_rest_make_room_and_those_in_use_do_not(
     fill(disk, 3000)
     with pytest.raises(Full):
         disk.put(records(range(1), 4, 3000), "x")
-    monkeypatch.setattr(admission, "RESTING_S", -1.0)
+    monkeypatch.setattr(folder_module, "RESTING_S", -1.0)
     disk.put(records(range(1), 4, 3000), "x")
     assert [*disk.namespaces()] == [name(4)]
     assert disk.get(key(0, 4)) is not None
@@ -167,7 +166,7 @@ def test_a_namespace_that_a_process_has_open_is_not_evicted(
         end.hear()
         let_go(mine)
 
-    monkeypatch.setattr(admission, "RESTING_S", -1.0)
+    monkeypatch.setattr(folder_module, "RESTING_S", -1.0)
     disk = Disk(folder, 2 << 20)
     fill(disk, 3000)
     count = disk.namespaces()[name(1)].records

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from penstock.cache import disk as admission
+from penstock.cache import folder as folder_module
 from penstock.cache.cache import Cache, Here
 from penstock.cache.disk import Disk
 from penstock.cache.folder import folder_in
@@ -43,7 +43,9 @@ EMPTY_BYTES = 2 * 4096
 
 @pytest.fixture(autouse=True)
 def _alone(own_runtime_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "RESTING_S", -1.0)  # idle namespaces may go at once
+    monkeypatch.setattr(
+        folder_module, "RESTING_S", -1.0
+    )  # idle namespaces may go at once
 
 
 def whole(record: bytes | memoryview | None, key: bytes) -> bool:

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from penstock.cache import writer as module
-from penstock.cache.disk import Disk, DiskError
+from penstock.cache import disk as module
+from penstock.cache.disk import Disk, DiskError, Writer
 from penstock.cache.folder import FolderState, leased
-from penstock.cache.writer import Writer
 
 LIMIT = 1 << 20
 
