@@ -437,6 +437,7 @@ class Writer:
         tell: Callable[[str], object],
     ) -> None:
         self._disk, self._about, self._limit = disk, about, limit
+        self.forget = disk.forget  # what is still on its way is not damaged
         self._off, self._tell = off, tell
         # Guards the records.
         self._lock = threading.Lock()
@@ -482,14 +483,6 @@ class Writer:
             DiskError: the database or its disk is damaged.
         """
         return self._on_way.get(key) or self._disk.get(key)
-
-    def forget(self, key: bytes) -> None:
-        """Delete a record that is damaged.
-
-        Raises:
-            DiskError: the database cannot be written to.
-        """
-        self._disk.forget(key)
 
     def close(self, wait_s: float = 10.0) -> None:
         """Write what is waiting, in the calling thread, without a sync. Idempotent.
