@@ -2,34 +2,57 @@
 
 Every process that works on samples gets a copy of the `Cache`, and opens the tiers when
 it first needs them. A sample found on disk is stored in RAM, too; a computed one is
-stored in both. One thread of the host computes each sample while others wait for it.
+stored in both.
+
+One thread of one process of the host computes a sample, and all others wait for it. A
+claim is a locked byte of a file that all processes share, so it ends with the process
+that holds it. A waiting thread may hold claims of caches further down the pipeline, but
+never of one further up, so no circle can form. After `PATIENCE_S` it computes the
+sample itself: a process that was stopped in the middle delays others only once.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from xxhash import xxh3_64_digest
 
 from ..errors import SpecError
+from ..system.file_locks import release, try_lock
 from ..system.shared_memory import runtime_folder, shared_file, titled
-from .disk import DiskError, opening
+from .disk import Disk, DiskError, Writer, byte_of, let_go, opening, shared_disk
 from .fingerprint import Fingerprint
-from .memory import Arena, existing, join
-from .record import same
+from .folder import DistrustError, folder_in
+from .memory import Arena, Full, existing, join
+from .record import Picker, RecordError, decode, same
 from .statistics import NBYTES, CacheStatistics, Counters, TierStatistics
-from .tiers import Found, Here, Opening
 
+LOGGER = logging.getLogger("penstock")
 REPEATED = 3
 """Samples computed twice, to see whether the results differ."""
 REPEATED_DRAWS = 64
 """How many are computed twice if the code reaches a random generator or a clock: it may
 draw in one call of ten."""
+COMPARED = 16
+"""Records of an earlier run that each run computes again for comparison."""
+PATIENCE_S = 30.0
+FIRST_PAUSE_S = 0.0005
+MAX_PAUSE_S = 0.01
+"""The system offers no time limit for waiting on another process's lock, so it is tried
+repeatedly, with pauses that double up to a hundredth of a second. A thread that frees
+one wakes the threads of its own process."""
+
 RANDOM = (
     "{}: sample index {} differed when it was computed twice. A stage before the cache"
     " is random (most likely an augmentation in the dataset's __getitem__), so a cached"
@@ -45,6 +68,11 @@ OTHER_RAM = (
     "its RAM holds {} bytes, not the {} requested: another pipeline or process on this"
     " host has the same samples in RAM, and both share the size set first"
 )
+STOPPED = (
+    "another process was stopped while it stored a sample in RAM; nothing more can be"
+    " stored there until that process continues or ends"
+)
+DAMAGED = "a record was damaged; damaged records are computed again"
 UNSHARABLE = "it cannot be shared here"
 UNSHARED = (
     "only this process and its workers can use its RAM, as there is no folder in which"
@@ -52,12 +80,334 @@ UNSHARED = (
     " your own"
 )
 
-
 Result = TypeVar("Result")
 
 
 class RandomUpstreamError(SpecError):
     """A sample differs each time it is computed, so it must not be stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a process needs to open the tiers."""
+
+    name: str
+    """Name of the cache in the log, such as `Cache(ID:2)`."""
+    about: str
+    """Description of the stored samples: `Folder(500) > decode`."""
+    codec: str
+    samples: int
+    """Number of samples in the dataset."""
+    disk: Path | None
+    """The folder that the user names."""
+    disk_limit: int | None
+    """Largest size of the file on disk in bytes; None: the disk's own limit."""
+    repeated: int = REPEATED
+    """Samples computed twice, to see whether the results differ."""
+
+
+class Found(NamedTuple):
+    """A sample that was stored."""
+
+    sample: Any
+    doubted: bool
+    """Whether it must be computed again and compared before this run trusts it."""
+
+
+class Claims:
+    """The keys of the samples that this process is computing, locked on the host.
+
+    Args:
+        descriptor: the file that all processes share, as opened by this process.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+        # For each key, an event that is set when it is freed.
+        self._mine: dict[bytes, threading.Event] = {}
+
+    async def claim(self, key: bytes, *, in_loop: bool) -> threading.Event:
+        """Claim a key; wait while others hold it, for up to `PATIENCE_S`.
+
+        Others may have stored the sample meanwhile, so the caller looks for it again.
+
+        Args:
+            key: the key of a sample.
+            in_loop: whether to let an event loop run other coroutines meanwhile.
+
+        Returns:
+            what `free` needs.
+        """
+        claim = threading.Event()
+        end_s = time.monotonic() + PATIENCE_S
+        pause_s = FIRST_PAUSE_S
+        while (held := self._try(key, claim)) is not claim and time.monotonic() < end_s:
+            if in_loop:
+                await asyncio.sleep(pause_s)
+            else:
+                held.wait(pause_s)  # whatever else might run in this thread
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        return claim
+
+    def free(self, key: bytes, claim: threading.Event) -> None:
+        """Release a claim, unless others hold it. Idempotent."""
+        with self._lock:
+            if self._mine.get(key) is claim:
+                del self._mine[key]
+                release(self._descriptor, byte_for(key))
+        claim.set()
+
+    def _try(self, key: bytes, claim: threading.Event) -> threading.Event:
+        """Return the claim that this process holds now, or one that nobody sets."""
+        with self._lock:
+            # The lock is this process's, so it does not keep out other threads.
+            if key not in self._mine and try_lock(self._descriptor, byte_for(key)):
+                self._mine[key] = claim
+            return self._mine.get(key) or threading.Event()
+
+
+def byte_for(key: bytes) -> int:
+    """Return the byte that stands for a key, derived from all of the key.
+
+    Caches of other data or code store the same indices in the same folder, and one
+    stage may compute for two caches. The key differs between them, so none of them
+    waits for another's sample.
+    """
+    return byte_of(xxh3_64_digest(key))
+
+
+class Here:
+    """Finds and stores samples. Any thread of the process may use it.
+
+    Args:
+        opening: what to open.
+        arena: this process's view of the RAM tier; `close` closes it.
+        counters: counts of all processes; `close` closes them.
+        foreign_arena: whether the arena held records of another run when this run
+            joined it.
+    """
+
+    def __init__(
+        self,
+        opening: Opening,
+        arena: Arena | None,
+        counters: Counters,
+        *,
+        foreign_arena: bool,
+    ) -> None:
+        self.opening, self.arena, self.counters = opening, arena, counters
+        self.pid = os.getpid()
+        """The process that it belongs to."""
+        self._foreign_arena = foreign_arena
+        # Held for the first look at a namespace: see `trusts`.
+        self._looking = threading.Lock()
+        # For each namespace that was opened on disk, whether its records are right.
+        self._trust: dict[bytes, bool] = {}
+        self.sure = False
+        """Whether enough samples were computed twice, by all processes together."""
+        self._last_bytes = 0
+        self._stack = ExitStack()
+        self._stack.callback(counters.close)
+        if arena is not None:
+            self._stack.callback(arena.close)
+        self.disk = disk = self._opened_disk()
+        self.disk_limit = 0 if disk is None else opening.disk_limit or disk.limit
+        """Largest size of the file on disk in bytes; 0 without a disk."""
+        self.claims = self._open_claims()
+        self._writer: Writer | None = None
+        if disk is not None:
+            self._writer = Writer(
+                disk,
+                about=opening.about,
+                limit=self.disk_limit,
+                off=self._disk_off,
+                tell=partial(self.warn, kind="disk_warnings"),
+            )
+        capacity = max(0 if arena is None else arena.capacity, self.disk_limit)
+        self._picker = Picker(opening.codec, opening.name, opening.samples, capacity)
+
+    def trusts(self, namespace: bytes) -> bool:
+        """Whether nothing stored there has to be compared with what is computed now.
+
+        Records from before this run are compared until its processes have computed
+        `COMPARED` of them again with equal results. The first thread holds the lock
+        while it looks, so that no other reads a record before that.
+        """
+        if self._trust.get(namespace):
+            return True
+        with self._looking:
+            if namespace not in self._trust and not self._left(namespace):
+                self.counters.agree(namespace, COMPARED)
+            self._trust[namespace] = self.counters.agree(namespace, 0) >= COMPARED
+            return self._trust[namespace]
+
+    def find(self, key: bytes) -> Found | None:
+        """Return the sample under `key`; None if it is missing or damaged."""
+        # Ask this first: a record that is read before a drop then stays doubted.
+        doubted = not self.trusts(key[:8])
+        for kind, tier in (("ram", self.arena), ("disk", self._writer)):
+            if tier is None:
+                continue
+            began_ns = time.perf_counter_ns()
+            try:
+                record = tier.get(key)
+                if record is None:
+                    continue
+                sample = decode(record, key)
+            except RecordError:
+                self.counters.add(damaged=1)
+                if kind == "disk":
+                    self.warn(DAMAGED)
+                with suppress(TimeoutError, DiskError):
+                    tier.forget(key)
+            except DiskError as error:
+                self._disk_off(str(error))
+            else:
+                took_ns = time.perf_counter_ns() - began_ns
+                self.counters.add(**{f"{kind}_hits": 1, f"{kind}_ns": took_ns})
+                if kind == "disk" and not doubted:
+                    self._keep_in_ram(key, record)
+                return Found(sample, doubted)
+        return None
+
+    def admits(self, key: bytes) -> bool:
+        """Whether a sample of the last one's size would be stored."""
+        arena, writer = self.arena, self._writer  # other threads may give one up
+        if arena is not None and arena.admits(key, self._last_bytes):
+            return True
+        return writer is not None and not writer.full
+
+    def keep(
+        self, key: bytes, sample: Any, took_ns: int, done: Callable[[], object]
+    ) -> None:
+        """Store a sample; call `done` once others can see it.
+
+        Args:
+            key: the key of the sample.
+            sample: the sample itself.
+            took_ns: how long it took to compute, in nanoseconds.
+            done: called at least once, even if there was no room; not if this raises.
+
+        Raises:
+            UnstorableError: it holds something that cannot be stored.
+        """
+        record = self._picker.encoded(sample, key, took_ns)
+        nbytes = self._last_bytes = sum(map(len, record))
+        if in_ram := self._keep_in_ram(key, *record):
+            done()
+        writer = self._writer
+        on_way = writer is not None and writer.offer(key, b"".join(record), done)
+        if in_ram or on_way:
+            self.counters.add(stored=1, stored_bytes=nbytes)
+        else:
+            self.counters.add(refused=1)
+            done()
+
+    def drop(self, namespace: bytes) -> None:
+        """Delete a namespace on disk, and all of RAM: a record was no longer right.
+
+        The doubt remains: that run may still be going on, and store more of the same.
+        """
+        self.counters.agree(namespace, -COMPARED)
+        arena, disk = self.arena, self.disk  # other threads may give one up
+        try:
+            if arena is not None:
+                arena.clear()
+        except TimeoutError:
+            self.arena = None
+            self.warn(STOPPED, "ram_warnings")
+        try:
+            if disk is not None:
+                disk.clear(namespace)
+        except DiskError as error:
+            self._disk_off(str(error))
+
+    def close(self, *, sync: bool = False) -> None:
+        """Write what is waiting, and close everything. Idempotent.
+
+        In a forked process, which must not use any of it, it does nothing.
+
+        Args:
+            sync: whether the records must survive a power cut; for the last to close.
+        """
+        if self.pid != os.getpid():
+            return
+        with self._stack, suppress(DiskError):
+            if (writer := self._writer) is not None:
+                writer.close()
+            if sync and (disk := self.disk) is not None:
+                disk.sync()
+
+    # RAM
+
+    def _keep_in_ram(self, key: bytes, *record: bytes | memoryview) -> bool:
+        if (arena := self.arena) is None:
+            return False
+        try:
+            arena.put(key, *record)
+        except Full as full:
+            if str(full):
+                self.warn(str(full), "ram_warnings")
+        except TimeoutError:
+            self.warn(STOPPED, "ram_warnings")
+        except OSError as error:  # no memory is left
+            self.warn(f"it goes on without RAM: {error}", "ram_warnings")
+            self.arena = None
+        else:
+            return True
+        return False
+
+    # Disk
+
+    def _opened_disk(self) -> Disk | None:
+        if self.opening.disk is None:
+            return None
+        try:
+            disk = shared_disk(folder_in(self.opening.disk), self.opening.disk_limit)
+        except (DiskError, DistrustError) as error:
+            self._disk_off(str(error))
+            return None
+        self._stack.callback(let_go, disk)
+        return disk
+
+    def _open_claims(self) -> Claims | None:
+        """Return the claims, which keep two workers from computing one sample."""
+        path = None if self.disk is None else self.disk.folder / "claims"
+        try:
+            if path is not None:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            elif self.arena is not None:
+                descriptor = self.arena.reopened()
+            else:
+                return None
+        except OSError as error:
+            self.warn(
+                "its claims cannot be opened, so several workers may compute the same"
+                f" sample: {error}"
+            )
+            return None
+        self._stack.callback(os.close, descriptor)
+        return Claims(descriptor)
+
+    def _left(self, namespace: bytes) -> bool:
+        """Whether records of a namespace were there before; mark it as in use."""
+        disk = self.disk
+        try:
+            if disk and disk.open_namespace(namespace, self.opening.about).records:
+                return True
+        except DiskError as error:
+            self._disk_off(str(error))
+        return self._foreign_arena
+
+    def _disk_off(self, reason: str) -> None:
+        self.warn(f"it goes on without its disk: {reason}", "disk_warnings")
+        self.disk = self._writer = None
+
+    def warn(self, text: str, kind: str = "warnings") -> None:
+        """Log a warning, only the first of a kind over all processes."""
+        if self.counters.first(kind):
+            LOGGER.warning("%s: %s", self.opening.name, text)
 
 
 @dataclass(slots=True)
@@ -76,10 +426,10 @@ class Lookup:
         if found is not None:
             return await self._compared(found) if found.doubted else found.sample
         if claims is None or not here.admits(self.key):
-            made, took_ns = await self._computed()
-            refused = int(claims is not None)
+            sample, took_ns = await self._computed()
+            refused = claims is not None
             here.counters.add(misses=1, compute_ns=took_ns, refused=refused)
-            return made
+            return sample
         claim = await claims.claim(self.key, in_loop=self.in_loop)
         free = partial(claims.free, self.key, claim)
         try:
@@ -95,42 +445,36 @@ class Lookup:
         if found is not None:
             free()
             return await self.sample(found)
-        made, took_ns = await self._computed()
-        again = [await self.compute()] if self._repeats() else []
+        sample, took_ns = await self._computed()
         here.counters.add(misses=1, compute_ns=took_ns)
-        if again and not same(made, again[0]):
-            raise RandomUpstreamError(RANDOM.format(here.opening.name, self.index))
-        if again:  # only now: a failure does not count
-            here.counters.add(repeated=1)
-        here.keep(self.key, made, took_ns, free)
-        return made
+        if not here.sure:
+            here.sure = here.counters.total("repeated") >= here.opening.repeated
+        if not here.sure:  # it is among the first that this run computes
+            if not same(sample, await self.compute()):
+                raise RandomUpstreamError(RANDOM.format(here.opening.name, self.index))
+            here.counters.add(repeated=1)  # only now: a failure does not count
+        here.keep(self.key, sample, took_ns, free)
+        return sample
 
     async def _compared(self, found: Found) -> Any:
         """Compute a sample of an earlier run again; return what is right now."""
         here = self.here
-        made, took_ns = await self._computed()
+        sample, took_ns = await self._computed()
         here.counters.add(compared=1)
-        if same(found.sample, made):
+        if same(found.sample, sample):
             here.counters.agree(self.key[:8], 1)
             # It may be in RAM alone, if its writer died before it reached the disk.
-            here.keep(self.key, made, took_ns, bool)
+            here.keep(self.key, sample, took_ns, bool)
         else:
             here.drop(self.key[:8])
             here.warn(CHANGED.format(self.index))
-        return made
+        return sample
 
     async def _computed(self) -> tuple[Any, int]:
         """Return the sample, and how many nanoseconds it took."""
         began_ns = time.perf_counter_ns()
-        made = await self.compute()
-        return made, time.perf_counter_ns() - began_ns
-
-    def _repeats(self) -> bool:
-        """Whether to compute it twice: it is among the first that this run computes."""
-        here = self.here
-        if not here.sure:
-            here.sure = here.counters.total("repeated") >= here.opening.repeated
-        return not here.sure
+        sample = await self.compute()
+        return sample, time.perf_counter_ns() - began_ns
 
 
 def finished(coroutine: Coroutine[Any, Any, Result]) -> Result:
@@ -158,9 +502,7 @@ class Cache:
     """
 
     def __init__(self, opening: Opening, fingerprint: Fingerprint, ram: int) -> None:
-        self.opening = opening
-        self.fingerprint = fingerprint
-        self._ram = ram
+        self.opening, self.fingerprint, self._ram = opening, fingerprint, ram
         # The process that opened it, and the titles of the memory that it shares.
         self._opener = 0
         self._counters_title = self._arena_title = ""
@@ -229,7 +571,8 @@ class Cache:
             Exception: whatever `compute` raises.
         """
         key = self.fingerprint.key(index, image_size)
-        return Lookup(self._mine(), key, index, compute, in_loop).sample(found)
+        lookup = Lookup(self._mine(), key, index, compute=compute, in_loop=in_loop)
+        return lookup.sample(found)
 
     def statistics(self) -> CacheStatistics | None:
         """Return the counts of all processes; None before the first sample."""
@@ -237,8 +580,7 @@ class Cache:
         if here is None:
             return self._last
         counts = here.counters.totals()
-        tiers = tuple(_tiers(here, counts))
-        return replace(counts, name=self.opening.name, tiers=tiers)
+        return replace(counts, name=here.opening.name, tiers=(*_tiers(here, counts),))
 
     def flush(self, *, sync: bool = False) -> None:
         """Write what this process computed, before it ends.
@@ -297,12 +639,23 @@ class Cache:
 def _tiers(here: Here, counts: CacheStatistics) -> Iterator[TierStatistics]:
     arena, disk = here.arena, here.disk
     if arena is not None:
-        saved_s = counts.saved_s(counts.ram_hits, counts.ram_ns)
-        size = arena.records, arena.used, arena.capacity, arena.evicted
-        yield TierStatistics("RAM", counts.ram_hits, *size, saved_s)
+        yield TierStatistics(
+            name="RAM",
+            hits=counts.ram_hits,
+            records=arena.records,
+            nbytes=arena.used,
+            capacity=arena.capacity,
+            evictions=arena.evicted,
+            seconds_saved=counts.saved_s(counts.ram_hits, counts.ram_ns),
+        )
     with suppress(DiskError):  # the next use of the disk reports it
         if disk is not None:
-            saved_s = counts.saved_s(counts.disk_hits, counts.disk_ns)
-            records = sum(each.records for each in disk.namespaces().values())
-            size = records, disk.used, here.disk_limit, disk.evicted
-            yield TierStatistics("disk", counts.disk_hits, *size, saved_s)
+            yield TierStatistics(
+                name="disk",
+                hits=counts.disk_hits,
+                records=sum(each.records for each in disk.namespaces().values()),
+                nbytes=disk.used,
+                capacity=here.disk_limit,
+                evictions=disk.evicted,
+                seconds_saved=counts.saved_s(counts.disk_hits, counts.disk_ns),
+            )

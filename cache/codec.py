@@ -97,8 +97,7 @@ def lz4_pack(body: bytes) -> bytes:
     """Return one lz4 block, without its size."""
     import lz4.block
 
-    packed: bytes = lz4.block.compress(body, store_size=False)
-    return packed
+    return bytes(lz4.block.compress(body, store_size=False))
 
 
 def lz4_unpack(stored: memoryview, length: int) -> bytearray:
@@ -124,8 +123,7 @@ def lz4_unpack(stored: memoryview, length: int) -> bytearray:
 
 def zstd_pack(body: bytes) -> bytes:
     """Return one zstd frame."""
-    packed: bytes = zstd().compress(body, ZSTD_LEVEL)
-    return packed
+    return bytes(zstd().compress(body, ZSTD_LEVEL))
 
 
 def zstd_pack_blocks(body: bytes) -> bytes:
@@ -192,10 +190,8 @@ def is_image(shape: Sequence[int]) -> bool:
 def predicted(image: Image) -> Image:
     """Return the residuals of an image: one row, as many bytes as the image has."""
     channels, width, is_interleaved = planes_of(image.shape)
-    if is_interleaved:
-        planes = image.reshape(-1, channels).T.copy()
-    else:
-        planes = image.reshape(channels, -1).copy()
+    planes = image.reshape(-1, channels).T if is_interleaved else image
+    planes = planes.reshape(channels, -1).copy()
     if channels > 2:
         planes[0] -= planes[1]
         planes[2] -= planes[1]
@@ -215,12 +211,9 @@ def restored(left: Image, shape: Sequence[int]) -> Image:
     if channels > 2:
         planes[0] += planes[1]
         planes[2] += planes[1]
-    if not is_interleaved:
-        return planes.reshape(shape)
-    image = np.empty((planes.shape[1], channels), np.uint8)
-    for channel, plane in enumerate(planes):
-        image[:, channel] = plane
-    return image.reshape(shape)
+    if is_interleaved:
+        planes = np.stack([*planes], axis=-1)  # 5 times as fast as `planes.T.copy()`
+    return planes.reshape(shape)
 
 
 def planes_of(shape: Sequence[int]) -> tuple[int, int, bool]:

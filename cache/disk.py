@@ -11,6 +11,8 @@ do not map it writable (a full disk would be a SIGBUS), map it once for all size
 come, keep transactions short. Commits are not synced one by one. If a power cut may
 have torn some, the state file shows it and the database is emptied; a killed process
 tears nothing.
+
+Records are written in the background, in batches, when the CPU is idle.
 """
 
 from __future__ import annotations
@@ -21,23 +23,30 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate, groupby, islice, takewhile
+from itertools import groupby, islice, takewhile
 from pathlib import Path
 from typing import Any
 
 from ..system.file_locks import change, try_lock, try_lock_file
 from .folder import (
+    PAGE,
+    SPARE,
     FolderState,
     check_folder,
     check_left,
     check_ours,
     enter,
     leased,
+    room_of,
     shortage,
     spare_bytes,
+    stretches,
+    victims,
+    within,
 )
 from .memory import Full, copied
 
@@ -45,23 +54,27 @@ MAP_BYTES = 1 << 40
 """Reserved address space. Files are sparse, so only what is stored takes room."""
 MIN_MAP_BYTES = 1 << 34
 MAX_READERS = 4096
-PAGE = 4096
-NODE = 40
-"""Roughly the bytes of a page that a small record takes beyond its own length."""
-TRANSACTION_BYTES = 1 << 20
-"""Bytes of records in a transaction. At this size a photo takes 70 us, at 16 MB or more
-200 to 800."""
 STRETCH = 1000
 """Keys read in one transaction."""
 MAX_SLACK_BYTES = 1 << 25
 """Free pages that are not counted as room: transactions replace pages."""
 FIRST_BYTE = 1 << 60
 """Locked bytes of a file lie beyond all its content."""
-RESTING_S = 3600.0
-"""A namespace that nobody has opened or written to for this long may be evicted. Before
-that, another job may be about to continue with it."""
 FORK_PATIENCE_S = 5.0
 """Seconds to wait before a fork; a sync to a slow disk may take longer."""
+MAX_BYTES = 128 << 20
+"""Most bytes waiting to be written. Records beyond that are not kept: the trainer does
+not wait for the disk, and the next epoch offers them again."""
+BATCH = 256
+"""Most records that are written at once."""
+GATHER_S = 0.02
+"""How long the first record of a batch waits for others."""
+SYNC_S = 30.0
+"""Seconds between two syncs while records keep coming."""
+NICE = 10
+"""A tenth of the trainer's weight. With 19, nothing was written on a busy machine."""
+Waiting = tuple[bytes, bytes, Callable[[], object]]
+"""A key, its record, and what is called once that is on disk, or was dropped."""
 
 
 class DiskError(Exception):
@@ -84,8 +97,9 @@ class Namespace:
     def parsed(cls, text: bytes | None) -> Namespace:
         """Return a stored description; an empty one if it cannot be read."""
         with suppress(ValueError, TypeError, RecursionError):
-            known = json.loads(text or b"{}")
-            return cls(**{name: known[name] for name in known if name != "session"})
+            values = json.loads(text or b"{}")
+            # Development versions wrote a session, too.
+            return cls(**{name: values[name] for name in values if name != "session"})
         return cls("")
 
 
@@ -112,9 +126,6 @@ class Disk:
         mends: bool = True,
         looks: bool = False,
     ) -> None:
-        import lmdb
-
-        self._lmdb = lmdb
         self.evicted = 0
         """Other namespaces' records that this process dropped to make room."""
         self.folder = folder
@@ -129,8 +140,7 @@ class Disk:
             except BaseException:
                 os.close(self._users)
                 raise
-        free = os.statvfs(folder)
-        usable = free.f_bavail * free.f_frsize
+        usable = spare_bytes(folder) + SPARE
         self.limit = usable * 4 // 5 + self.used if limit is None else limit
 
     def get(self, key: bytes) -> memoryview | None:
@@ -148,10 +158,10 @@ class Disk:
         batch: Sequence[tuple[bytes, bytes]],
         about: str,
         limit: int | None = None,
-    ) -> int:
-        """Store records; return how many are new.
+    ) -> None:
+        """Store records that are new, as many as fit.
 
-        It stores as many as fit below `limit`, in bytes; None means this disk's own.
+        The file then has at most `limit` bytes; None means this disk's own limit.
 
         It waits until no other process writes. Transactions are short, because LMDB
         keeps in memory what one has written, until its end. As long as this is little,
@@ -161,17 +171,14 @@ class Disk:
             Full: the first does not fit; the text says why if the disk is full.
             DiskError: it cannot be written to.
         """
-        stored = 0
         with self._writing():
             for part in stretches(batch):
                 fitting = within(part, self._room(part, limit or self.limit))
                 if not fitting and part[0] == batch[0]:
                     raise Full(shortage(self.folder, room_of(batch[0][1])))
-                if fitting:
-                    stored += self._put(fitting, about)
+                self._put(fitting, about)
                 if len(fitting) < len(part):
                     break
-        return stored
 
     def forget(self, key: bytes) -> None:
         """Delete a record that is damaged.
@@ -182,7 +189,7 @@ class Disk:
         with self._writing(), self._env.begin(write=True) as txn:
             record = txn.pop(key)
             if record is not None:
-                self._count(txn, key[:8], "", -1, -room_of(record))
+                self._count(txn, key[:8], records=-1, nbytes=-room_of(record))
 
     def clear(self, namespace: bytes) -> int:
         """Delete a namespace; return how many records it had.
@@ -204,7 +211,7 @@ class Disk:
         with self._writing():
             change(self._users, fcntl.F_RDLCK, byte_of(namespace))
             with self._env.begin(write=True) as txn:
-                return self._count(txn, namespace, about, 0, 0)
+                return self._count(txn, namespace, about)
 
     def namespaces(self) -> dict[bytes, Namespace]:
         """Return what is stored, by namespace.
@@ -234,9 +241,9 @@ class Disk:
             DiskError: the database cannot be read.
         """
         with failing("read", self.folder):
-            pages: dict[str, int] = self._env.stat()
-            kinds = ("branch_pages", "leaf_pages", "overflow_pages")
-            return sum(pages[kind] * PAGE for kind in kinds)
+            stat: dict[str, int] = self._env.stat()
+            pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+            return PAGE * pages
 
     def sync(self) -> None:
         """Flush everything written to the disk.
@@ -248,7 +255,7 @@ class Disk:
             return
         with failing("written", self.folder), leased(self.folder):
             self._env.sync(True)  # noqa: FBT003 its only argument
-            FolderState.now(self.folder, clean=True).write(self.folder)
+            FolderState.write(self.folder, clean=True)
 
     def shrink(self) -> None:
         """Return the free pages of the file to the disk, and close.
@@ -297,23 +304,25 @@ class Disk:
         self._meta = env.open_db(b"namespaces", create=False)
         return env
 
-    def _opened(self, **others: Any) -> Any:
-        settings: dict[str, Any] = {
-            "subdir": True,
-            "max_dbs": 1,
-            "max_readers": MAX_READERS,
-            "mode": 0o600,
-            "writemap": False,
-            "metasync": False,
-            "sync": False,
-            "max_spare_txns": 0,
-            **others,
-        }
+    def _opened(self, **further: Any) -> Any:
+        import lmdb
+
         size = MAP_BYTES
         while True:
             try:
-                return self._lmdb.open(str(self.folder), map_size=size, **settings)
-            except self._lmdb.MemoryError:  # a limit of address space (ulimit -v)
+                return lmdb.open(
+                    str(self.folder),
+                    map_size=size,
+                    max_dbs=1,
+                    max_readers=MAX_READERS,
+                    mode=0o600,
+                    writemap=False,
+                    metasync=False,
+                    sync=False,
+                    max_spare_txns=0,
+                    **further,
+                )
+            except lmdb.MemoryError:  # a limit of address space (ulimit -v)
                 if size <= MIN_MAP_BYTES:
                     raise
                 size //= 4
@@ -324,33 +333,35 @@ class Disk:
     def _writing(self) -> Iterator[None]:
         """Hold the lease; before anything is written, say that it is not synced."""
         with failing("written", self.folder), leased(self.folder):
-            FolderState.now(self.folder, clean=False).write(self.folder)
+            FolderState.write(self.folder, clean=False)
             yield
 
-    def _put(self, records: Sequence[tuple[bytes, bytes]], about: str) -> int:
-        """Store records in one transaction; return how many are new."""
+    def _put(self, records: Sequence[tuple[bytes, bytes]], about: str) -> None:
+        """Store records in one transaction; those that are there stay."""
         with self._env.begin(write=True) as txn:
             new = [each for each in records if txn.put(*each, overwrite=False)]
             for name, those in groupby(new, lambda each: each[0][:8]):
                 sizes = [room_of(record) for _, record in those]
-                self._count(txn, name, about, len(sizes), sum(sizes))
-        return len(new)
+                self._count(txn, name, about, records=len(sizes), nbytes=sum(sizes))
 
     def _room(self, part: Sequence[tuple[bytes, bytes]], limit: int) -> int:
         """Return the bytes that a transaction may store; evict unused namespaces."""
-        pages: dict[str, int] = self._env.stat()
-        tree = pages["branch_pages"] + pages["leaf_pages"]
-        churn = PAGE * min(len(part), tree)  # pages that it replaces or splits
+        stat: dict[str, int] = self._env.stat()
+        # Pages that it replaces or splits.
+        churn = PAGE * min(len(part), stat["branch_pages"] + stat["leaf_pages"])
         room = self._free(limit, churn)
         wanted = limit // 16 - room
         if wanted <= 0:
             return room
         its_own = {key[:8] for key, _ in part}
-        resting = {
-            name: (each.used_s, each.nbytes)
-            for name, each in self.namespaces().items()
-            if name not in its_own and not self._in_use(name)
-        }
+        # Opened again, it has locks of its own: this process, too, may use a namespace.
+        # Whoever begins to use one waits for the lease, and so not for these locks.
+        with open(self.folder / "users", "r+b") as users:
+            resting = {
+                name: (each.used_s, each.nbytes)
+                for name, each in self.namespaces().items()
+                if name not in its_own and try_lock(users.fileno(), byte_of(name))
+            }
         for name in victims(resting, time.time(), wanted):
             self.evicted += self._drop(name)
         return self._free(limit, churn)
@@ -364,11 +375,6 @@ class Disk:
         slack = min(limit // 16, MAX_SLACK_BYTES) + 2 * churn
         reusable = max(0, file - self.used - slack)
         return min(limit - file, spare_bytes(self.folder)) + reusable - 2 * churn
-
-    def _in_use(self, namespace: bytes) -> bool:
-        """Whether any process has it open, this one included."""
-        with open(self.folder / "users", "r+b") as users:
-            return not try_lock(users.fileno(), byte_of(namespace))
 
     def _drop(self, namespace: bytes) -> int:
         """Delete a namespace, about a thousand records to a transaction."""
@@ -389,7 +395,13 @@ class Disk:
             return list(takewhile(lambda key: key.startswith(namespace), keys))
 
     def _count(
-        self, txn: Any, namespace: bytes, about: str, records: int, nbytes: int
+        self,
+        txn: Any,
+        namespace: bytes,
+        about: str = "",
+        *,
+        records: int = 0,
+        nbytes: int = 0,
     ) -> Namespace:
         """Add to the totals of a namespace; return its previous ones."""
         before = Namespace.parsed(txn.get(namespace, db=self._meta))
@@ -404,54 +416,157 @@ class Disk:
         return before
 
 
-def room_of(record: bytes | bytearray | memoryview) -> int:
-    """Return how many bytes of the database a record takes, roughly."""
-    nbytes = len(record) + NODE
-    return nbytes if nbytes < PAGE // 2 else -(-nbytes // PAGE) * PAGE
-
-
-def within(
-    batch: Sequence[tuple[bytes, bytes]], room: int
-) -> Sequence[tuple[bytes, bytes]]:
-    """Return the leading records that fit into `room` bytes.
-
-    Keys come in no order, so pages are split, and small records fill only half of them.
-    """
-    sizes = (room_of(record) for _, record in batch)
-    sums = accumulate(max(nbytes, min(2 * nbytes, PAGE)) for nbytes in sizes)
-    return batch[: sum(nbytes <= room for nbytes in sums)]
-
-
-def stretches(
-    records: Sequence[tuple[bytes, bytes]],
-) -> Iterator[Sequence[tuple[bytes, bytes]]]:
-    """Yield the records in parts, one for each transaction."""
-    begin = nbytes = 0
-    for end, (_, record) in enumerate(records, 1):
-        nbytes += len(record)
-        if nbytes >= TRANSACTION_BYTES or end == len(records):
-            yield records[begin:end]
-            begin, nbytes = end, 0
-
-
-def victims(
-    held: Mapping[bytes, tuple[float, int]], now_s: float, wanted: int
-) -> list[bytes]:
-    """Return the namespaces to evict, longest unused first.
+class Writer:
+    """One thread of this process, started with the first record.
 
     Args:
-        held: when each unused namespace was last used, and its bytes.
-        now_s: the time on the same clock.
-        wanted: bytes to free; no more are evicted than that takes.
+        disk: the disk tier of this process.
+        about: what is stored, in words.
+        limit: largest size of the file in bytes.
+        off: called with the reason when nothing more can be written.
+        tell: called with a warning when the disk turns out to be full.
     """
-    chosen = []
-    for name in sorted(held, key=lambda name: held[name][0]):
-        used_s, nbytes = held[name]
-        if wanted <= 0 or now_s - used_s <= RESTING_S:
-            break
-        chosen.append(name)
-        wanted -= nbytes
-    return chosen
+
+    def __init__(
+        self,
+        disk: Disk,
+        *,
+        about: str,
+        limit: int,
+        off: Callable[[str], object],
+        tell: Callable[[str], object],
+    ) -> None:
+        self._disk, self._about, self._limit = disk, about, limit
+        self.forget = disk.forget  # what is still on its way is not damaged
+        self._off, self._tell = off, tell
+        # Guards the records.
+        self._lock = threading.Lock()
+        # Records that wait, in order of arrival.
+        self._waiting: deque[Waiting] = deque()
+        # These, and those that are being written.
+        self._on_way: dict[bytes, bytes] = {}
+        self._nbytes = 0
+        # Set while records wait, and on closing.
+        self._come = threading.Event()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._unsynced_since_s: float | None = None
+        self.full = False
+        """Whether the last record found no room; no more are accepted then."""
+
+    def offer(self, key: bytes, record: bytes, done: Callable[[], object]) -> bool:
+        """Accept a record; `done` is called once it is written, or was dropped.
+
+        Returns:
+            False if it was not accepted: the disk is full, too many bytes are waiting,
+            this very record is waiting already, or the writer is closed.
+        """
+        with self._lock:
+            crowded = self._nbytes + len(record) > MAX_BYTES and self._waiting
+            if self._closed.is_set() or self.full or crowded or key in self._on_way:
+                return False
+            self._on_way[key] = record
+            self._nbytes += len(record)
+            self._waiting.append((key, record, done))
+            self._come.set()
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._work, name="penstock cache writer", daemon=True
+                )
+                self._thread.start()
+        return True
+
+    def get(self, key: bytes) -> bytes | memoryview | None:
+        """Return an unchecked record that waits to be written or is on disk, or None.
+
+        Raises:
+            DiskError: the database or its disk is damaged.
+        """
+        return self._on_way.get(key) or self._disk.get(key)
+
+    def close(self, wait_s: float = 10.0) -> None:
+        """Write what is waiting, in the calling thread, without a sync. Idempotent.
+
+        On a busy machine the background thread hardly runs, so this waits for it only
+        while it writes.
+
+        Args:
+            wait_s: how long to wait for it, in seconds.
+        """
+        self._end()
+        if self._thread is not None:
+            self._thread.join(wait_s)
+        try:
+            while batch := self._next():
+                self._write(batch)
+        except DiskError as error:
+            self._give_up(str(error))
+
+    def _end(self) -> None:
+        with self._lock:
+            self._closed.set()
+            self._come.set()
+
+    def _next(self) -> list[Waiting]:
+        """Take the next batch; [] if nothing waits."""
+        with self._lock:
+            count = min(BATCH, len(self._waiting))
+            batch = [self._waiting.popleft() for _ in range(count)]
+            if not self._waiting and not self._closed.is_set():
+                self._come.clear()
+            return batch
+
+    def _write(self, batch: list[Waiting]) -> None:
+        records = [(key, record) for key, record, _ in batch]
+        try:
+            self._disk.put(records, self._about, self._limit)
+            if self._unsynced_since_s is None:
+                self._unsynced_since_s = time.monotonic()
+        except Full as full:
+            self.full = True
+            if str(full):
+                self._tell(str(full))
+        finally:
+            self._settle(batch)
+
+    def _settle(self, batch: list[Waiting]) -> None:
+        with self._lock:
+            for key, record, _ in batch:
+                del self._on_way[key]
+                self._nbytes -= len(record)
+        for *_, done in batch:
+            with suppress(OSError):  # the cache is closed: nobody is waiting
+                done()
+
+    def _give_up(self, reason: str) -> None:
+        self._end()
+        while batch := self._next():
+            self._settle(batch)
+        self._off(reason)
+
+    # The writer's thread
+
+    def _work(self) -> None:
+        with suppress(OSError):  # of this thread alone, on Linux
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        try:
+            while True:
+                self._come.wait(None if self._unsynced_since_s is None else SYNC_S)
+                if self._closed.wait(GATHER_S):
+                    return
+                if batch := self._next():
+                    self._write(batch)
+                self._sync(after_s=SYNC_S if batch else 0.0)
+        except DiskError as error:
+            self._give_up(str(error))
+        except Exception as error:  # noqa: BLE001 training goes on without it
+            self._give_up(f"{type(error).__name__}: {error}")
+
+    def _sync(self, after_s: float) -> None:
+        since_s = None if self._closed.is_set() else self._unsynced_since_s
+        if since_s is not None and time.monotonic() - since_s >= after_s:
+            self._disk.sync()
+            self._unsynced_since_s = None
 
 
 def byte_of(name: bytes) -> int:
@@ -459,26 +574,32 @@ def byte_of(name: bytes) -> int:
     return FIRST_BYTE | int.from_bytes(name, "little") >> 4
 
 
-# LMDB allows each database to be open once per process, and py-lmdb's
-# `Environment.close` waits until no thread is inside a call of it. A forked child lacks
-# those threads, so it would wait forever; yet it must close the database before it can
-# open it again. So a fork waits for calls in flight, and the child closes what it
-# inherited.
+class Process:
+    """What this process has open, and which of its threads call LMDB.
 
-# The open disks by real path, and how many caches of this process use each.
-_open: dict[str, tuple[Disk, int]] = {}
-_opening = threading.RLock()
-_lock = threading.Lock()
-_changed = threading.Condition(_lock)
-_calls = 0
-# Threads that are about to fork.
-_forking = 0
+    LMDB allows each database to be open once per process, and py-lmdb's
+    `Environment.close` waits until no thread is inside a call of it. A forked child
+    lacks those threads, so it would wait forever; yet it must close the database before
+    it can open it again. So a fork waits for calls in flight, and the child closes what
+    it inherited, and begins with a `Process` of its own.
+    """
+
+    def __init__(self) -> None:
+        # The open disks by real path, and how many caches use each.
+        self.disks: dict[str, tuple[Disk, int]] = {}
+        self.opening = threading.RLock()
+        # Guards the numbers of calls in flight, and of threads that are about to fork.
+        self.changed = threading.Condition()
+        self.calls = self.forking = 0
+
+
+_process = Process()
 _mine = threading.local()
 
 
 def opening() -> AbstractContextManager[object]:
     """Return the lock that is held while a cache or its disk is opened or closed."""
-    return _opening
+    return _process.opening
 
 
 def shared_disk(folder: Path, limit: int | None) -> Disk:
@@ -488,21 +609,21 @@ def shared_disk(folder: Path, limit: int | None) -> Disk:
         DistrustError: the folder is not fit for use.
         DiskError: it cannot be opened.
     """
-    path = os.path.realpath(folder)
-    with _opening:
-        disk, users = _open.get(path, (None, 0))
+    path, disks = os.path.realpath(folder), _process.disks
+    with opening():
+        disk, users = disks.get(path, (None, 0))
         disk = disk or Disk(folder, limit)
-        _open[path] = disk, users + 1
+        disks[path] = disk, users + 1
         return disk
 
 
 def let_go(disk: Disk) -> None:
     """Close a disk, unless another cache still uses it."""
-    path = os.path.realpath(disk.folder)
-    with _opening:
-        _, users = _open.pop(path, (disk, 1))
+    path, disks = os.path.realpath(disk.folder), _process.disks
+    with opening():
+        _, users = disks.pop(path, (disk, 1))
         if users > 1:
-            _open[path] = disk, users - 1
+            disks[path] = disk, users - 1
             return
     disk.close()
 
@@ -516,14 +637,12 @@ def failing(what: str, folder: Path) -> Iterator[None]:
     Raises:
         DiskError: the system or LMDB raised inside; the text says what cannot be done.
     """
-    global _calls  # noqa: PLW0603 one a process
     import lmdb
 
-    depth = getattr(_mine, "depth", 0)
-    with _lock:
-        while _forking and not depth:
-            _changed.wait()
-        _calls += 1
+    process, depth = _process, getattr(_mine, "depth", 0)
+    with process.changed:
+        process.changed.wait_for(lambda: depth or not process.forking)
+        process.calls += 1
     _mine.depth = depth + 1
     try:
         yield
@@ -533,34 +652,27 @@ def failing(what: str, folder: Path) -> Iterator[None]:
         ) from error
     finally:
         _mine.depth = depth
-        with _lock:
-            _calls -= 1
-            if _forking and not _calls:
-                _changed.notify_all()
+        with process.changed:
+            process.calls -= 1
+            process.changed.notify_all()
 
 
 def _before() -> None:
-    global _forking  # noqa: PLW0603 one a process
-    _changed.acquire()  # released after the fork
-    _forking += 1
-    _changed.wait_for(lambda: not _calls, FORK_PATIENCE_S)
+    _process.changed.acquire()  # released after the fork
+    _process.forking += 1
+    _process.changed.wait_for(lambda: not _process.calls, FORK_PATIENCE_S)
 
 
 def _in_parent() -> None:
-    global _forking  # noqa: PLW0603 one a process
-    _forking -= 1
-    _changed.notify_all()
-    _changed.release()
+    _process.forking -= 1
+    _process.changed.notify_all()
+    _process.changed.release()
 
 
 def _in_child() -> None:
-    global _calls, _changed, _forking, _lock, _open, _opening  # noqa: PLW0603
-    was_quiet = not _calls
-    _calls = _forking = 0
-    _lock, _opening = threading.Lock(), threading.RLock()
-    _changed = threading.Condition(_lock)
-    inherited, _open = _open, {}
-    for disk, _ in inherited.values() if was_quiet else ():
+    global _process
+    inherited, _process = _process, Process()
+    for disk, _ in () if inherited.calls else inherited.disks.values():
         disk.close()  # LMDB sees that another process opened it, and touches no file
 
 

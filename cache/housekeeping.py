@@ -35,8 +35,9 @@ def entries(folder: Path) -> list[tuple[str, Namespace]]:
         NoCacheError: there is no cache, another version of penstock wrote it, or it
             cannot be read.
     """
-    found = [(name.hex(), each) for name, each in held(existing(folder)).items()]
-    return sorted(found, key=lambda entry: -entry[1].used_s)
+    namespaces = held(existing(folder))
+    recent = sorted(namespaces, key=lambda name: -namespaces[name].used_s)
+    return [(name.hex(), namespaces[name]) for name in recent]
 
 
 def verify(folder: Path, progress: Callable[[int], object]) -> tuple[int, int]:
@@ -53,16 +54,16 @@ def verify(folder: Path, progress: Callable[[int], object]) -> tuple[int, int]:
         NoCacheError: there is no cache, another version of penstock wrote it, or the
             database itself is damaged.
     """
-    seen = damaged = 0
-    told_s = time.monotonic()
+    count = damaged = 0
+    shown_s = time.monotonic()
     with opened(existing(folder)) as disk:
-        for key in chain.from_iterable(map(disk.keys, disk.namespaces())):
+        keys = chain.from_iterable(map(disk.keys, disk.namespaces()))
+        for count, key in enumerate(keys, 1):
             damaged += not is_whole(disk, key)
-            seen += 1
-            if time.monotonic() - told_s > SLOW_S:
-                progress(seen)
-                told_s = time.monotonic()
-    return seen - damaged, damaged
+            if time.monotonic() - shown_s > SLOW_S:
+                progress(count)
+                shown_s = time.monotonic()
+    return count - damaged, damaged
 
 
 def clear(folder: Path, name: str | None) -> int:
@@ -77,9 +78,9 @@ def clear(folder: Path, name: str | None) -> int:
     place = existing(folder)
     if name is None:
         return emptied(place)
-    known = [each.hex() for each in held(place)]
-    if name not in known:
-        listed = ", ".join(known) or "nothing"
+    names = [each.hex() for each in held(place)]
+    if name not in names:
+        listed = ", ".join(names) or "nothing"
         raise NoCacheError(f"{folder} holds no {name!r}; it holds {listed}")
     with opened(place) as disk:
         dropped = disk.clear(bytes.fromhex(name))

@@ -128,6 +128,8 @@ class Arena:
             raise ValueError("not an arena: the file is too short")
         self._memory = mmap.mmap(descriptor, size)
         self._words = memoryview(self._memory)[:PAGE].cast("Q")
+        # One record at a time is appended: the first keeps out the threads of this
+        # process, which the second, a lock between processes, does not see.
         self._lock = threading.Lock()
         self._writer = ByteLock(descriptor, WRITING)
         self._short_until_s = 0.0
@@ -140,14 +142,11 @@ class Arena:
     def get(self, key: bytes) -> memoryview | None:
         """Return an unchecked copy of the record under `key`, or None."""
         self.note_use(key[:8])
-        found = self._find(key)
-        if found is None or found[1] is None:
+        _, begin, length = self._find(key)
+        if not length:
             return None
-        begin, length = found[1]
         with memoryview(self._memory) as whole, whole[begin : begin + length] as view:
-            if length >= LARGE:
-                return copied(view)
-            return memoryview(bytearray(view))
+            return copied(view) if length >= LARGE else memoryview(bytearray(view))
 
     def put(self, key: bytes, *record: Part) -> None:
         """Store a record, given in parts, unless the key already has one.
@@ -161,21 +160,20 @@ class Arena:
         nbytes = sum(map(len, record))
         words = self._words
         with self._lock, self._writer:
-            found = self._find(key)
-            if found is not None and found[1] is not None:
+            at, _, length = self._find(key)
+            if length:
                 return
-            if found is None or nbytes > self._room:
+            if not at or nbytes > self._room:
                 if nbytes > self.capacity or not self._may_empty(key[:8]):
                     raise Full
                 self._reset()
-                found = self._find(key)
-            assert found is not None
-            at, begin = found[0], words[_END]
+                at, *_ = self._find(key)
+            begin = words[_END]
             if begin + nbytes > words[_TAKEN]:
                 self._take(begin + nbytes)
             words[_END] = begin + nbytes  # first, so a writer that dies leaves a gap
             write_all(self._descriptor, record, begin)
-            self._set_slot(at, key, begin, nbytes)
+            self._set_slot(at, key, begin, nbytes)  # last: who sees it, finds a record
             if not words[_RECORDS]:
                 words[_OWNER], words[_ASKED] = number(key[:8]), words[_LOOKUPS]
             words[_RECORDS] += 1
@@ -192,9 +190,9 @@ class Arena:
             TimeoutError: another process was stopped while it stored a record.
         """
         with self._lock, self._writer:
-            found = self._find(key)
-            if found is not None and found[1] is not None:
-                self._set_slot(found[0], key, 0, 0)
+            at, _, length = self._find(key)
+            if length:
+                self._set_slot(at, key, 0, 0)
 
     def clear(self) -> None:
         """Drop everything.
@@ -246,8 +244,8 @@ class Arena:
     # Within the file
 
     def _make(self, capacity: int, samples: int) -> None:
-        most = max(MIN_SLOTS, capacity // RECORD_BYTES)
-        slots = 1 << (max(MIN_SLOTS, min(2 * samples, most)) - 1).bit_length()
+        wanted = max(MIN_SLOTS, min(2 * samples, capacity // RECORD_BYTES))
+        slots = 1 << (wanted - 1).bit_length()
         start = PAGE + slots * SLOT.size
         os.ftruncate(self._descriptor, start + capacity)  # sparse: only use takes room
         reserve = effective_memory_bytes() // RESERVE_SHARE
@@ -272,13 +270,14 @@ class Arena:
 
     def _set_slot(self, at: int, key: bytes, begin: int, length: int) -> None:
         """Set a slot. Not with `pack_into`, which fills it with zeros first."""
-        slot = SLOT.pack(key, begin, length, self._words[_GENERATION])
-        self._memory[at : at + SLOT.size] = slot
+        era = self._words[_GENERATION]
+        self._memory[at : at + SLOT.size] = SLOT.pack(key, begin, length, era)
 
-    def _find(self, key: bytes) -> tuple[int, tuple[int, int] | None] | None:
-        """Return the slot of a key, or the slot it would take, and its record's place.
+    def _find(self, key: bytes) -> tuple[int, int, int]:
+        """Return where a key's slot is, and where its record begins and how long it is.
 
-        None: the table is full there.
+        Without a record, the length is 0, and the slot is the one that it would take;
+        0 if the table is full there.
         """
         generation, slots, start = self._words[_GENERATION], self._slots, self._start
         first = int.from_bytes(key[8:16], "little")
@@ -286,12 +285,12 @@ class Arena:
             at = PAGE + ((first + probe) & (slots - 1)) * SLOT.size
             there, begin, length, era = SLOT.unpack_from(self._memory, at)
             if era != generation:
-                return at, None
+                return at, 0, 0
             if there == key:
                 # If the arena cannot hold such a record, it is stored again.
-                end = len(self._memory) - length
-                return at, (begin, length) if length and start <= begin <= end else None
-        return None
+                is_within = start <= begin <= len(self._memory) - length
+                return at, begin, length if is_within else 0
+        return 0, 0, 0
 
     @property
     def _room(self) -> int:
@@ -336,7 +335,7 @@ def join(name: str, capacity: int, samples: int) -> tuple[Arena, str]:
         TimeoutError: another process holds the lock.
     """
     place = runtime_folder()
-    if place is None:
+    if place is None:  # nobody else can find it
         title = f"penstock-cache-{os.urandom(8).hex()}"
         return create(title, capacity, samples), title
     title = f"penstock-cache-{place.stat().st_ino}-{name}"

@@ -64,8 +64,6 @@ class CacheStatistics:
     disk_ns: int = 0
     stored: int = 0
     stored_bytes: int = 0
-    body_bytes: int = 0
-    """Size of the stored samples before compression."""
     refused: int = 0
     """Samples that found no room."""
     damaged: int = 0
@@ -92,11 +90,6 @@ class CacheStatistics:
             return 0.0
         again_ns = hits * self.compute_ns / self.misses
         return max(0.0, (again_ns - took_ns) / 1e9)
-
-    @property
-    def ratio(self) -> float:
-        """Stored bytes for each byte of the samples; 1.0 before any is stored."""
-        return self.stored_bytes / self.body_bytes if self.body_bytes else 1.0
 
     @property
     def line(self) -> str:
@@ -160,6 +153,8 @@ class Counters:
         place = -1 if descriptor is None else descriptor
         self._memory: mmap.mmap | None = mmap.mmap(place, NBYTES)
         self._numbers = memoryview(self._memory).cast("q")
+        # A row is this process's own, so only its threads must keep out of each other's
+        # way. What all processes read before they write takes the byte lock, too.
         self._lock = threading.Lock()
         self._alone: AbstractContextManager[object] = (
             nullcontext() if descriptor is None else ByteLock(descriptor, ROWS)

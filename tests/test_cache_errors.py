@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.cache.cache import RandomUpstreamError
-from penstock.cache.structure import UnstorableError
+from penstock.cache.record import UnstorableError
 from penstock.errors import SpecError
 from support.cached_data import EXECUTORS, Drawing, Noted, doubled, statistics
 from support.datasets import Counting, Numbers

@@ -10,7 +10,7 @@ import fsspec.asyn
 import pytest
 
 import penstock as ps
-from penstock.cache.tiers import COMPARED
+from penstock.cache.cache import COMPARED
 from support.cached_data import EXECUTORS, statistics
 from support.http_store import HttpStore, served
 

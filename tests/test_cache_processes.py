@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.cache.cache import REPEATED
-from penstock.cache.tiers import COMPARED
+from penstock.cache.cache import COMPARED, REPEATED
 from support.cached_data import (
     EXECUTORS,
     SHARED,

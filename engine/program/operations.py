@@ -33,9 +33,8 @@ from typing import Any
 import torch
 from torch.utils.data._utils import worker as torchs
 
-from ...cache.cache import Cache, RandomUpstreamError, finished
-from ...cache.structure import UnstorableError
-from ...cache.tiers import Found
+from ...cache.cache import Cache, Found, RandomUpstreamError, finished
+from ...cache.record import UnstorableError
 from ...errors import SampleError, SpecError
 from ..batch.buffer import Collate as Collating
 from ..batch.buffer import Finished
@@ -214,10 +213,9 @@ class Cached(Calling):
     def begin(self, work: Work) -> Calls:
         """Request one sample after another."""
         indices = work.chunk.indices.tolist()
-        context, last = work.chunk.context, len(self.steps) - 1
-        request = partial(self._make, last) if self.waits else self._now
-        samples = map(partial(request, context=context), work.watched(indices))
-        return Calls(samples, len(indices), work)
+        request = partial(self._make, -1) if self.waits else self._now
+        call = partial(request, context=work.chunk.context)
+        return Calls(map(call, work.watched(indices)), len(indices), work)
 
     def _now(self, index: int, context: Context) -> Any:
         """Return a sample without an event loop."""
@@ -226,8 +224,7 @@ class Cached(Calling):
         hit = stored.cache.find(index, stored.size_of(context))
         if hit is not None and not hit.doubted:
             return hit.sample
-        last = len(self.steps) - 1
-        return finished(self._stored(stored, last, index, context, hit))
+        return finished(self._stored(stored, -1, index, context, hit=hit))
 
     def leave(self) -> None:
         """Write records to disk that are still waiting for it."""
@@ -236,7 +233,7 @@ class Cached(Calling):
                 step.cache.flush()
 
     async def _make(self, at: int, index: int, context: Context) -> Any:
-        """Return the sample as step `at` makes it."""
+        """Return the sample as step `at`, counted from behind, makes it."""
         match self.steps[at]:
             case Read() as step:
                 return await self._called(step.stage, step.get, index)
@@ -253,10 +250,16 @@ class Cached(Calling):
                 hit = step.cache.find(index, step.size_of(context))
                 if hit is not None and not hit.doubted:
                     return hit.sample
-                return await self._stored(step, at, index, context, hit)
+                return await self._stored(step, at, index, context, hit=hit)
 
     async def _stored(
-        self, stored: Stored, at: int, index: int, context: Context, hit: Found | None
+        self,
+        stored: Stored,
+        at: int,
+        index: int,
+        context: Context,
+        *,
+        hit: Found | None,
     ) -> Any:
         """Return the sample of the cache at step `at`, which found this."""
         compute = partial(self._make, at - 1, index, context)
@@ -273,8 +276,8 @@ class Cached(Calling):
     ) -> Any:
         """Call a function; mark its exception with the stage."""
         try:
-            made = function(*args, **extras)
-            return await made if self.waits else made
+            result = function(*args, **extras)
+            return await result if self.waits else result
         except StopIteration as error:  # which a coroutine must not raise
             raise of_stage(SampleError(STOPPED.format(stage)), stage) from error
         except BaseException as error:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...cache.cache import REPEATED, REPEATED_DRAWS, Cache
+from ...cache.cache import REPEATED, REPEATED_DRAWS, Cache, Opening
 from ...cache.fingerprint import fingerprint
-from ...cache.tiers import Opening
 from ...errors import check
 from ...system.printing import name_of
 from ..stages import CacheStage, MapStage, SourceStage, Stage, executor_of

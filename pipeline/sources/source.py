@@ -282,7 +282,7 @@ def identity_of(dataset: Any) -> str | None:
     """
     if isinstance(dataset, Source):
         return dataset.identity()
-    from ...cache.digest import said_fingerprint
+    from ...cache.fingerprint import said_fingerprint
 
     said = said_fingerprint(dataset)
     return None if said is None else hashlib.blake2b(said, digest_size=16).hexdigest()

@@ -152,7 +152,7 @@ class PackedBlocks:
 
         None: they have none, and the caller must fingerprint the contents instead.
         """
-        from ...cache.digest import digest, said_fingerprint
+        from ...cache.fingerprint import digest, said_fingerprint
 
         said = said_fingerprint(self.documents)
         if said is None:

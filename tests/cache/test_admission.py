@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.disk import RESTING_S, victims
+from penstock.cache.folder import RESTING_S, victims
 
 NOW_S = 1e9
 HELD = st.dictionaries(

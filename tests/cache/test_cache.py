@@ -16,11 +16,16 @@ from typing import Any
 import pytest
 
 from penstock.cache import folder as folder_module
-from penstock.cache.cache import REPEATED, Cache, RandomUpstreamError
+from penstock.cache.cache import (
+    COMPARED,
+    REPEATED,
+    Cache,
+    Here,
+    RandomUpstreamError,
+)
 from penstock.cache.disk import Disk
 from penstock.cache.housekeeping import entries
 from penstock.cache.record import UnstorableError
-from penstock.cache.tiers import COMPARED, Here
 from penstock.system.shared_memory import runtime_folder
 from support.forked import End, forked
 from support.tiers import Computing, a_cache, ask, is_right, sample_of
@@ -293,3 +298,25 @@ def test_processes_of_another_pid_namespace_go_on_without_the_disk(
         assert child.ended() == 0
     held = dict(entries(tmp_path / "disk"))
     assert [each.records for each in held.values()] == [12]
+
+
+@pytest.mark.parametrize("tier", ["arena", "disk"])
+def test_a_tier_that_another_thread_gives_up_meanwhile_is_not_missed(
+    tier: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path / "disk") as cache:
+        here, key = cache._mine(), cache.fingerprint.key(1, None)
+        tiers = [getattr(here, tier)]
+
+        def look(_: Here) -> Any:
+            return tiers.pop() if tiers else None
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Here, tier, property(look, bool), raising=False)
+            for use in (
+                lambda: here.admits(key),
+                lambda: here.keep(key, 1, 1, bool),
+                lambda: here.drop(key[:8]),
+            ):
+                tiers[:] = [here.__dict__[tier]]
+                use()

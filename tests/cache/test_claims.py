@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cache import tiers as module
-from penstock.cache.cache import finished
-from penstock.cache.tiers import Claims
+from penstock.cache import cache as module
+from penstock.cache.cache import Claims, finished
 from support.forked import End, forked
 
 KEY = bytes(range(16))

@@ -24,7 +24,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.digest import Undigestible, digest
+from penstock.cache.fingerprint import Undigestible, digest
 from support import cache_things, warm
 from support.cache_things import (
     Color,
@@ -51,7 +51,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., types.ModuleType]:
 
 SPAWNS = """
 import json, multiprocessing, os, sys
-from penstock.cache.digest import digest
+from penstock.cache.fingerprint import digest
 from support.cache_things import digests
 class Crop:
     def __call__(self, x): return helper(x)

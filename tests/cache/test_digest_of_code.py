@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.cache.digest import (
+from penstock.cache.fingerprint import (
     ATTRIBUTES,
     GLOBALS,
     Undigestible,

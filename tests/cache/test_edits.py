@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cache import digest
+from penstock.cache import fingerprint as module
 from penstock.cache.fingerprint import fingerprint
 from penstock.pipeline.sources.files import find_files
 from penstock.pipeline.sources.folder import Folder
@@ -183,18 +183,18 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
     monkeypatch.syspath_prepend(tmp_path)
-    digest.packages.cache_clear()
+    module.packages.cache_clear()
     yield tmp_path
     forget()
-    digest.packages.cache_clear()
+    module.packages.cache_clear()
 
 
 def forget() -> None:
     """Forget what was imported, as if in a new run."""
     for name in [name for name in sys.modules if name.startswith("edited_")]:
         del sys.modules[name]
-    digest.release.cache_clear()
-    digest.versions.cache_clear()
+    module.release.cache_clear()
+    module.versions.cache_clear()
     importlib.invalidate_caches()
     linecache.clearcache()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from penstock.cache.digest import imported, release
+from penstock.cache.fingerprint import imported, release
 
 
 def test_an_import_of_a_library_counts_by_its_version_alone() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.cache import digest
+from penstock.cache import fingerprint as module
 from penstock.cache.fingerprint import fingerprint
 from penstock.pipeline.sources.folder import Folder
 
@@ -40,17 +40,17 @@ def test_a_cache_after_an_operator_of_ours_is_found_again(
 def test_every_file_of_ours_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = Path(digest.__file__).parents[1]
+    root = Path(module.__file__).parents[1]
     for name in ("cache", "pipeline/image"):
         shutil.copytree(root / name, tmp_path / name)
     (tmp_path / "pipeline" / "__init__.py").touch()
-    monkeypatch.setattr(digest, "__file__", str(tmp_path / "cache" / "digest.py"))
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "cache" / "key.py"))
 
     def seen() -> str | None:
         for path in tmp_path.rglob("*"):
             # Long before this process began.
             os.utime(path, (1e9, 1e9), follow_symlinks=False)
-        return digest.own_release.__wrapped__()
+        return module.own_release.__wrapped__()
 
     before = {seen(), seen()}
     for name in ("cache/new.py", "pipeline/image/_photos.so", "top.py"):
@@ -64,7 +64,7 @@ def test_every_file_of_ours_counts(
     assert {seen()} <= before
     assert len(before) == 7
     assert None not in before
-    for each in (f"torch {torch.__version__}", digest.PYTHON):
+    for each in (f"torch {torch.__version__}", module.PYTHON):
         assert each.split()[-1] in str(seen())
     (tmp_path / "top.py").touch()  # changed since this process began
-    assert digest.own_release.__wrapped__() is None
+    assert module.own_release.__wrapped__() is None

@@ -13,10 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache import picking
+from penstock.cache import record as module
 from penstock.cache.codec import CODECS, Codec
-from penstock.cache.picking import DECIDES, ROOMY, TIE, Picker
-from penstock.cache.record import KEY_BYTES, decode, encode
+from penstock.cache.record import (
+    DECIDES,
+    KEY_BYTES,
+    ROOMY,
+    TIE,
+    Picker,
+    decode,
+    encode,
+)
 
 SAMPLE = np.zeros(1000, np.uint8)
 """Any codec but none at all makes it small."""
@@ -28,9 +35,7 @@ def stored(picker: Picker, count: int, computed_in: int = 10 * MS) -> list[int]:
     """Store samples, each computed in so many ns; return the size of each record."""
     found = []
     for _ in range(count):
-        parts, unpacked = picker.encoded(SAMPLE, KEY, computed_in)
-        record = b"".join(map(bytes, parts))
-        assert unpacked >= SAMPLE.nbytes
+        record = b"".join(picker.encoded(SAMPLE, KEY, computed_in))
         assert np.array_equal(decode(bytearray(record), KEY), SAMPLE)
         found.append(len(record))
     return found
@@ -114,7 +119,7 @@ def chosen(
     picker = Picker("auto", "", 1000, room)
     codecs = Codecs(known)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(picking, "encode", codecs.encode)
+        patched.setattr(module, "encode", codecs.encode)
         patched.setattr(timeit, "repeat", codecs.repeat)
         raw_bytes = known["raw"][0]
         name = picker._choice(None, raw_bytes, computed_in).name  # noqa: SLF001

@@ -16,8 +16,15 @@ from hypothesis.extra import numpy as arrays
 from PIL import Image
 
 from penstock.cache.codec import CODECS
-from penstock.cache.record import decode, encode, same
-from penstock.cache.structure import TENSOR_DTYPES, WRONG, Reader, UnstorableError
+from penstock.cache.record import (
+    TENSOR_DTYPES,
+    WRONG,
+    Reader,
+    UnstorableError,
+    decode,
+    encode,
+    same,
+)
 
 KEY = bytes(range(16))
 

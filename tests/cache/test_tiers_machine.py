@@ -20,12 +20,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from penstock.cache import disk as admission
-from penstock.cache.cache import Cache
+from penstock.cache import folder as folder_module
+from penstock.cache.cache import Cache, Here
 from penstock.cache.disk import Disk
 from penstock.cache.folder import folder_in
 from penstock.cache.record import RecordError, check
-from penstock.cache.tiers import Here
 from support.forked import End, forked
 from support.tiers import Computing, a_cache
 
@@ -44,7 +43,9 @@ EMPTY_BYTES = 2 * 4096
 
 @pytest.fixture(autouse=True)
 def _alone(own_runtime_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "RESTING_S", -1.0)  # idle namespaces may go at once
+    monkeypatch.setattr(
+        folder_module, "RESTING_S", -1.0
+    )  # idle namespaces may go at once
 
 
 def whole(record: bytes | memoryview | None, key: bytes) -> bool:
@@ -197,9 +198,8 @@ class TiersMachine(RuleBasedStateMachine):
         asked = sorted(self.in_ram)[which % len(self.in_ram)]
         arena = self.here.arena
         assert arena is not None
-        found = arena._find(self.ask.cache.fingerprint.key(*asked))
-        if found is not None and found[1] is not None:
-            begin, length = found[1]
+        _, begin, length = arena._find(self.ask.cache.fingerprint.key(*asked))
+        if length:
             arena._memory[begin + byte % length] ^= 1 << flip
             self.in_ram.discard(asked)
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.cache import writer as module
-from penstock.cache.disk import Disk, DiskError
+from penstock.cache import disk as module
+from penstock.cache.disk import Disk, DiskError, Writer
 from penstock.cache.folder import FolderState, leased
-from penstock.cache.writer import Writer
 
 LIMIT = 1 << 20
 
@@ -35,9 +34,14 @@ def reasons() -> list[str]:
     return []
 
 
+def writes(disk: Disk, off: Callable[[str], object], limit: int = LIMIT) -> Writer:
+    """Return what writes to a disk, until it turns out to be off."""
+    return Writer(disk, about="numbers", limit=limit, off=off, tell=pytest.fail)
+
+
 @pytest.fixture
 def writer(disk: Disk, reasons: list[str]) -> Iterator[Writer]:
-    made = Writer(disk, "numbers", reasons.append)
+    made = writes(disk, reasons.append)
     yield made
     made.close()
 
@@ -86,14 +90,15 @@ def test_a_record_is_not_taken_while_too_many_wait(
 
 
 def test_no_record_is_taken_once_there_is_no_room(
-    disk: Disk, writer: Writer, reasons: list[str]
+    disk: Disk, reasons: list[str]
 ) -> None:
-    disk.limit = 100
+    writer = writes(disk, reasons.append, limit=100)
     told = threading.Event()
     assert writer.offer(key(1), bytes(200), told.set)
     told.wait()
     assert writer.full
     assert not writer.offer(key(2), b"small", lambda: None)
+    writer.close()
     assert reasons == []
 
 
@@ -137,12 +142,12 @@ def test_records_that_come_soon_after_each_other_are_written_together(
     sizes: list[int] = []
     put = disk.put
 
-    def counted(batch: Sequence[tuple[bytes, bytes]], *further: Any) -> int:
+    def counted(batch: Sequence[tuple[bytes, bytes]], *further: Any) -> None:
         sizes.append(len(batch))
-        return put(batch, *further)
+        put(batch, *further)
 
     monkeypatch.setattr(disk, "put", counted)
-    writer = Writer(disk, "numbers", print)
+    writer = writes(disk, print)
     assert writer.offer(key(1), b"one", lambda: None)
     time.sleep(0.2)  # in which it would be written, if nothing were gathered
     assert writer.offer(key(2), b"two", lambda: None)

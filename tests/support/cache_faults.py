@@ -20,13 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.cache.cache import Cache
+from penstock.cache.cache import Cache, Opening
 from penstock.cache.codec import CODECS
 from penstock.cache.disk import Disk
 from penstock.cache.fingerprint import Fingerprint
 from penstock.cache.folder import FOLDER, leased
 from penstock.cache.record import encode
-from penstock.cache.tiers import Opening
 from support.forked import End, Forked, forked
 from support.tiers import ask as ask_for
 

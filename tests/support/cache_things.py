@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from penstock.cache.digest import digest
+from penstock.cache.fingerprint import digest
 
 __all__ = [
     "Color",

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.cache.cache import Cache, finished
+from penstock.cache.cache import Cache, Opening, finished
 from penstock.cache.fingerprint import Fingerprint
-from penstock.cache.tiers import Opening
 
 __all__ = ["Computing", "a_cache", "ask", "is_right", "sample_of"]
 

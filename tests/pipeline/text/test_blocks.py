@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.cache.digest import digest
+from penstock.cache.fingerprint import digest
 from penstock.errors import SampleError, SpecError
 from penstock.pipeline.text import PackedBlocks
 from support.datasets import KINDS

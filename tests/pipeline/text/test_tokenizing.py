@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.digest import digest
+from penstock.cache.fingerprint import digest
 from penstock.errors import SampleError, SpecError
 from penstock.pipeline.text import pad, tokenize
 from support.texts import Listed, plain
