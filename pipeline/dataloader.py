@@ -28,8 +28,7 @@ from torch.utils.data import IterableDataset, IterDataPipe, default_collate
 
 from .. import config
 from ..engine.batch.buffer import is_default_unchanged
-from ..engine.plan import BatchPlan, Drawing
-from ..engine.plan.drawn import AHEAD, LateOrder
+from ..engine.plan import AHEAD, BatchPlan, Drawing, LateOrder
 from ..engine.recipe import Executor, Options, Recipe, check_name
 from ..errors import StateError, check
 from ..system.forking import FORKS

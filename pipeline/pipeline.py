@@ -25,7 +25,6 @@ from ..errors import check
 from ..system.resources import parse_bytes
 from .session import Epoch, Face
 from .sources import find_folder, find_parquet
-from .sources.shards import find_shards
 from .stages import (
     BatchStage,
     CacheStage,
@@ -50,7 +49,7 @@ from .stages import (
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
     from .schedule import Scheduled
-    from .sources.folder import Paths
+    from .sources import Paths
 
 
 class Pipeline(Face):
@@ -209,6 +208,8 @@ class Pipeline(Face):
             SpecError: a file is not a tar file or is compressed, a field comes twice in
                 a sample or would have to be unpickled, or a server sends no parts.
         """
+        from .sources.shards import find_shards
+
         executor = options.get("executor", "auto")
         samples = find_shards(shards, fields, storage_options, executor)
         return cls.from_dataset(samples, **options)

@@ -22,7 +22,7 @@ Other packages use only the names below.
 from __future__ import annotations
 
 from .buckets import Buckets, Lengths
-from .drawn import Drawing, DrawnPlan, as_yielded
+from .drawn import AHEAD, Drawing, DrawnPlan, LateOrder, as_yielded
 from .order import (
     AssignedPlan,
     BatchPlan,
@@ -48,6 +48,7 @@ from .shard import Shard
 from .shuffles import group_shuffle, shuffled_by_part
 
 __all__ = [
+    "AHEAD",
     "AssignedPlan",
     "BatchPlan",
     "Buckets",
@@ -57,6 +58,7 @@ __all__ = [
     "Cursor",
     "Drawing",
     "DrawnPlan",
+    "LateOrder",
     "Lengths",
     "Order",
     "Place",
