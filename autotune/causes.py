@@ -1,14 +1,16 @@
 """What holds a trainer up: one of a few causes, and what would help, as code to paste.
 
 Pure. All rules look at the same window; the first one that applies gives the cause.
+Each line of code says what it brings at most, by the law that the tuner follows
+(`policies/bottleneck_law.py`). A line that would bring next to nothing is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import ceil
+from math import ceil, inf
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -37,6 +39,7 @@ from .thresholds import (
     cores_used,
     held_back,
     in_line,
+    lost_share,
     no_core_free,
     outbox,
     outlasts,
@@ -45,7 +48,7 @@ from .thresholds import (
     take_turns,
     trainer_queued,
 )
-from .window import fitting, needed_prefetch, needed_workers
+from .window import batch_rows, fitting, needed_prefetch, needed_workers
 
 ENOUGH = 1.2
 """This many times the present workers may be needed, given the uncertainty."""
@@ -53,20 +56,36 @@ QUEUE_TOLD_S = 2 * APART_NS / 1e9
 """A window this long contains two measurements of the run queue, so waits are known."""
 SHORT_READ_S = 0.000_05
 """Seconds per sample: a disk takes longer; reading cached file data is computing."""
+UNEVEN = 1.5
+"""A worker is found at work that takes this many times the mean, if some samples take
+far longer than others. Of even ones, it is 1.0 to 1.2."""
 COLLATE = "Batch("
 """Prefix of the names of parts and segments that collate."""
 DEVICE = "to_device"
 STEP_UP = 3
 """How many times the present workers are advised at once: nobody knows what many more
 cost one another, in a store that is crowded or at a lock."""
-WORKERS: KnobName = "num_parallel_workers"
 MIN_SHARE = 0.2
 """Share of the busy cores above which the trainer's own are worth a word."""
-COUNTLESS = 1000
-"""Workers above which a need only says that the trainer does next to nothing."""
+COUNTLESS, MANY = 1000, 100
+"""Workers from which a need only says that the trainer does next to nothing, and from
+which it does if its own part of a step is shorter than `SHORT_STEP_S`."""
+SHORT_STEP_S = 0.001
+FEW = 100
+"""Samples made for a cache, below which it is unknown what making one takes."""
 TUNE = "ps.set_enable_autotune(True)"
+WORTHWHILE = 1.05
+"""Times as fast, from which on code is worth pasting: less would read `1.0x`."""
+MAX_HEADSPACE = 1000.0
+"""Stands for anything larger, such as for a trainer that does nothing."""
+FUSED = 1.87 / 1.01
+"""Times as fast as two passes: a photograph of 500x375 decoded whole and cropped to
+224, and in one pass (milliseconds of one core)."""
 ROOM, RECORD_BYTES = 1.1, 256
 """Bytes of a cache per byte of its samples, and per sample: the overhead of records."""
+FINDING_S, FOUND_BYTES_PER_S = 100e-6, 1e9
+"""Finding a sample takes at most this long, plus its bytes at this rate. Rows of a
+table, every one found, came at 9,500 to 16,000 a second."""
 OWN_THREADS = 1.5
 """CPU time of worker processes beside that of their workers, above which their
 functions start threads: what else a process does takes some hundredths."""
@@ -86,7 +105,7 @@ class Cause:
     text: str
     """In one sentence."""
     advice: tuple[str, ...] = ()
-    """What to do next, as code; empty if nothing is justified."""
+    """What to do next, as code that says what it brings; empty if nothing does."""
     stage: str | None = None
     """The operator responsible, if not the longest of the busiest segment."""
     restricted: Restricted | None = None
@@ -134,7 +153,18 @@ class Window:
     @property
     def needed(self) -> float:
         """Workers that keep up with the trainer."""
-        return needed_workers(self.seen, self.segment)
+        return needed(self.seen, self.segment)
+
+    @property
+    def headspace(self) -> float:
+        """Times as fast as now if loading were free."""
+        return headspace_of(lost_share(self.seen))
+
+    @property
+    def possible(self) -> float:
+        """Times as fast as now, as far as the trainer and the cores allow."""
+        cores = ratio(self.budget.cpu_cores, busy_cores(self.seen)) or inf
+        return min(self.headspace, cores)
 
     @property
     def computes(self) -> bool:
@@ -188,10 +218,31 @@ class Window:
         workers = self.segment.num_parallel_workers
         return f"{workers} worker{'s' if workers > 1 else ''}"
 
-    @property
-    def torchs(self) -> bool:
-        """Whether to use the words of torch's loader."""
-        return self.seen.face == "DataLoader"
+    def in_words(self, pipeline: str, loader: str) -> str:
+        """Return the code in the words of the API that the user calls."""
+        return loader if self.seen.face == "DataLoader" else pipeline
+
+
+def headspace_of(share: float) -> float:
+    """Return how many times faster training could be if loading costs this share."""
+    return min(MAX_HEADSPACE, ratio(1.0, 1.0 - share) or MAX_HEADSPACE)
+
+
+def promised(times: float, *lines: str) -> tuple[str, ...]:
+    """Return code to paste, each line with what it brings at most; none for little."""
+    gain = phrases.speedup(min(times, phrases.ROUND_FROM))
+    more = (f"{line}{': ' if '  # ' in line else '  # '}{gain}" for line in lines)
+    return tuple(more) if times >= WORTHWHILE else ()
+
+
+def needed(seen: Observation, segment: SegmentObservation) -> float:
+    """Return the workers that keep up with the trainer; infinite if none can.
+
+    No number says anything of a loop that does next to nothing with its batches.
+    """
+    workers = needed_workers(seen, segment)
+    short = ratio(seen.trainer.gap_s, seen.trainer.steps) < SHORT_STEP_S
+    return workers if workers < (MANY if short else COUNTLESS) else inf
 
 
 def seconds_of(
@@ -236,9 +287,10 @@ def of_slowdown(window: Window) -> Cause:
         f" {figures(1000 * found.beside_s)} ms while batches are loaded beside it,"
         f" {figures(1000 * found.alone_s)} ms while none are"
     )
-    here = (s for s in seen.segments if s.is_here and s.executor != "inline")
+    here = [s for s in seen.segments if s.is_here and s.executor != "inline"]
     workers = sum(segment.num_parallel_workers for segment in here)
-    tune, cores = () if window.tuned else (TUNE,), figures(window.budget.cpu_cores)
+    tune = () if window.tuned else promised(window.headspace, TUNE)
+    cores = figures(window.budget.cpu_cores)
     if no_core_free(seen, window.budget):
         return Cause(
             f"{text}. They share the cores: {seen.used_cores:.1f} of {cores} are busy,"
@@ -252,13 +304,14 @@ def of_slowdown(window: Window) -> Cause:
             " beside it.",
             tune,
         )
-    threads = [segment for segment in seen.segments if segment.executor == "thread"]
+    threads = [segment for segment in here if segment.executor == "thread"]
     if threads:
         busiest_one = max(threads, key=attrgetter("run_s"))
         held = (
             "" if seen.gil_held is None else f" (held {seen.gil_held:.0%} of the time)"
         )
-        return _of_processes(replace(window, segment=busiest_one)).of(
+        cure = _of_processes(replace(window, segment=busiest_one), seen.slowdown)
+        return cure.of(
             f"{text}. The {workers} workers are threads, which take the GIL{held}"
         )
     return Cause(f"{text}. They share the memory and the caches of the cores.")
@@ -270,268 +323,282 @@ def _of_torch(window: Window) -> tuple[str, ...]:
     share = 1.0 - ratio(seen.cpu_cores, seen.used_cores)
     wanted = max(1, round(cores * share))
     fewer = wanted < seen.torch_threads and share >= MIN_SHARE
-    return (f"torch.set_num_threads({wanted})",) if fewer else ()
+    times = window.headspace if fewer else 1.0
+    return promised(times, f"torch.set_num_threads({wanted})")
 
 
 def of_wait(window: Window) -> Cause:
     """Return the cause of a trainer's wait."""
-    causes = (rule(window) for rule in RULES)
-    return next((each for each in causes if each), None) or _of_work(window)
+    return next(cause for rule in RULES for cause in rule(window))
 
 
-# Rules, in order
+# Rules, in order: each yields its cause, if that applies
 
 
-def _of_device(window: Window) -> Cause | None:
+def _of_device(window: Window) -> Iterator[Cause]:
     trainer = window.seen.trainer
-    if ratio(trainer.copy_s, trainer.wait_s) < MOSTLY:
-        return None
-    copy_ms = 1000 * ratio(trainer.copy_s, trainer.steps)
-    wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
-    return Cause(
-        f"the transfer to the device: it takes {copy_ms:.2f} of the {wait_ms:.2f} ms"
-        " that each step waits; the batch itself was ready before.",
-        stage=DEVICE,
-    )
+    if ratio(trainer.copy_s, trainer.wait_s) >= MOSTLY:
+        copy_ms = 1000 * ratio(trainer.copy_s, trainer.steps)
+        wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
+        yield Cause(
+            f"the transfer to the device: it takes {copy_ms:.2f} of the"
+            f" {wait_ms:.2f} ms that each step waits; the batch itself was ready"
+            " before.",
+            stage=DEVICE,
+        )
 
 
-def _of_collate(window: Window) -> Cause | None:
+def _of_collate(window: Window) -> Iterator[Cause]:
     """Collating in the trainer's thread; in workers it is a part like any other.
 
     Workers may do it if they do the rest, too, which the trainer makes itself so far.
     """
     trainer, last = window.seen.trainer, window.seen.segments[-1]
     alone = window.segment is last and last.executor == "inline"
-    spent_s = collate_s(window.seen, last)
-    if not spent_s:
-        return None
-    wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
-    cure = _of_workers(window) if alone else Cure()
-    return cure.of(
-        f"collate: putting samples together takes the trainer {1000 * spent_s:.2f} of"
-        f" the {wait_ms:.2f} ms that each step waits",
-        last.queue_name,
-    )
+    if spent_s := collate_s(window.seen, last):
+        wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
+        cure = _of_workers(window) if alone else Cure()
+        yield cure.of(
+            "collate: putting samples together takes the trainer"
+            f" {1000 * spent_s:.2f} of the {wait_ms:.2f} ms that each step waits",
+            last.queue_name,
+        )
 
 
-def _of_memory(window: Window) -> Cause | None:
+def _of_memory(window: Window) -> Iterator[Cause]:
     seen, budget, source = window.seen, window.budget, window.seen.segments[0]
     short = ratio(source.wait_memory_s, source.worker_s) >= HELD_BACK
     workers, rows = window.segment.num_parallel_workers, rows_in(seen, budget)
     full = 0 < rows < ENOUGH * workers < window.needed
-    if not (short or full) or outbox(seen).empty <= MOSTLY:
-        return None
-    limit = phrases.size(budget.memory_bytes)
-    held = f"({phrases.size(seen.held_bytes)} held of {limit})"
-    text = (
-        f"the memory budget: workers are held back although no batch is ready {held}."
-    )
-    if not short:
-        fits = budget.memory_bytes // seen.batch_bytes
-        text = (
-            f"the memory budget: it has room for {fits} batches {held}, whose samples"
-            f" are no work for more than {rows} workers."
-        )
-    if 2 * seen.batch_bytes > budget.memory_bytes:
-        text = (
-            "the memory budget: it has room for only one batch"
-            f" ({phrases.size(seen.batch_bytes)} of {limit}), so the next one is not"
-            " made before the trainer has taken it."
-        )
-    return Cause(text, _of_more(budget.memory_bytes, budget.free_bytes))
+    if (short or full) and outbox(seen).empty > MOSTLY:
+        limit = phrases.size(budget.memory_bytes)
+        held = f"({phrases.size(seen.held_bytes)} held of {limit})"
+        text = f"workers are held back although no batch is ready {held}"
+        if 2 * seen.batch_bytes > budget.memory_bytes:
+            text = (
+                f"it has room for only one batch ({phrases.size(seen.batch_bytes)} of"
+                f" {limit}), so the next one is not made before the trainer has taken"
+                " it"
+            )
+        elif not short:
+            fits = budget.memory_bytes // seen.batch_bytes
+            text = (
+                f"it has room for {fits} batches {held}, whose samples are no work for"
+                f" more than {rows} workers"
+            )
+        yield Cause(f"the memory budget: {text}.", _of_more(window))
 
 
-def _of_more(present: int, free: int) -> tuple[str, ...]:
-    """Advise twice the bytes, if the machine has them to spare."""
-    wanted = 2 * present if not free else min(2 * present, free // 2)
-    if wanted <= present:
-        return ()
-    unit, name = (
-        (phrases.GIB, "GiB") if wanted >= 4 * phrases.GIB else (phrases.MIB, "MiB")
-    )
-    return (f'ps.set_memory_budget("{ceil(wanted / unit)}{name}")',)
+def _of_more(window: Window) -> tuple[str, ...]:
+    """Advise twice the bytes, if the machine has them to spare for more batches."""
+    present, free = window.budget.memory_bytes, window.budget.free_bytes
+    wanted = min(2 * present, free // 2 or 2 * present)
+    batch = window.seen.batch_bytes or 1
+    times = ratio(wanted // batch, max(1, present // batch))
+    large = wanted >= 4 * phrases.GIB
+    unit, name = (phrases.GIB, "GiB") if large else (phrases.MIB, "MiB")
+    line = f'ps.set_memory_budget("{ceil(wanted / unit)}{name}")'
+    return promised(min(times, window.possible), line)
 
 
-def _of_contention(window: Window) -> Cause | None:
+def _of_keeping(window: Window) -> Iterator[Cause]:
+    """Yield the cause if a cache takes longer than making what it keeps."""
+    run_s, number = window.part.run_s_per_row, phrases.number_of(window.part.name)
+    for each in window.seen.caches:
+        made_s = ratio(each.compute_ns, each.misses) / 1e9
+        slower = each.misses >= FEW and 0.0 < 2.0 * made_s < run_s
+        if slower and phrases.number_of(each.name) > number:
+            yield Cause(
+                f"a cache: {each.name} takes {phrases.ms(run_s - made_s)} ms a sample"
+                f" to find or keep what is made in {phrases.ms(made_s)} ms; without"
+                " this cache, the pipeline is faster.",
+                stage=each.name,
+            )
+
+
+def _of_contention(window: Window) -> Iterator[Cause]:
     seen, trainer = window.seen, window.seen.trainer
     inline = window.segment.executor == "inline"
-    if inline or not always_ready(seen) or not trainer.steps:
-        return None
-    wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
-    what = "for the hand-over"
-    turns = take_turns(seen, window.segment)
-    if turns:
-        what = "for the GIL, which the loading threads hold"
-    elif seen.contention is not None and seen.contention.certain:
-        what = "because loading takes the GIL and cores"
-    cure = _of_processes(window) if turns else Cure()
-    return cure.of(
-        f"contention: a batch is ready {100 * (1.0 - outbox(seen).empty):.0f}% of the"
-        f" time, and the trainer waits {figures(wait_ms)} ms all the same, {what}"
-    )
+    if not inline and always_ready(seen) and trainer.steps:
+        wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
+        what, cure = "for the hand-over", Cure()
+        if take_turns(seen, window.segment):
+            what = "for the GIL, which the loading threads hold"
+            cure = _of_processes(window, inf)
+        elif seen.contention is not None and seen.contention.certain:
+            what = "because loading takes the GIL and cores"
+        ready = 100 * (1.0 - outbox(seen).empty)
+        yield cure.of(
+            f"contention: a batch is ready {ready:.0f}% of the time, and the trainer"
+            f" waits {figures(wait_ms)} ms all the same, {what}"
+        )
 
 
-def _of_gil(window: Window) -> Cause | None:
-    segment = window.segment
-    if segment.num_parallel_workers == 1 or not take_turns(window.seen, segment):
-        return None
-    held = 100 * (window.seen.gil_held or 0.0)
-    # In the batch, threads only copy rows. They wait for the GIL there, but hold it
-    # while they read and compute.
-    holders = [part for part in segment.parts if not part.name.startswith(COLLATE)]
-    holder = max(holders, key=attrgetter("cpu_s_per_row"), default=window.part).name
-    text = (
-        f"the GIL: held {held:.0f}% of the time, so the {segment.num_parallel_workers}"
-        f" threads of {phrases.short_name(holder)} take turns"
-    )
-    return _of_processes(window).of(text, holder)
+def _of_gil(window: Window) -> Iterator[Cause]:
+    segment, workers = window.segment, window.segment.num_parallel_workers
+    if workers > 1 and take_turns(window.seen, segment):
+        held = 100 * (window.seen.gil_held or 0.0)
+        # In the batch, threads only copy rows. They wait for the GIL there, but hold it
+        # while they read and compute.
+        holders = [part for part in segment.parts if not part.name.startswith(COLLATE)]
+        holder = max(holders, key=attrgetter("cpu_s_per_row"), default=window.part).name
+        yield _of_processes(window, workers).of(
+            f"the GIL: held {held:.0f}% of the time, so the {workers} threads of"
+            f" {phrases.short_name(holder)} take turns",
+            holder,
+        )
 
 
-def _of_processes(window: Window) -> Cure:
-    """Advise worker processes if cores are free, unless the tuner moves work itself."""
+def _of_processes(window: Window, times: float) -> Cure:
+    """Advise worker processes if cores are free, unless the tuner moves work itself.
+
+    Args:
+        window: that shows the need.
+        times: as fast as now, at most, if workers do not wait for one another.
+    """
     segment, why = window.segment, window.why_here
     if queued([segment]) >= QUEUED or cores_used(window.seen, window.budget):
         return Cure()
     held = Restricted("executor", why) if why else None
     if not is_chosen(why) and (why or window.tuned):
         return Cure((), held)
-    if window.torchs:
-        return Cure(("DataLoader(thread_safe=False)",), held)
-    return Cure((f'executor="process"  # for {segment.name}, or "auto"',), held)
-
-
-def _of_lock(window: Window) -> Cause | None:
-    """Return the cause if threads take turns at a lock that is not the GIL."""
-    segment, share = window.segment, in_line(window.segment)
-    if share < MOSTLY:
-        return None
-    return _of_processes(window).of(
-        f"a lock: the {segment.num_parallel_workers} threads of {window.name} wait for"
-        f" one lock {share:.0%} of their time, so they take turns"
+    line = window.in_words(
+        f'executor="process"  # for {segment.name}, or "auto"',
+        "DataLoader(thread_safe=False)",
     )
+    return Cure(promised(min(times, window.possible), line), held)
 
 
-def _of_cores(window: Window) -> Cause | None:
-    if not cores_used(window.seen, window.budget):
-        return None
-    used, allowed = busy_cores(window.seen), figures(window.budget.cpu_cores)
-    text = (
-        f"CPU: {used:.1f} of {allowed} cores are busy loading, most of it {window.name}"
-    )
-    if not window.budget.whole_machine:
-        text += "; other pipelines have the rest, or ps.set_cpu_budget leaves it out"
-    return Cause(f"{text}.", _of_fused(window))
+def _of_lock(window: Window) -> Iterator[Cause]:
+    """Yield the cause if threads take turns at a lock that is not the GIL."""
+    share, workers = in_line(window.segment), window.segment.num_parallel_workers
+    if share >= MOSTLY:
+        yield _of_processes(window, workers).of(
+            f"a lock: the {workers} threads of {window.name} wait for one lock"
+            f" {share:.0%} of their time, so they take turns"
+        )
 
 
-def _of_others(window: Window) -> Cause | None:
+def _of_cores(window: Window) -> Iterator[Cause]:
+    if cores_used(window.seen, window.budget):
+        used, allowed = busy_cores(window.seen), figures(window.budget.cpu_cores)
+        rest = "; other pipelines have the rest, or ps.set_cpu_budget leaves it out"
+        yield Cause(
+            f"CPU: {used:.1f} of {allowed} cores are busy loading, most of it"
+            f" {window.name}{'' if window.budget.whole_machine else rest}.",
+            _of_fused(window),
+        )
+
+
+def _of_others(window: Window) -> Iterator[Cause]:
     seen, segment, run_s = window.seen, window.segment, window.part.run_s_per_row
-    share = queued([segment])
-    if share < QUEUED:
-        return None
-    waits = (
-        f"CPU: {window.name} waits for a core for {phrases.ms(share * run_s)} of"
-        f" {phrases.ms(run_s)} ms a sample, while"
-    )
+    share, own = queued([segment]), seen.used_cores - seen.cpu_cores
     settled = ratio(segment.settled_s, segment.run_s) or 1.0  # only that has CPU time
     times = ratio(settled * segment.threads_cpu_s, segment.cpu_s)
+    advice = _of_fused(window)
+    who = "others use them"
     if segment.executor == "process" and times >= OWN_THREADS:
-        return Cause(
-            f"{waits} threads that it starts itself use them, {times:.1f} times as much"
-            " as the workers; let it start fewer, as torch.set_num_threads(1) does."
+        advice = ()
+        who = (
+            f"threads that it starts itself use them, {times:.1f} times as much as the"
+            " workers; let it start fewer, as torch.set_num_threads(1) does"
         )
-    own = seen.used_cores - seen.cpu_cores
-    if own >= MIN_SHARE * seen.used_cores and no_core_free(seen, window.budget):
-        return Cause(
-            f"{waits} the trainer itself keeps {own:.1f} of"
+    elif own >= MIN_SHARE * seen.used_cores and no_core_free(seen, window.budget):
+        advice = (*_of_torch(window), *advice)
+        who = (
+            f"the trainer itself keeps {own:.1f} of"
             f" {figures(window.budget.cpu_cores)} busy, with {seen.torch_threads}"
-            " threads of torch.",
-            (*_of_torch(window), *_of_fused(window)),
+            " threads of torch"
         )
-    return Cause(f"{waits} others use them.", _of_fused(window))
+    if share >= QUEUED:
+        yield Cause(
+            f"CPU: {window.name} waits for a core for {phrases.ms(share * run_s)} of"
+            f" {phrases.ms(run_s)} ms a sample, while {who}.",
+            advice,
+        )
 
 
-def _of_first_batches(window: Window) -> Cause | None:
-    """Return the cause if loops are so short that first batches make up the wait."""
-    trainer = window.seen.trainer
-    if window.segment.executor == "inline" or not trainer.wait_s:
-        return None
-    share = trainer.first_s / trainer.wait_s
-    if share < MOSTLY:
-        return None
-    return Cause(
-        f"the beginning of epochs: {100 * share:.0f}% of the wait is for first batches,"
-        " which are not made before a loop begins."
-    )
+def _of_first_batches(window: Window) -> Iterator[Cause]:
+    """Yield the cause if loops are so short that first batches make up the wait."""
+    trainer, segment = window.seen.trainer, window.segment
+    share = ratio(trainer.first_s, trainer.wait_s)
+    if segment.executor != "inline" and share >= MOSTLY:
+        # A run's very first batch is waited for in any case.
+        again = 1.0 if window.seen.persistent else ratio(1.0, trainer.loops)
+        spared_s = (1.0 - again) * trainer.first_s
+        line = window.in_words(
+            ".options(persistent_workers=True)",
+            f"DataLoader(num_workers={segment.num_parallel_workers},"
+            " persistent_workers=True)",
+        )
+        yield Cause(
+            f"the beginning of epochs: {share:.0%} of the wait is for first batches,"
+            " which are not made before a loop begins.",
+            promised(
+                headspace_of(ratio(spared_s, trainer.wait_s + trainer.gap_s)), line
+            ),
+        )
 
 
-def _of_unevenness(window: Window) -> Cause | None:
-    """Return the cause if there are enough workers, but they wait for slow rows."""
+def _of_unevenness(window: Window) -> Iterator[Cause]:
+    """Yield the cause if there are enough workers, but they wait for slow rows."""
     segment, seen = window.segment, window.seen
-    held = held_back(seen, segment)
-    few = segment.executor == "inline" or segment.num_parallel_workers == 1
+    held, workers = held_back(seen, segment), segment.num_parallel_workers
+    few = segment.executor == "inline" or workers == 1
     few = few or window.part.name.startswith(COLLATE)
-    few = few or window.needed > ENOUGH * segment.num_parallel_workers
+    few = few or window.needed > ENOUGH * workers
+    rows = batch_rows(segment) if segment.executor == "process" else 1.0
+    even = 0.0 < segment.lease_s < UNEVEN * rows * segment.run_s_per_row
+    ready = always_ready(seen) or busy(segment) >= BUSY
     late = held >= HELD_BACK or outlasts(seen, segment)
-    if few or not late or always_ready(seen) or busy(segment) >= BUSY:
-        return None
-    back = f"are held back {held:.0%} of the time" if held >= HELD_BACK else "wait"
-    prefetch = segment.prefetch_size
-    ahead = "batch" if prefetch == 1 else f"{prefetch} batches"
-    return _of_prefetch(window).of(
-        f"uneven samples: the workers of {window.name} {back}, as the {ahead} that may"
-        f" be prefetched wait{'s' * (prefetch == 1)} for"
-        f" {'its' if prefetch == 1 else 'their'} slowest samples",
-    )
+    if late and not (few or even or ready):
+        back = f"are held back {held:.0%} of the time" if held >= HELD_BACK else "wait"
+        ahead = f"{segment.prefetch_size} batches that may be prefetched wait for their"
+        if segment.prefetch_size == 1:
+            ahead = "batch that may be prefetched waits for its"
+        yield _of_prefetch(window, workers, ratio(1.0, busy(segment))).of(
+            f"uneven samples: the workers of {window.name} {back}, as the {ahead}"
+            " slowest samples"
+        )
 
 
-def _of_prefetch(window: Window, workers: int = 0) -> Cure:
+def _of_prefetch(window: Window, workers: int, times: float) -> Cure:
     """Advise more batches ahead, if the budget has room for them.
 
     Args:
         window: that shows the need.
-        workers: as many as are advised, too; 0: the present ones stay.
+        workers: that will be there.
+        times: as fast as now, at most, if none of them is held back.
     """
     segment, seen = window.segment, window.seen
     present, wanted = segment.prefetch_size, needed_prefetch(seen, segment)
     wanted = fitting(seen, window.budget, present, wanted)
     if wanted == present:
-        more = _of_more(window.budget.memory_bytes, window.budget.free_bytes)
-        return Cure(more, Restricted("prefetch_size", Restriction.MEMORY))
+        held = Restricted("prefetch_size", Restriction.MEMORY)
+        return Cure(_of_more(window), held)
     if window.tuned:
-        return Cure(
-            (), Restricted("prefetch_size", window.pinned) if window.pinned else None
-        )
-    if not window.torchs:
-        return Cure((TUNE, f"ps.set_prefetch_size({wanted})"))
-    each = ceil(wanted / (workers or segment.num_parallel_workers))
-    return Cure((TUNE, f"DataLoader(prefetch_factor={max(2, each)})"))
+        why = window.pinned
+        return Cure((), Restricted("prefetch_size", why) if why else None)
+    line = window.in_words(
+        f"ps.set_prefetch_size({wanted})",
+        f"DataLoader(prefetch_factor={max(2, ceil(wanted / workers))})",
+    )
+    return Cure(promised(min(times, window.possible), TUNE, line))
 
 
-RULES: tuple[Callable[[Window], Cause | None], ...] = (
-    _of_device,
-    _of_collate,
-    _of_memory,
-    _of_contention,
-    _of_gil,
-    _of_lock,
-    _of_cores,
-    _of_others,
-    _of_first_batches,
-    _of_unevenness,
-)
+# What a segment does with its time: the last rule always applies
 
 
-# What a segment does with its time
-
-
-def _of_work(window: Window) -> Cause:
+def _of_work(window: Window) -> Iterator[Cause]:
     if window.part.run_s_per_row == 0.0:
-        return Cause(f"{window.name} has not finished a sample yet.")
+        yield Cause(f"{window.name} has not finished a sample yet.")
     full, more = _of_cache(window)
-    text = f"{_spent(window)}{_on_whom(window)}{_starved(window)}{full}."
     cure = _of_workers(window)
-    advice = more or (*cure.advice, *_of_fused(window))
-    return Cause(text, advice, restricted=cure.restricted)
+    yield Cause(
+        f"{_spent(window)}{_on_whom(window)}{_starved(window)}{full}.",
+        more or (*cure.advice, *_of_fused(window)),
+        restricted=cure.restricted,
+    )
 
 
 def _spent(window: Window) -> str:
@@ -567,25 +634,25 @@ def _takes_turns(window: Window) -> bool:
 
 def _on_whom(window: Window) -> str:
     """Describe who does the work, and how many the trainer needs."""
-    segment, needed, why = window.segment, window.needed, window.why_no_more
-    workers, countless = segment.num_parallel_workers, needed >= COUNTLESS
+    segment, why = window.segment, window.why_no_more
     if segment.iterable:
         return f"; {why}"
     if segment.executor == "inline":
         return f", in the trainer's own time{'; ' * bool(why)}{why}"
-    if needed <= workers:
+    if window.needed <= segment.num_parallel_workers:
         return f", on {window.them}"
-    wanted = phrases.count(needed)
-    if why or countless:
-        needs = "takes all it can get" if countless else f"needs {wanted}"
-        return f"; {why or window.them}, and this trainer {needs}"
-    return f"; too few workers: {workers}, this trainer needs {wanted}"
+    needs = "takes all it can get"
+    if window.needed < inf:
+        needs = f"needs {phrases.count(window.needed)}"
+        workers = segment.num_parallel_workers
+        if not why:
+            return f"; too few workers: {workers}, this trainer {needs}"
+    return f"; {why or window.them}, and this trainer {needs}"
 
 
 def _starved(window: Window) -> str:
     """Name the segment that this one leaves without input."""
-    segments = window.seen.segments
-    for before, after in pairwise(segments):
+    for before, after in pairwise(window.seen.segments):
         idle = ratio(after.wait_input_s, after.worker_s)
         if before is window.segment and idle >= MOSTLY:
             name = phrases.short_name(after.name)
@@ -595,41 +662,51 @@ def _starved(window: Window) -> str:
 
 def _of_workers(window: Window) -> Cure:
     """Advise the tuner, or as many workers as cores and bounds allow."""
-    segment, why = window.segment, window.why_no_more
-    knob: KnobName = "executor" if segment.executor == "inline" else WORKERS
-    enough = knob == WORKERS and window.needed <= segment.num_parallel_workers
-    held = Restricted(knob, why) if why and not enough else None
+    segment, why, seen = window.segment, window.why_no_more, window.seen
+    present, inline = segment.num_parallel_workers, segment.executor == "inline"
+    held = None
+    if why and (inline or window.needed > present):
+        held = Restricted("executor" if inline else "num_parallel_workers", why)
     if window.tuned and segment.fixed and segment.fixed in why:
         without = f"DataLoader(...)  # without {segment.fixed}, to let workers load"
-        return Cure((without,), held)
+        return Cure(promised(window.possible, without), held)
     if window.tuned or why:
         return Cure((), held)
-    workers, advice = _of_number(window)
-    if advice and outlasts(window.seen, segment):  # more workers alone are no help
-        ahead = _of_prefetch(window, workers)
-        more = tuple(line for line in ahead.advice if line not in advice)
-        return Cure((*advice, *more), ahead.restricted)
-    return Cure(advice)
+    bound = ratio(segment.max_workers, present) or inf
+    tune, wanted = promised(min(window.possible, bound), TUNE), _number(window)
+    if wanted <= present:
+        return Cure(tune if wanted == 0 else ())
+    line = window.in_words(
+        f"num_parallel_workers={wanted}  # for {segment.name}",
+        f"DataLoader(num_workers={wanted})",
+    )
+    # The other segments keep their workers, and threads the GIL.
+    beside = [busy(each) for each in seen.segments if each is not segment]
+    beside += [seen.gil_held or 0.0] if take_turns(seen, segment) else []
+    times = min(
+        window.possible, wanted / present, ratio(1.0, max(beside, default=0.0)) or inf
+    )
+    advice, ahead = (*tune, *promised(times, line)), Cure()
+    if advice and outlasts(seen, segment):  # more workers alone are no help
+        ahead = _of_prefetch(window, wanted, times)
+    more = (each for each in ahead.advice if not each.startswith(TUNE))
+    return Cure((*advice, *more), ahead.restricted)
 
 
-def _of_number(window: Window) -> tuple[int, tuple[str, ...]]:
-    """Return a number of workers, where one follows from what is known, as advice."""
-    segment, tune = window.segment, (TUNE,)
+def _number(window: Window) -> int:
+    """Return how many workers are enough, or as many more as are advised; 0: unknown.
+
+    How many threads help that take turns, and how many workers do what the trainer did
+    itself, must be tried.
+    """
+    segment = window.segment
     unsure = window.part.run_s_per_row < SHORT_READ_S or _takes_turns(window)
     if segment.executor == "inline" or (unsure and not window.computes):
-        return 0, tune  # how many would help must be tried
+        return 0
     most = STEP_UP * segment.num_parallel_workers
-    if window.computes:
-        most = min(most, ceil(window.budget.cpu_cores))
-    room = rows_in(window.seen, window.budget)
-    needed = min(
-        ceil(window.needed / BUSY), *filter(None, (most, segment.max_workers, room))
-    )
-    if needed <= segment.num_parallel_workers:
-        return 0, ()
-    if window.torchs:
-        return needed, (*tune, f"DataLoader(num_workers={needed})")
-    return needed, (*tune, f"num_parallel_workers={needed}  # for {segment.name}")
+    cores = ceil(window.budget.cpu_cores) if window.computes else 0
+    bounds = cores, segment.max_workers, rows_in(window.seen, window.budget)
+    return max(1, ceil(min(window.needed / BUSY, most, *filter(None, bounds))))
 
 
 def _of_cache(window: Window) -> tuple[str, tuple[str, ...]]:
@@ -638,10 +715,12 @@ def _of_cache(window: Window) -> tuple[str, tuple[str, ...]]:
     Its misses are then what the operation is busy with, in every epoch.
     """
     for each in window.seen.caches:
-        after = phrases.number_of(each.name) > phrases.number_of(window.part.name)
-        if not after or each.refused < MOSTLY * each.misses or not each.stored:
+        number = phrases.number_of(each.name)
+        behind = number > phrases.number_of(window.part.name)
+        if not behind or each.refused < MOSTLY * each.misses or not each.stored:
             continue
-        room = room_for(window.part.storable or 0, each.stored_bytes / each.stored)
+        sample_bytes = each.stored_bytes / each.stored
+        room = room_for(window.part.storable or 0, sample_bytes)
         text = (
             f"; {each.name} finds {each.hit_share:.0%} of the samples, and has no room"
             " for the others"
@@ -649,8 +728,31 @@ def _of_cache(window: Window) -> tuple[str, tuple[str, ...]]:
         fits = 0 < 2 * room <= window.budget.free_bytes
         if not fits or all(tier.name != "RAM" for tier in each.tiers):
             return text, ()
-        return text, (f'ram="{ceil(room / phrases.MIB)}MiB"  # for {each.name}',)
+        line = (
+            f'ram="{ceil(room / phrases.MIB)}MiB"  # for {each.name}, once it is full'
+        )
+        return text, promised(found_gain(window.seen, number, sample_bytes), line)
     return "", ()
+
+
+def found_gain(seen: Observation, number: int, sample_bytes: float) -> float:
+    """Return how many times as fast training is, at most, if each sample is found.
+
+    Args:
+        seen: the window.
+        number: of the cache, or of the operation before it.
+        sample_bytes: size of a sample there.
+    """
+    parts = busiest(seen).parts
+    left = [p.run_s_per_row for p in parts if phrases.number_of(p.name) > number]
+    left_s = sum(left, start=found_s(sample_bytes))
+    times = ratio(sum(part.run_s_per_row for part in parts), left_s)
+    return min(times, headspace_of(lost_share(seen)))
+
+
+def found_s(sample_bytes: float) -> float:
+    """Return the seconds that finding a sample of this size takes at most."""
+    return FINDING_S + sample_bytes / FOUND_BYTES_PER_S
 
 
 def room_for(samples: int, sample_bytes: float) -> int:
@@ -661,7 +763,28 @@ def room_for(samples: int, sample_bytes: float) -> int:
 def _of_fused(window: Window) -> tuple[str, ...]:
     """Advise one pass over each image, if images are decoded and then cropped."""
     folder = window.seen.segments[0].name.startswith("Folder(")
-    if not folder or window.torchs or window.name != "decode" or not window.computes:
+    if (
+        not folder
+        or window.seen.face == "DataLoader"
+        or window.name != "decode"
+        or not window.computes
+    ):
         return ()
     fused = ".map(ps.image.decode_random_resized_crop(224))  # one pass over each image"
-    return (fused,)
+    return promised(min(FUSED, window.headspace), fused)
+
+
+RULES: tuple[Callable[[Window], Iterator[Cause]], ...] = (
+    _of_device,
+    _of_collate,
+    _of_memory,
+    _of_keeping,
+    _of_contention,
+    _of_gil,
+    _of_lock,
+    _of_cores,
+    _of_others,
+    _of_first_batches,
+    _of_unevenness,
+    _of_work,
+)

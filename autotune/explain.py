@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from math import inf
 from operator import itemgetter
 from typing import Literal
 
@@ -18,16 +19,21 @@ from ..system.printing import Printed
 from ..system.resources import Budget
 from . import phrases
 from .causes import (
-    COUNTLESS,
     DEVICE,
     TUNE,
+    WORTHWHILE,
     Cause,
     Restricted,
     Window,
     busiest,
+    found_gain,
+    found_s,
+    headspace_of,
+    needed,
     of_slowdown,
     of_trainer,
     of_wait,
+    promised,
     room_for,
     seconds_of,
 )
@@ -43,21 +49,13 @@ from .thresholds import (
     slowed_share,
     wait_share,
 )
-from .window import demand_rows_per_s, needed_workers
+from .window import demand_rows_per_s
 
 Verdict = Literal["input-bound", "balanced", "not input-bound"]
 
 DIFFERENCE, CPU_HIGH, CPU_LOW = 0.35, 0.75, 0.35
 """MindSpore's thresholds: the difference between an operator's input and output, and
 its workers' share of time on a CPU."""
-CACHE_WORTH = 0.1
-"""Share of the work on a sample that a cache must save to be worth mentioning."""
-FINDING_S = 100e-6
-FOUND_BYTES_PER_S = 1e9
-"""Finding a sample takes at most this long, plus its bytes at this rate. Rows of a
-table, every one found, came at 9,500 to 16,000 a second."""
-MAX_HEADSPACE = 1000.0
-"""Stands for anything larger, such as for a trainer that does nothing."""
 MAX_NAMED = 3
 """Operations named in the verdict line."""
 
@@ -108,7 +106,8 @@ class Explanation(Printed):
     stages: tuple[StageReport, ...]
     """In the order of the data, source first."""
     advice: tuple[str, ...]
-    """What to do next, as code; empty if nothing is justified."""
+    """What to do next, as code that says what it brings at most; empty if nothing is
+    justified."""
     caching: tuple[str, ...] = ()
     """What caches do, and what others would gain and need."""
     restricted: Restricted | None = None
@@ -196,11 +195,6 @@ def verdict_of(share: float) -> Verdict:
     return "not input-bound" if share < WORTH else "balanced"
 
 
-def headspace_of(share: float) -> float:
-    """Return how many times faster training could be if loading costs this share."""
-    return min(MAX_HEADSPACE, ratio(1.0, 1.0 - share) or MAX_HEADSPACE)
-
-
 def explain(
     observation: Observation, budget: Budget, *, tuned: bool = False
 ) -> Explanation:
@@ -255,7 +249,8 @@ def explain(
 def cache_advice(observation: Observation) -> Iterator[str]:
     """Yield what a cache with room for all samples would save and need, by its place.
 
-    A sample that is found needs none of the worker-seconds spent before the cache.
+    A sample that is found needs none of the worker-seconds spent before the cache. A
+    place where that would not make training faster is left out.
     """
     parts = [part for segment in observation.segments for part in segment.parts]
     whole_s = sum(part.run_s_per_row for part in parts)
@@ -264,14 +259,16 @@ def cache_advice(observation: Observation) -> Iterator[str]:
         spared_s += part.run_s_per_row
         if part.storable is None or not part.bytes_per_row:
             return
-        found_s = FINDING_S + part.bytes_per_row / FOUND_BYTES_PER_S
-        if spared_s - found_s >= CACHE_WORTH * whole_s:
-            room = room_for(part.storable, part.bytes_per_row)
+        number, sample_bytes = phrases.number_of(part.name), part.bytes_per_row
+        times = found_gain(observation, number, sample_bytes)
+        if times >= WORTHWHILE:
+            saved_s = spared_s - found_s(sample_bytes)
             yield (
-                f"a cache after {part.name} would save"
-                f" {phrases.ms(spared_s - found_s)} of {phrases.ms(whole_s)} ms of work"
-                f" a sample, and need {phrases.size(room)} ({part.storable:,} samples"
-                f" of {phrases.size(part.bytes_per_row)})"
+                f"a cache after {part.name} would save {phrases.ms(saved_s)} of"
+                f" {phrases.ms(whole_s)} ms of work a sample, and need"
+                f" {phrases.size(room_for(part.storable, sample_bytes))}"
+                f" ({part.storable:,} samples of {phrases.size(sample_bytes)}):"
+                f" {phrases.speedup(times)}"
             )
 
 
@@ -312,7 +309,7 @@ def of_torchs(
         trainer=trainer,
         rows_per_s=rate,
         stages=(stage,),
-        advice=(TUNE,) if waits and tunable else (),
+        advice=promised(headspace_of(share), TUNE) if waits and tunable else (),
         face="DataLoader",
     )
 
@@ -327,11 +324,11 @@ def evidence(observation: Observation, decision: Decision) -> Iterator[str]:
     workers are seldom on one.
     """
     name, worst = decision.operator, busiest(observation)
-    needed = needed_workers(observation, worst)
-    few = worst.num_parallel_workers < needed < COUNTLESS
+    workers = needed(observation, worst)
+    few = worst.num_parallel_workers < workers < inf
     if few and name == worst.name and decision.expected > 1.0:
         cpu = computes(worst.cpu_s, worst.run_s)
-        yield phrases.bottleneck(worst, needed, computes=cpu)
+        yield phrases.bottleneck(worst, workers, computes=cpu)
     if decision.added <= 0:
         return
     for segment in observation.segments:

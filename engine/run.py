@@ -573,6 +573,7 @@ class Run:
             contention=self.contention.found,
             moves=self._moves,
             face="DataLoader" if recipe.drawn else "Pipeline",
+            persistent=recipe.options.persistent_workers,
         )
 
     def is_free(self) -> bool:
