@@ -14,6 +14,7 @@ from math import ceil, inf
 from operator import attrgetter
 from typing import NamedTuple
 
+from ..cache.statistics import MANY, CacheStatistics
 from ..engine.observe.knob import KnobName, Restriction, is_chosen
 from ..engine.observe.observation import (
     Observation,
@@ -59,20 +60,16 @@ SHORT_READ_S = 0.000_05
 UNEVEN = 1.5
 """A worker is found at work that takes this many times the mean, if some samples take
 far longer than others. Of even ones, it is 1.0 to 1.2."""
-COLLATE = "Batch("
-"""Prefix of the names of parts and segments that collate."""
-DEVICE = "to_device"
+COLLATE, DEVICE = "Batch(", "to_device"
+"""How the name of what collates begins, and the name of the way to the device."""
 STEP_UP = 3
 """How many times the present workers are advised at once: nobody knows what many more
 cost one another, in a store that is crowded or at a lock."""
 MIN_SHARE = 0.2
 """Share of the busy cores above which the trainer's own are worth a word."""
-COUNTLESS, MANY = 1000, 100
+COUNTLESS, HIGH, SHORT_STEP_S = 1000, 100, 0.001
 """Workers from which a need only says that the trainer does next to nothing, and from
-which it does if its own part of a step is shorter than `SHORT_STEP_S`."""
-SHORT_STEP_S = 0.001
-FEW = 100
-"""Samples made for a cache, below which it is unknown what making one takes."""
+which it does if its own part of a step is shorter than these seconds."""
 TUNE = "ps.set_enable_autotune(True)"
 WORTHWHILE = 1.05
 """Times as fast, from which on code is worth pasting: less would read `1.0x`."""
@@ -205,12 +202,12 @@ class Window:
             return self.pinned or segment.stays
         if segment.held and segment.held != Restriction.PINNED:
             return segment.held
-        if segment.num_parallel_workers == segment.max_workers:
-            _, shared = Restriction.SHARED.split("{}")
-            if segment.max_workers == 1 and segment.stays.endswith(shared):
-                return segment.stays  # which is why the bound is one
-            return self.pinned or Restriction.BOUNDED.format(self.them)
-        return self.pinned
+        _, shared = Restriction.SHARED.split("{}")
+        if segment.max_workers == 1 and segment.stays.endswith(shared):
+            return segment.stays  # which is why the bound is one
+        bound = Restriction.BOUNDED.format(self.them)
+        bounded = segment.num_parallel_workers == segment.max_workers
+        return self.pinned or (bound if bounded else "")
 
     @property
     def them(self) -> str:
@@ -242,7 +239,7 @@ def needed(seen: Observation, segment: SegmentObservation) -> float:
     """
     workers = needed_workers(seen, segment)
     short = ratio(seen.trainer.gap_s, seen.trainer.steps) < SHORT_STEP_S
-    return workers if workers < (MANY if short else COUNTLESS) else inf
+    return workers if workers < (HIGH if short else COUNTLESS) else inf
 
 
 def seconds_of(
@@ -305,26 +302,23 @@ def of_slowdown(window: Window) -> Cause:
             tune,
         )
     threads = [segment for segment in here if segment.executor == "thread"]
-    if threads:
-        busiest_one = max(threads, key=attrgetter("run_s"))
-        held = (
-            "" if seen.gil_held is None else f" (held {seen.gil_held:.0%} of the time)"
-        )
-        cure = _of_processes(replace(window, segment=busiest_one), seen.slowdown)
-        return cure.of(
-            f"{text}. The {workers} workers are threads, which take the GIL{held}"
-        )
-    return Cause(f"{text}. They share the memory and the caches of the cores.")
+    if not threads:
+        return Cause(f"{text}. They share the memory and the caches of the cores.")
+    busiest_one = max(threads, key=attrgetter("run_s"))
+    held = "" if seen.gil_held is None else f" (held {seen.gil_held:.0%} of the time)"
+    return _of_processes(replace(window, segment=busiest_one), seen.slowdown).of(
+        f"{text}. The {workers} workers are threads, which take the GIL{held}"
+    )
 
 
 def _of_torch(window: Window) -> tuple[str, ...]:
     """Advise fewer threads of torch, if those of the trainer take loading's cores."""
-    seen, cores = window.seen, window.budget.cpu_cores
+    seen = window.seen
     share = 1.0 - ratio(seen.cpu_cores, seen.used_cores)
-    wanted = max(1, round(cores * share))
+    wanted = max(1, round(window.budget.cpu_cores * share))
     fewer = wanted < seen.torch_threads and share >= MIN_SHARE
-    times = window.headspace if fewer else 1.0
-    return promised(times, f"torch.set_num_threads({wanted})")
+    line = f"torch.set_num_threads({wanted})"
+    return promised(window.headspace if fewer else 1.0, line)
 
 
 def of_wait(window: Window) -> Cause:
@@ -391,9 +385,8 @@ def _of_memory(window: Window) -> Iterator[Cause]:
 
 def _of_more(window: Window) -> tuple[str, ...]:
     """Advise twice the bytes, if the machine has them to spare for more batches."""
-    present, free = window.budget.memory_bytes, window.budget.free_bytes
-    wanted = min(2 * present, free // 2 or 2 * present)
-    batch = window.seen.batch_bytes or 1
+    present, batch = window.budget.memory_bytes, window.seen.batch_bytes or 1
+    wanted = min(2 * present, window.budget.free_bytes // 2 or 2 * present)
     times = ratio(wanted // batch, max(1, present // batch))
     large = wanted >= 4 * phrases.GIB
     unit, name = (phrases.GIB, "GiB") if large else (phrases.MIB, "MiB")
@@ -403,11 +396,10 @@ def _of_more(window: Window) -> tuple[str, ...]:
 
 def _of_keeping(window: Window) -> Iterator[Cause]:
     """Yield the cause if a cache takes longer than making what it keeps."""
-    run_s, number = window.part.run_s_per_row, phrases.number_of(window.part.name)
-    for each in window.seen.caches:
+    run_s = window.part.run_s_per_row
+    for each in _behind(window):
         made_s = ratio(each.compute_ns, each.misses) / 1e9
-        slower = each.misses >= FEW and 0.0 < 2.0 * made_s < run_s
-        if slower and phrases.number_of(each.name) > number:
+        if each.misses >= MANY and 0.0 < 2.0 * made_s < run_s:
             yield Cause(
                 f"a cache: {each.name} takes {phrases.ms(run_s - made_s)} ms a sample"
                 f" to find or keep what is made in {phrases.ms(made_s)} ms; without"
@@ -459,14 +451,13 @@ def _of_processes(window: Window, times: float) -> Cure:
     segment, why = window.segment, window.why_here
     if queued([segment]) >= QUEUED or cores_used(window.seen, window.budget):
         return Cure()
-    held = Restricted("executor", why) if why else None
-    if not is_chosen(why) and (why or window.tuned):
-        return Cure((), held)
     line = window.in_words(
         f'executor="process"  # for {segment.name}, or "auto"',
         "DataLoader(thread_safe=False)",
     )
-    return Cure(promised(min(times, window.possible), line), held)
+    advised = is_chosen(why) or not (why or window.tuned)
+    advice = promised(min(times, window.possible), line) if advised else ()
+    return Cure(advice, Restricted("executor", why) if why else None)
 
 
 def _of_lock(window: Window) -> Iterator[Cause]:
@@ -495,10 +486,8 @@ def _of_others(window: Window) -> Iterator[Cause]:
     share, own = queued([segment]), seen.used_cores - seen.cpu_cores
     settled = ratio(segment.settled_s, segment.run_s) or 1.0  # only that has CPU time
     times = ratio(settled * segment.threads_cpu_s, segment.cpu_s)
-    advice = _of_fused(window)
-    who = "others use them"
+    who, advice = "others use them", _of_fused(window)
     if segment.executor == "process" and times >= OWN_THREADS:
-        advice = ()
         who = (
             f"threads that it starts itself use them, {times:.1f} times as much as the"
             " workers; let it start fewer, as torch.set_num_threads(1) does"
@@ -544,18 +533,19 @@ def _of_unevenness(window: Window) -> Iterator[Cause]:
     """Yield the cause if there are enough workers, but they wait for slow rows."""
     segment, seen = window.segment, window.seen
     held, workers = held_back(seen, segment), segment.num_parallel_workers
-    few = segment.executor == "inline" or workers == 1
-    few = few or window.part.name.startswith(COLLATE)
-    few = few or window.needed > ENOUGH * workers
+    elsewhere = segment.executor == "inline" or window.part.name.startswith(COLLATE)
+    few = workers == 1 or window.needed > ENOUGH * workers
     rows = batch_rows(segment) if segment.executor == "process" else 1.0
     even = 0.0 < segment.lease_s < UNEVEN * rows * segment.run_s_per_row
     ready = always_ready(seen) or busy(segment) >= BUSY
     late = held >= HELD_BACK or outlasts(seen, segment)
-    if late and not (few or even or ready):
+    if late and not (elsewhere or few or even or ready):
         back = f"are held back {held:.0%} of the time" if held >= HELD_BACK else "wait"
-        ahead = f"{segment.prefetch_size} batches that may be prefetched wait for their"
-        if segment.prefetch_size == 1:
-            ahead = "batch that may be prefetched waits for its"
+        ahead = "batch that may be prefetched waits for its"
+        if segment.prefetch_size > 1:
+            ahead = (
+                f"{segment.prefetch_size} batches that may be prefetched wait for their"
+            )
         yield _of_prefetch(window, workers, ratio(1.0, busy(segment))).of(
             f"uneven samples: the workers of {window.name} {back}, as the {ahead}"
             " slowest samples"
@@ -574,8 +564,7 @@ def _of_prefetch(window: Window, workers: int, times: float) -> Cure:
     present, wanted = segment.prefetch_size, needed_prefetch(seen, segment)
     wanted = fitting(seen, window.budget, present, wanted)
     if wanted == present:
-        held = Restricted("prefetch_size", Restriction.MEMORY)
-        return Cure(_of_more(window), held)
+        return Cure(_of_more(window), Restricted("prefetch_size", Restriction.MEMORY))
     if window.tuned:
         why = window.pinned
         return Cure((), Restricted("prefetch_size", why) if why else None)
@@ -641,13 +630,11 @@ def _on_whom(window: Window) -> str:
         return f", in the trainer's own time{'; ' * bool(why)}{why}"
     if window.needed <= segment.num_parallel_workers:
         return f", on {window.them}"
-    needs = "takes all it can get"
-    if window.needed < inf:
-        needs = f"needs {phrases.count(window.needed)}"
-        workers = segment.num_parallel_workers
-        if not why:
-            return f"; too few workers: {workers}, this trainer {needs}"
-    return f"; {why or window.them}, and this trainer {needs}"
+    if window.needed == inf:
+        return f"; {why or window.them}, and this trainer takes all it can get"
+    needs = f"this trainer needs {phrases.count(window.needed)}"
+    few = f"too few workers: {segment.num_parallel_workers}, {needs}"
+    return f"; {why}, and {needs}" if why else f"; {few}"
 
 
 def _starved(window: Window) -> str:
@@ -656,7 +643,7 @@ def _starved(window: Window) -> str:
         idle = ratio(after.wait_input_s, after.worker_s)
         if before is window.segment and idle >= MOSTLY:
             name = phrases.short_name(after.name)
-            return f", so {name} has no input {100 * idle:.0f}% of the time"
+            return f", so {name} has no input {idle:.0%} of the time"
     return ""
 
 
@@ -682,10 +669,8 @@ def _of_workers(window: Window) -> Cure:
     )
     # The other segments keep their workers, and threads the GIL.
     beside = [busy(each) for each in seen.segments if each is not segment]
-    beside += [seen.gil_held or 0.0] if take_turns(seen, segment) else []
-    times = min(
-        window.possible, wanted / present, ratio(1.0, max(beside, default=0.0)) or inf
-    )
+    most = max(*beside, (seen.gil_held or 0.0) * take_turns(seen, segment), 0.0)
+    times = min(window.possible, wanted / present, ratio(1.0, most) or inf)
     advice, ahead = (*tune, *promised(times, line)), Cure()
     if advice and outlasts(seen, segment):  # more workers alone are no help
         ahead = _of_prefetch(window, wanted, times)
@@ -714,25 +699,25 @@ def _of_cache(window: Window) -> tuple[str, tuple[str, ...]]:
 
     Its misses are then what the operation is busy with, in every epoch.
     """
-    for each in window.seen.caches:
-        number = phrases.number_of(each.name)
-        behind = number > phrases.number_of(window.part.name)
-        if not behind or each.refused < MOSTLY * each.misses or not each.stored:
-            continue
-        sample_bytes = each.stored_bytes / each.stored
-        room = room_for(window.part.storable or 0, sample_bytes)
-        text = (
-            f"; {each.name} finds {each.hit_share:.0%} of the samples, and has no room"
-            " for the others"
-        )
-        fits = 0 < 2 * room <= window.budget.free_bytes
-        if not fits or all(tier.name != "RAM" for tier in each.tiers):
-            return text, ()
-        line = (
-            f'ram="{ceil(room / phrases.MIB)}MiB"  # for {each.name}, once it is full'
-        )
-        return text, promised(found_gain(window.seen, number, sample_bytes), line)
+    for each in _behind(window):
+        if each.stored and each.refused >= MOSTLY * each.misses:
+            sample_bytes = each.stored_bytes / each.stored
+            room = room_for(window.part.storable or 0, sample_bytes)
+            fits = 0 < 2 * room <= window.budget.free_bytes
+            in_ram = fits and any(tier.name == "RAM" for tier in each.tiers)
+            times = found_gain(window.seen, phrases.number_of(each.name), sample_bytes)
+            line = f'ram="{ceil(room / phrases.MIB)}MiB"  # for {each.name}, once full'
+            few = f"; {each.name} finds {each.hit_share:.0%} of the samples"
+            advice = promised(times if in_ram else 1.0, line)
+            return f"{few}, and has no room for the others", advice
     return "", ()
+
+
+def _behind(window: Window) -> Iterator[CacheStatistics]:
+    """Yield the caches after the operation."""
+    for each in window.seen.caches:
+        if phrases.number_of(each.name) > phrases.number_of(window.part.name):
+            yield each
 
 
 def found_gain(seen: Observation, number: int, sample_bytes: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from heapq import nlargest
 from math import inf
 from operator import itemgetter
 from typing import Literal
@@ -124,23 +125,22 @@ class Explanation(Printed):
         """The verdict in one line, as the log shows it."""
         if self.trainer.steps == 0:
             return "no verdict yet: no step has finished."
-        waiting = f"waiting {100 * self.wait_share:.0f}% of each step"
-        if self.verdict == "not input-bound":
-            waiting = f"waiting {100 * self.wait_share:.1f}% of each step"
+        digits = 1 if self.verdict == "not input-bound" else 0
         blamed = [(DEVICE, self.copy_share)]
         for stage in self.stages:
             blamed += stage.parts or [(stage.name, stage.wait_share)]
-        blamed.sort(key=itemgetter(1), reverse=True)
         parts = [
             f"{phrases.short_name(name)} {100 * share:.0f}%"
-            for name, share in blamed[:MAX_NAMED]
+            for name, share in nlargest(MAX_NAMED, blamed, key=itemgetter(1))
             if round(100 * share) >= 1
         ]
         named = f" ({', '.join(parts)})" if parts else ""
         if self.slowdown > 1.0:
             named += f", its own part {self.slowdown - 1.0:+.0%} beside loading"
-        speedup = phrases.speedup(self.headspace)
-        return f"{self.verdict}: {waiting}{named}; {speedup} if loading were free."
+        return (
+            f"{self.verdict}: waiting {100 * self.wait_share:.{digits}f}% of each step"
+            f"{named}; {phrases.speedup(self.headspace)} if loading were free."
+        )
 
     def scalars(self) -> dict[str, float]:
         """Its figures by name, in the form that metric loggers take."""
@@ -215,18 +215,15 @@ def explain(
     copy_share = share * min(1.0, ratio(trainer.copy_s, trainer.wait_s))
     silent = observation.trainer.steps == 0 and outbox(observation).empty < MOSTLY
     verdict: Verdict = "balanced" if silent else verdict_of(lost)
+    window = Window(observation, busiest(observation), budget, tuned)
     bottleneck = None
     if silent:
         cause = Cause("nothing is known yet: no batch was delivered in this window.")
     elif verdict == "not input-bound":
         cause = of_trainer(share)
     else:
-        window = Window(observation, busiest(observation), budget, tuned)
-        cause = (
-            of_slowdown(window)
-            if slowed_share(observation) > share
-            else of_wait(window)
-        )
+        slowed = slowed_share(observation) > share
+        cause = of_slowdown(window) if slowed else of_wait(window)
         bottleneck = cause.stage or window.part.name
     return Explanation(
         verdict=verdict,
@@ -329,17 +326,16 @@ def evidence(observation: Observation, decision: Decision) -> Iterator[str]:
     if few and name == worst.name and decision.expected > 1.0:
         cpu = computes(worst.cpu_s, worst.run_s)
         yield phrases.bottleneck(worst, workers, computes=cpu)
-    if decision.added <= 0:
-        return
+    key = decision.key if decision.added > 0 else None
     for segment in observation.segments:
         feeding, output = segment.input_utilization, segment.output.utilization
         share = segment.cpu_utilization
-        if decision.key == (segment.name, "num_parallel_workers"):
-            if feeding - output > DIFFERENCE:
-                yield phrases.slow(name, feeding, output, DIFFERENCE)
-            if share > CPU_HIGH:
-                yield phrases.cpu(name, share, CPU_HIGH)
-        elif decision.key == (segment.queue_name, "prefetch_size") and share < CPU_LOW:
+        more = key == (segment.name, "num_parallel_workers")
+        if more and feeding - output > DIFFERENCE:
+            yield phrases.slow(name, feeding, output, DIFFERENCE)
+        if more and share > CPU_HIGH:
+            yield phrases.cpu(name, share, CPU_HIGH)
+        if key == (segment.queue_name, "prefetch_size") and share < CPU_LOW:
             yield phrases.cpu(name, share, CPU_LOW)
 
 

@@ -329,7 +329,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
 
         why, name = self._why_torchs(), f"Dataset(ID:0) {type(self.dataset).__name__}"
         return partial(
-            explained, meter, name, self.num_workers, why or "", tunable=why == UNTUNED
+            explained,
+            meter,
+            name,
+            self.num_workers,
+            why or "",
+            tunable=why == UNTUNED and not self._zero_workers,
         )
 
     def _tunable(self) -> Recipe:

@@ -311,3 +311,19 @@ def test_a_trainer_that_loads_by_itself_and_loses_its_core_is_named() -> None:
 def test_workers_that_lose_their_cores_are_named(workers: int) -> None:
     found = check(loader(Computes(), workers), "Dataset(ID:0) Computes", "CPU")
     assert FOREIGN in found.cause
+
+
+@pytest.mark.parametrize(
+    ("given", "advised"), [({}, True), ({"num_workers": 0}, False)]
+)
+def test_nobody_is_promised_a_gain_by_tuning_what_stays(
+    given: dict[str, int], *, advised: bool
+) -> None:
+    """The program says `num_workers=0`, so the trainer would go on to load."""
+    loader = ps.DataLoader(Reads(0.02), batch_size=2, **given)
+    for step, _ in enumerate(loader):
+        if step == 5:
+            break
+    found = loader.explain()
+    assert (TUNE in str(found)) == advised
+    assert ("at most" in str(found.advice)) == advised

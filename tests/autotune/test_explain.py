@@ -232,7 +232,7 @@ def test_a_cache_without_room_is_named_with_the_room_that_it_needs() -> None:
         "; Cache(ID:1) finds 0% of the samples, and has no room for the others."
     )
     assert found.advice == (
-        'ram="70MiB"  # for Cache(ID:1), once it is full: at most 10.0x faster',
+        'ram="70MiB"  # for Cache(ID:1), once full: at most 10.0x faster',
     )
     little = told("Cache(ID:1)", 10**8)
     assert "no room" in little.cause
