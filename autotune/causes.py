@@ -396,7 +396,8 @@ def _of_more(window: Window) -> tuple[str, ...]:
 
 def _of_keeping(window: Window) -> Iterator[Cause]:
     """Yield the cause if a cache takes longer than making what it keeps."""
-    run_s = window.part.run_s_per_row
+    # Other programs may have come since most samples were made.
+    run_s = window.part.run_s_per_row * (1.0 - queued([window.segment]))
     for each in _behind(window):
         made_s = ratio(each.compute_ns, each.misses) / 1e9
         if each.misses >= MANY and 0.0 < 2.0 * made_s < run_s:
@@ -513,8 +514,8 @@ def _of_first_batches(window: Window) -> Iterator[Cause]:
     share = ratio(trainer.first_s, trainer.wait_s)
     if segment.executor != "inline" and share >= MOSTLY:
         # A run's very first batch is waited for in any case.
-        again = 1.0 if window.seen.persistent else ratio(1.0, trainer.loops)
-        spared_s = (1.0 - again) * trainer.first_s
+        again = trainer.loops < 2 or window.seen.persistent
+        spared_s = 0.0 if again else trainer.first_s * (1.0 - 1.0 / trainer.loops)
         line = window.in_words(
             ".options(persistent_workers=True)",
             f"DataLoader(num_workers={segment.num_parallel_workers},"
@@ -659,7 +660,7 @@ def _of_workers(window: Window) -> Cure:
         return Cure(promised(window.possible, without), held)
     if window.tuned or why:
         return Cure((), held)
-    bound = ratio(segment.max_workers, present) or inf
+    bound = ratio(0 if inline else segment.max_workers, present) or inf
     tune, wanted = promised(min(window.possible, bound), TUNE), _number(window)
     if wanted <= present:
         return Cure(tune if wanted == 0 else ())
