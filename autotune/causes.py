@@ -486,9 +486,12 @@ def _of_others(window: Window) -> Iterator[Cause]:
     seen, segment, run_s = window.seen, window.segment, window.part.run_s_per_row
     share, own = queued([segment]), seen.used_cores - seen.cpu_cores
     settled = ratio(segment.settled_s, segment.run_s) or 1.0  # only that has CPU time
-    times = ratio(settled * segment.threads_cpu_s, segment.cpu_s)
+    threads_s = settled * segment.threads_cpu_s
+    times = ratio(threads_s, segment.cpu_s)
+    # Work that hardly computes has hardly more than what each process does besides.
+    many = threads_s - segment.cpu_s >= MIN_SHARE * segment.queued_s
     who, advice = "others use them", _of_fused(window)
-    if segment.executor == "process" and times >= OWN_THREADS:
+    if segment.executor == "process" and times >= OWN_THREADS and many:
         who = (
             f"threads that it starts itself use them, {times:.1f} times as much as the"
             " workers; let it start fewer, as torch.set_num_threads(1) does"

@@ -205,8 +205,10 @@ def test_threads_that_a_function_starts_are_told_from_those_of_others() -> None:
     )
     assert found.advice == ()
     alone = replace(decode, threads_cpu_s=0.52)
-    seen = replace(seen, segments=(seen.segments[0], alone))
-    assert "while others use" in explain(seen, Budget(2.0, 10**9)).cause
+    asleep = replace(decode, cpu_s=0.01, threads_cpu_s=0.02)
+    for others in (alone, asleep):
+        seen = replace(seen, segments=(seen.segments[0], others))
+        assert "while others use" in explain(seen, Budget(2.0, 10**9)).cause
 
 
 def test_a_cache_without_room_is_named_with_the_room_that_it_needs() -> None:
