@@ -14,7 +14,7 @@ from math import ceil, inf
 from operator import attrgetter
 from typing import NamedTuple
 
-from ..cache.statistics import MANY, CacheStatistics
+from ..cache.statistics import MANY, CacheStatistics, found_s, room_for
 from ..engine.observe.knob import KnobName, Restriction, is_chosen
 from ..engine.observe.observation import (
     Observation,
@@ -49,7 +49,15 @@ from .thresholds import (
     take_turns,
     trainer_queued,
 )
-from .window import batch_rows, fitting, needed_prefetch, needed_workers
+from .window import (
+    batch_rows,
+    busiest,
+    fitting,
+    headspace_of,
+    needed_prefetch,
+    needed_workers,
+    seconds_of,
+)
 
 ENOUGH = 1.2
 """This many times the present workers may be needed, given the uncertainty."""
@@ -63,26 +71,14 @@ far longer than others. Of even ones, it is 1.0 to 1.2."""
 COLLATE, DEVICE = "Batch(", "to_device"
 """How the name of what collates begins, and the name of the way to the device."""
 STEP_UP = 3
-"""How many times the present workers are advised at once: nobody knows what many more
-cost one another, in a store that is crowded or at a lock."""
+"""Times the present workers that are advised at once: many more may be in the way."""
 MIN_SHARE = 0.2
 """Share of the busy cores above which the trainer's own are worth a word."""
-COUNTLESS, HIGH, SHORT_STEP_S = 1000, 100, 0.001
-"""Workers from which a need only says that the trainer does next to nothing, and from
-which it does if its own part of a step is shorter than these seconds."""
 TUNE = "ps.set_enable_autotune(True)"
 WORTHWHILE = 1.05
 """Times as fast, from which on code is worth pasting: less would read `1.0x`."""
-MAX_HEADSPACE = 1000.0
-"""Stands for anything larger, such as for a trainer that does nothing."""
 FUSED = 1.87 / 1.01
-"""Times as fast as two passes: a photograph of 500x375 decoded whole and cropped to
-224, and in one pass (milliseconds of one core)."""
-ROOM, RECORD_BYTES = 1.1, 256
-"""Bytes of a cache per byte of its samples, and per sample: the overhead of records."""
-FINDING_S, FOUND_BYTES_PER_S = 100e-6, 1e9
-"""Finding a sample takes at most this long, plus its bytes at this rate. Rows of a
-table, every one found, came at 9,500 to 16,000 a second."""
+"""Milliseconds to decode 500x375 pixels and crop them to 224, and to do so at once."""
 OWN_THREADS = 1.5
 """CPU time of worker processes beside that of their workers, above which their
 functions start threads: what else a process does takes some hundredths."""
@@ -150,7 +146,7 @@ class Window:
     @property
     def needed(self) -> float:
         """Workers that keep up with the trainer."""
-        return needed(self.seen, self.segment)
+        return needed_workers(self.seen, self.segment)
 
     @property
     def headspace(self) -> float:
@@ -165,10 +161,7 @@ class Window:
 
     @property
     def computes(self) -> bool:
-        """Whether the operation is mostly on a CPU.
-
-        Of processes, it is if the rest is shorter than a read: they wait for a core.
-        """
+        """Whether the operation is mostly on a CPU, or in a process waits for one."""
         cpu_s, run_s = self.part.cpu_s_per_row, self.part.run_s_per_row
         short = run_s - cpu_s < SHORT_READ_S and cpu_s >= MOSTLY * run_s
         apart = self.segment.executor == "process"
@@ -220,59 +213,11 @@ class Window:
         return loader if self.seen.face == "DataLoader" else pipeline
 
 
-def headspace_of(share: float) -> float:
-    """Return how many times faster training could be if loading costs this share."""
-    return min(MAX_HEADSPACE, ratio(1.0, 1.0 - share) or MAX_HEADSPACE)
-
-
 def promised(times: float, *lines: str) -> tuple[str, ...]:
     """Return code to paste, each line with what it brings at most; none for little."""
     gain = phrases.speedup(min(times, phrases.ROUND_FROM))
     more = (f"{line}{': ' if '  # ' in line else '  # '}{gain}" for line in lines)
     return tuple(more) if times >= WORTHWHILE else ()
-
-
-def needed(seen: Observation, segment: SegmentObservation) -> float:
-    """Return the workers that keep up with the trainer; infinite if none can.
-
-    No number says anything of a loop that does next to nothing with its batches.
-    """
-    workers = needed_workers(seen, segment)
-    short = ratio(seen.trainer.gap_s, seen.trainer.steps) < SHORT_STEP_S
-    return workers if workers < (HIGH if short else COUNTLESS) else inf
-
-
-def seconds_of(
-    observation: Observation, segment: SegmentObservation
-) -> Callable[[PartObservation], float]:
-    """Return a function that tells how long an operation takes per sample.
-
-    An operation that gets the GIL back from computing threads waits for milliseconds,
-    however little it does. In that case its time on a CPU is used.
-    """
-    turns = segment.num_parallel_workers > 1 and take_turns(observation, segment)
-    return attrgetter("cpu_s_per_row" if turns else "run_s_per_row")
-
-
-def busiest(observation: Observation) -> SegmentObservation:
-    """Return the segment whose workers are busiest.
-
-    The trainer waits for all of the work it does itself, however long it is away.
-    """
-
-    def burden(segment: SegmentObservation) -> tuple[float, float]:
-        alive_s, edge = segment.worker_s, segment.output.utilization
-        if segment.executor == "inline" and observation.trainer.wait_s > 0:
-            alive_s = max(segment.run_s, observation.trainer.wait_s)
-        share = round(ratio(segment.run_s, alive_s), 2)
-        return share, segment.input_utilization - edge
-
-    return max(observation.segments, key=burden)
-
-
-def of_trainer(share: float) -> Cause:
-    """Return the cause if loading keeps up, and the trainer waits this share."""
-    return Cause(f"the trainer: loading keeps up with it (wait {100 * share:.1f}%).")
 
 
 def of_slowdown(window: Window) -> Cause:
@@ -319,11 +264,6 @@ def _of_torch(window: Window) -> tuple[str, ...]:
     fewer = wanted < seen.torch_threads and share >= MIN_SHARE
     line = f"torch.set_num_threads({wanted})"
     return promised(window.headspace if fewer else 1.0, line)
-
-
-def of_wait(window: Window) -> Cause:
-    """Return the cause of a trainer's wait."""
-    return next(cause for rule in RULES for cause in rule(window))
 
 
 # Rules, in order: each yields its cause, if that applies
@@ -445,9 +385,7 @@ def _of_gil(window: Window) -> Iterator[Cause]:
 def _of_processes(window: Window, times: float) -> Cure:
     """Advise worker processes if cores are free, unless the tuner moves work itself.
 
-    Args:
-        window: that shows the need.
-        times: as fast as now, at most, if workers do not wait for one another.
+    Without waiting for one another, workers are at most `times` as fast.
     """
     segment, why = window.segment, window.why_here
     if queued([segment]) >= QUEUED or cores_used(window.seen, window.budget):
@@ -519,6 +457,7 @@ def _of_first_batches(window: Window) -> Iterator[Cause]:
         # A run's very first batch is waited for in any case.
         again = trainer.loops < 2 or window.seen.persistent
         spared_s = 0.0 if again else trainer.first_s * (1.0 - 1.0 / trainer.loops)
+        times = headspace_of(ratio(spared_s, trainer.wait_s + trainer.gap_s))
         line = window.in_words(
             ".options(persistent_workers=True)",
             f"DataLoader(num_workers={segment.num_parallel_workers},"
@@ -527,9 +466,7 @@ def _of_first_batches(window: Window) -> Iterator[Cause]:
         yield Cause(
             f"the beginning of epochs: {share:.0%} of the wait is for first batches,"
             " which are not made before a loop begins.",
-            promised(
-                headspace_of(ratio(spared_s, trainer.wait_s + trainer.gap_s)), line
-            ),
+            promised(times, line),
         )
 
 
@@ -559,10 +496,7 @@ def _of_unevenness(window: Window) -> Iterator[Cause]:
 def _of_prefetch(window: Window, workers: int, times: float) -> Cure:
     """Advise more batches ahead, if the budget has room for them.
 
-    Args:
-        window: that shows the need.
-        workers: that will be there.
-        times: as fast as now, at most, if none of them is held back.
+    The workers that will be there are at most `times` as fast if none is held back.
     """
     segment, seen = window.segment, window.seen
     present, wanted = segment.prefetch_size, needed_prefetch(seen, segment)
@@ -598,11 +532,8 @@ def _spent(window: Window) -> str:
     part, segment, name = window.part, window.segment, window.name
     run_ms, cpu_ms = phrases.ms(part.run_s_per_row), phrases.ms(part.cpu_s_per_row)
     if part.name.startswith(COLLATE):
-        whole_ms = phrases.ms(segment.run_s_per_row)
-        return (
-            f"collate: putting samples together takes {run_ms} of {whole_ms} ms a"
-            " sample"
-        )
+        took = f"takes {run_ms} of {phrases.ms(segment.run_s_per_row)} ms a sample"
+        return f"collate: putting samples together {took}"
     if window.computes:
         return f"CPU: {name} computes {cpu_ms} ms a sample"
     if _takes_turns(window):
@@ -727,26 +658,13 @@ def _behind(window: Window) -> Iterator[CacheStatistics]:
 def found_gain(seen: Observation, number: int, sample_bytes: float) -> float:
     """Return how many times as fast training is, at most, if each sample is found.
 
-    Args:
-        seen: the window.
-        number: of the cache, or of the operation before it.
-        sample_bytes: size of a sample there.
+    `number` is that of the cache, or of the operation before it.
     """
     parts = busiest(seen).parts
     left = [p.run_s_per_row for p in parts if phrases.number_of(p.name) > number]
     left_s = sum(left, start=found_s(sample_bytes))
     times = ratio(sum(part.run_s_per_row for part in parts), left_s)
     return min(times, headspace_of(lost_share(seen)))
-
-
-def found_s(sample_bytes: float) -> float:
-    """Return the seconds that finding a sample of this size takes at most."""
-    return FINDING_S + sample_bytes / FOUND_BYTES_PER_S
-
-
-def room_for(samples: int, sample_bytes: float) -> int:
-    """Return the bytes that a cache needs for so many samples of this size."""
-    return int((ROOM * sample_bytes + RECORD_BYTES) * samples)
 
 
 def _of_fused(window: Window) -> tuple[str, ...]:
@@ -763,6 +681,7 @@ def _of_fused(window: Window) -> tuple[str, ...]:
     return promised(min(FUSED, window.headspace), fused)
 
 
+# What makes a trainer wait: the first cause that these yield.
 RULES: tuple[Callable[[Window], Iterator[Cause]], ...] = (
     _of_device,
     _of_collate,

@@ -9,6 +9,7 @@ from math import inf
 from operator import itemgetter
 from typing import Literal
 
+from ..cache.statistics import found_s, room_for
 from ..engine.observe.observation import (
     Face,
     Observation,
@@ -21,22 +22,15 @@ from ..system.resources import Budget
 from . import phrases
 from .causes import (
     DEVICE,
+    RULES,
     TUNE,
     WORTHWHILE,
     Cause,
     Restricted,
     Window,
-    busiest,
     found_gain,
-    found_s,
-    headspace_of,
-    needed,
     of_slowdown,
-    of_trainer,
-    of_wait,
     promised,
-    room_for,
-    seconds_of,
 )
 from .situation import Decision
 from .thresholds import (
@@ -50,7 +44,13 @@ from .thresholds import (
     slowed_share,
     wait_share,
 )
-from .window import demand_rows_per_s
+from .window import (
+    busiest,
+    demand_rows_per_s,
+    headspace_of,
+    needed_workers,
+    seconds_of,
+)
 
 Verdict = Literal["input-bound", "balanced", "not input-bound"]
 
@@ -195,6 +195,11 @@ def verdict_of(share: float) -> Verdict:
     return "not input-bound" if share < WORTH else "balanced"
 
 
+def of_trainer(share: float) -> Cause:
+    """Return the cause if loading keeps up, and the trainer waits this share."""
+    return Cause(f"the trainer: loading keeps up with it (wait {100 * share:.1f}%).")
+
+
 def explain(
     observation: Observation, budget: Budget, *, tuned: bool = False
 ) -> Explanation:
@@ -222,8 +227,9 @@ def explain(
     elif verdict == "not input-bound":
         cause = of_trainer(share)
     else:
+        found = (cause for rule in RULES for cause in rule(window))
         slowed = slowed_share(observation) > share
-        cause = of_slowdown(window) if slowed else of_wait(window)
+        cause = of_slowdown(window) if slowed else next(found)
         bottleneck = cause.stage or window.part.name
     return Explanation(
         verdict=verdict,
@@ -321,7 +327,7 @@ def evidence(observation: Observation, decision: Decision) -> Iterator[str]:
     workers are seldom on one.
     """
     name, worst = decision.operator, busiest(observation)
-    workers = needed(observation, worst)
+    workers = needed_workers(observation, worst)
     few = worst.num_parallel_workers < workers < inf
     if few and name == worst.name and decision.expected > 1.0:
         cpu = computes(worst.cpu_s, worst.run_s)

@@ -14,7 +14,6 @@ from ..engine.observe.knob import Knob, Restriction
 from ..engine.observe.observation import Observation, TrainerObservation
 from ..system.resources import Budget
 from . import phrases
-from .causes import busiest
 from .explain import evidence, explain, verdict_of
 from .host_peers import HostPeers
 from .log import AutotuneLog, Released, Spoken
@@ -27,6 +26,7 @@ from .trial import MAX_NOISE_WINDOWS, MAX_WINDOWS, Noise, Trial, Verdict
 from .window import (
     arrived,
     beginning,
+    busiest,
     enough,
     joined,
     lacking_s,

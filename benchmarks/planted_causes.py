@@ -366,7 +366,7 @@ def forever(pipe: Any) -> Iterator[Any]:
 
 # All of them
 
-MOST = re.compile(r"at most ([\d.]+)x faster")
+PROMISED = re.compile(r"at most ([\d.]+)x faster")
 
 
 def begun(name: str, *advice: str) -> subprocess.Popen[str]:
@@ -413,7 +413,7 @@ def followed(name: str, *settings: str) -> str:
     wrong = "" if told_rightly(plant, seen) else f"{about}: {told}"
     advice = [line for line in seen["advice"] if not line.startswith(TUNE)]
     if advice:
-        most = max(float(MOST.findall(line)[-1]) for line in advice)
+        most = max(float(PROMISED.findall(line)[-1]) for line in advice)
         rate = run(name, *settings, *advice)["rate"]
         times = rate / seen["rate"]
         gain = f"{'; '.join(advice)}: {rate:,.0f}, {times:.2f} times as fast"
