@@ -1,17 +1,20 @@
 """What holds a trainer up: one of a few causes, and what would help, as code to paste.
 
 Pure. All rules look at the same window; the first one that applies gives the cause.
+Each line of code says what it brings at most, by the law that the tuner follows
+(`policies/bottleneck_law.py`). A line that would bring next to nothing is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import ceil
+from math import ceil, inf
 from operator import attrgetter
 from typing import NamedTuple
 
+from ..cache.statistics import MANY, CacheStatistics, found_s, room_for
 from ..engine.observe.observation import (
     KnobName,
     Observation,
@@ -32,14 +35,18 @@ from .window import (
     QUEUED,
     TRUSTED_S,
     always_ready,
+    batch_rows,
+    busiest,
     busy,
     busy_cores,
     collate_s,
     computes,
     cores_used,
     fitting,
+    headspace_of,
     held_back,
     in_line,
+    lost_share,
     needed_prefetch,
     needed_workers,
     no_core_free,
@@ -47,6 +54,7 @@ from .window import (
     outlasts,
     queued,
     rows_in,
+    seconds_of,
     take_turns,
     trainer_queued,
 )
@@ -57,20 +65,20 @@ QUEUE_TOLD_S = 2 * APART_NS / 1e9
 """A window this long contains two measurements of the run queue, so waits are known."""
 SHORT_READ_S = 0.000_05
 """Seconds per sample: a disk takes longer; reading cached file data is computing."""
-COLLATE = "Batch("
-"""Prefix of the names of parts and segments that collate."""
-DEVICE = "to_device"
+UNEVEN = 1.5
+"""A worker is found at work that takes this many times the mean, if some samples take
+far longer than others. Of even ones, it is 1.0 to 1.2."""
+COLLATE, DEVICE = "Batch(", "to_device"
+"""How the name of what collates begins, and the name of the way to the device."""
 STEP_UP = 3
-"""How many times the present workers are advised at once: nobody knows what many more
-cost one another, in a store that is crowded or at a lock."""
-WORKERS: KnobName = "num_parallel_workers"
+"""Times the present workers that are advised at once: many more may be in the way."""
 MIN_SHARE = 0.2
 """Share of the busy cores above which the trainer's own are worth a word."""
-COUNTLESS = 1000
-"""Workers above which a need only says that the trainer does next to nothing."""
 TUNE = "ps.set_enable_autotune(True)"
-ROOM, RECORD_BYTES = 1.1, 256
-"""Bytes of a cache per byte of its samples, and per sample: the overhead of records."""
+WORTHWHILE = 1.05
+"""Times as fast, from which on code is worth pasting: less would read `1.0x`."""
+FUSED = 1.87 / 1.01
+"""Milliseconds to decode 500x375 pixels and crop them to 224, and to do so at once."""
 OWN_THREADS = 1.5
 """CPU time of worker processes beside that of their workers, above which their
 functions start threads: what else a process does takes some hundredths."""
@@ -90,7 +98,7 @@ class Cause:
     text: str
     """In one sentence."""
     advice: tuple[str, ...] = ()
-    """What to do next, as code; empty if nothing is justified."""
+    """What to do next, as code that says what it brings; empty if nothing does."""
     stage: str | None = None
     """The operator responsible, if not the longest of the busiest segment."""
     restricted: Restricted | None = None
@@ -141,11 +149,19 @@ class Window:
         return needed_workers(self.seen, self.segment)
 
     @property
-    def computes(self) -> bool:
-        """Whether the operation is mostly on a CPU.
+    def headspace(self) -> float:
+        """Times as fast as now if loading were free."""
+        return headspace_of(lost_share(self.seen))
 
-        Of processes, it is if the rest is shorter than a read: they wait for a core.
-        """
+    @property
+    def possible(self) -> float:
+        """Times as fast as now, as far as the trainer and the cores allow."""
+        cores = ratio(self.budget.cpu_cores, busy_cores(self.seen)) or inf
+        return min(self.headspace, cores)
+
+    @property
+    def computes(self) -> bool:
+        """Whether the operation is mostly on a CPU, or in a process waits for one."""
         cpu_s, run_s = self.part.cpu_s_per_row, self.part.run_s_per_row
         short = run_s - cpu_s < SHORT_READ_S and cpu_s >= MOSTLY * run_s
         apart = self.segment.executor == "process"
@@ -179,12 +195,12 @@ class Window:
             return self.pinned or segment.stays
         if segment.held and segment.held != Restriction.PINNED:
             return segment.held
-        if segment.num_parallel_workers == segment.max_workers:
-            _, shared = Restriction.SHARED.split("{}")
-            if segment.max_workers == 1 and segment.stays.endswith(shared):
-                return segment.stays  # which is why the bound is one
-            return self.pinned or Restriction.BOUNDED.format(self.them)
-        return self.pinned
+        _, shared = Restriction.SHARED.split("{}")
+        if segment.max_workers == 1 and segment.stays.endswith(shared):
+            return segment.stays  # which is why the bound is one
+        bound = Restriction.BOUNDED.format(self.them)
+        bounded = segment.num_parallel_workers == segment.max_workers
+        return self.pinned or (bound if bounded else "")
 
     @property
     def them(self) -> str:
@@ -192,43 +208,16 @@ class Window:
         workers = self.segment.num_parallel_workers
         return f"{workers} worker{'s' if workers > 1 else ''}"
 
-    @property
-    def torchs(self) -> bool:
-        """Whether to use the words of torch's loader."""
-        return self.seen.face == "DataLoader"
+    def in_words(self, pipeline: str, loader: str) -> str:
+        """Return the code in the words of the API that the user calls."""
+        return loader if self.seen.face == "DataLoader" else pipeline
 
 
-def seconds_of(
-    observation: Observation, segment: SegmentObservation
-) -> Callable[[PartObservation], float]:
-    """Return a function that tells how long an operation takes per sample.
-
-    An operation that gets the GIL back from computing threads waits for milliseconds,
-    however little it does. In that case its time on a CPU is used.
-    """
-    turns = segment.num_parallel_workers > 1 and take_turns(observation, segment)
-    return attrgetter("cpu_s_per_row" if turns else "run_s_per_row")
-
-
-def busiest(observation: Observation) -> SegmentObservation:
-    """Return the segment whose workers are busiest.
-
-    The trainer waits for all of the work it does itself, however long it is away.
-    """
-
-    def burden(segment: SegmentObservation) -> tuple[float, float]:
-        alive_s, edge = segment.worker_s, segment.output.utilization
-        if segment.executor == "inline" and observation.trainer.wait_s > 0:
-            alive_s = max(segment.run_s, observation.trainer.wait_s)
-        share = round(ratio(segment.run_s, alive_s), 2)
-        return share, segment.input_utilization - edge
-
-    return max(observation.segments, key=burden)
-
-
-def of_trainer(share: float) -> Cause:
-    """Return the cause if loading keeps up, and the trainer waits this share."""
-    return Cause(f"the trainer: loading keeps up with it (wait {100 * share:.1f}%).")
+def promised(times: float, *lines: str) -> tuple[str, ...]:
+    """Return code to paste, each line with what it brings at most; none for little."""
+    gain = phrases.speedup(min(times, phrases.ROUND_FROM))
+    more = (f"{line}{': ' if '  # ' in line else '  # '}{gain}" for line in lines)
+    return tuple(more) if times >= WORTHWHILE else ()
 
 
 def of_slowdown(window: Window) -> Cause:
@@ -240,9 +229,10 @@ def of_slowdown(window: Window) -> Cause:
         f" {figures(1000 * found.beside_s)} ms while batches are loaded beside it,"
         f" {figures(1000 * found.alone_s)} ms while none are"
     )
-    here = (s for s in seen.segments if s.is_here and s.executor != "inline")
+    here = [s for s in seen.segments if s.is_here and s.executor != "inline"]
     workers = sum(segment.num_parallel_workers for segment in here)
-    tune, cores = () if window.tuned else (TUNE,), figures(window.budget.cpu_cores)
+    tune = () if window.tuned else promised(window.headspace, TUNE)
+    cores = figures(window.budget.cpu_cores)
     if no_core_free(seen, window.budget):
         return Cause(
             f"{text}. They share the cores: {seen.used_cores:.1f} of {cores} are busy,"
@@ -256,297 +246,294 @@ def of_slowdown(window: Window) -> Cause:
             " beside it.",
             tune,
         )
-    threads = [segment for segment in seen.segments if segment.executor == "thread"]
-    if threads:
-        busiest_one = max(threads, key=attrgetter("run_s"))
-        held = (
-            "" if seen.gil_held is None else f" (held {seen.gil_held:.0%} of the time)"
-        )
-        return _of_processes(replace(window, segment=busiest_one)).of(
-            f"{text}. The {workers} workers are threads, which take the GIL{held}"
-        )
-    return Cause(f"{text}. They share the memory and the caches of the cores.")
+    threads = [segment for segment in here if segment.executor == "thread"]
+    if not threads:
+        return Cause(f"{text}. They share the memory and the caches of the cores.")
+    busiest_one = max(threads, key=attrgetter("run_s"))
+    held = "" if seen.gil_held is None else f" (held {seen.gil_held:.0%} of the time)"
+    return _of_processes(replace(window, segment=busiest_one), seen.slowdown).of(
+        f"{text}. The {workers} workers are threads, which take the GIL{held}"
+    )
 
 
 def _of_torch(window: Window) -> tuple[str, ...]:
     """Advise fewer threads of torch, if those of the trainer take loading's cores."""
-    seen, cores = window.seen, window.budget.cpu_cores
+    seen = window.seen
     share = 1.0 - ratio(seen.cpu_cores, seen.used_cores)
-    wanted = max(1, round(cores * share))
+    wanted = max(1, round(window.budget.cpu_cores * share))
     fewer = wanted < seen.torch_threads and share >= MIN_SHARE
-    return (f"torch.set_num_threads({wanted})",) if fewer else ()
+    line = f"torch.set_num_threads({wanted})"
+    return promised(window.headspace if fewer else 1.0, line)
 
 
-def of_wait(window: Window) -> Cause:
-    """Return the cause of a trainer's wait."""
-    causes = (rule(window) for rule in RULES)
-    return next((each for each in causes if each), None) or _of_work(window)
+# Rules, in order: each yields its cause, if that applies
 
 
-# Rules, in order
-
-
-def _of_device(window: Window) -> Cause | None:
+def _of_device(window: Window) -> Iterator[Cause]:
     trainer = window.seen.trainer
-    if ratio(trainer.copy_s, trainer.wait_s) < MOSTLY:
-        return None
-    copy_ms = 1000 * ratio(trainer.copy_s, trainer.steps)
-    wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
-    return Cause(
-        f"the transfer to the device: it takes {copy_ms:.2f} of the {wait_ms:.2f} ms"
-        " that each step waits; the batch itself was ready before.",
-        stage=DEVICE,
-    )
+    if ratio(trainer.copy_s, trainer.wait_s) >= MOSTLY:
+        copy_ms = 1000 * ratio(trainer.copy_s, trainer.steps)
+        wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
+        yield Cause(
+            f"the transfer to the device: it takes {copy_ms:.2f} of the"
+            f" {wait_ms:.2f} ms that each step waits; the batch itself was ready"
+            " before.",
+            stage=DEVICE,
+        )
 
 
-def _of_collate(window: Window) -> Cause | None:
+def _of_collate(window: Window) -> Iterator[Cause]:
     """Collating in the trainer's thread; in workers it is a part like any other.
 
     Workers may do it if they do the rest, too, which the trainer makes itself so far.
     """
     trainer, last = window.seen.trainer, window.seen.segments[-1]
     alone = window.segment is last and last.executor == "inline"
-    spent_s = collate_s(window.seen, last)
-    if not spent_s:
-        return None
-    wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
-    cure = _of_workers(window) if alone else Cure()
-    return cure.of(
-        f"collate: putting samples together takes the trainer {1000 * spent_s:.2f} of"
-        f" the {wait_ms:.2f} ms that each step waits",
-        last.queue_name,
-    )
+    if spent_s := collate_s(window.seen, last):
+        wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
+        cure = _of_workers(window) if alone else Cure()
+        yield cure.of(
+            "collate: putting samples together takes the trainer"
+            f" {1000 * spent_s:.2f} of the {wait_ms:.2f} ms that each step waits",
+            last.queue_name,
+        )
 
 
-def _of_memory(window: Window) -> Cause | None:
+def _of_memory(window: Window) -> Iterator[Cause]:
     seen, budget, source = window.seen, window.budget, window.seen.segments[0]
     short = ratio(source.wait_memory_s, source.worker_s) >= HELD_BACK
     workers, rows = window.segment.num_parallel_workers, rows_in(seen, budget)
     full = 0 < rows < ENOUGH * workers < window.needed
-    if not (short or full) or outbox(seen).empty <= MOSTLY:
-        return None
-    limit = phrases.size(budget.memory_bytes)
-    held = f"({phrases.size(seen.held_bytes)} held of {limit})"
-    text = (
-        f"the memory budget: workers are held back although no batch is ready {held}."
-    )
-    if not short:
-        fits = budget.memory_bytes // seen.batch_bytes
-        text = (
-            f"the memory budget: it has room for {fits} batches {held}, whose samples"
-            f" are no work for more than {rows} workers."
-        )
-    if 2 * seen.batch_bytes > budget.memory_bytes:
-        text = (
-            "the memory budget: it has room for only one batch"
-            f" ({phrases.size(seen.batch_bytes)} of {limit}), so the next one is not"
-            " made before the trainer has taken it."
-        )
-    return Cause(text, _of_more(budget.memory_bytes, budget.free_bytes))
+    if (short or full) and outbox(seen).empty > MOSTLY:
+        limit = phrases.size(budget.memory_bytes)
+        held = f"({phrases.size(seen.held_bytes)} held of {limit})"
+        text = f"workers are held back although no batch is ready {held}"
+        if 2 * seen.batch_bytes > budget.memory_bytes:
+            text = (
+                f"it has room for only one batch ({phrases.size(seen.batch_bytes)} of"
+                f" {limit}), so the next one is not made before the trainer has taken"
+                " it"
+            )
+        elif not short:
+            fits = budget.memory_bytes // seen.batch_bytes
+            text = (
+                f"it has room for {fits} batches {held}, whose samples are no work for"
+                f" more than {rows} workers"
+            )
+        yield Cause(f"the memory budget: {text}.", _of_more(window))
 
 
-def _of_more(present: int, free: int) -> tuple[str, ...]:
-    """Advise twice the bytes, if the machine has them to spare."""
-    wanted = 2 * present if not free else min(2 * present, free // 2)
-    if wanted <= present:
-        return ()
-    unit, name = (
-        (phrases.GIB, "GiB") if wanted >= 4 * phrases.GIB else (phrases.MIB, "MiB")
-    )
-    return (f'ps.set_memory_budget("{ceil(wanted / unit)}{name}")',)
+def _of_more(window: Window) -> tuple[str, ...]:
+    """Advise twice the bytes, if the machine has them to spare for more batches."""
+    present, batch = window.budget.memory_bytes, window.seen.batch_bytes or 1
+    wanted = min(2 * present, window.budget.free_bytes // 2 or 2 * present)
+    times = ratio(wanted // batch, max(1, present // batch))
+    large = wanted >= 4 * phrases.GIB
+    unit, name = (phrases.GIB, "GiB") if large else (phrases.MIB, "MiB")
+    line = f'ps.set_memory_budget("{ceil(wanted / unit)}{name}")'
+    return promised(min(times, window.possible), line)
 
 
-def _of_contention(window: Window) -> Cause | None:
+def _of_keeping(window: Window) -> Iterator[Cause]:
+    """Yield the cause if a cache takes longer than making what it keeps."""
+    # Other programs may have come since most samples were made.
+    run_s = window.part.run_s_per_row * (1.0 - queued([window.segment]))
+    for each in _behind(window):
+        made_s = ratio(each.compute_ns, each.misses) / 1e9
+        if each.misses >= MANY and 0.0 < 2.0 * made_s < run_s:
+            yield Cause(
+                f"a cache: {each.name} takes {phrases.ms(run_s - made_s)} ms a sample"
+                f" to find or keep what is made in {phrases.ms(made_s)} ms; without"
+                " this cache, the pipeline is faster.",
+                stage=each.name,
+            )
+
+
+def _of_contention(window: Window) -> Iterator[Cause]:
     seen, trainer = window.seen, window.seen.trainer
     inline = window.segment.executor == "inline"
-    if inline or not always_ready(seen) or not trainer.steps:
-        return None
-    wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
-    what = "for the hand-over"
-    turns = take_turns(seen, window.segment)
-    if turns:
-        what = "for the GIL, which the loading threads hold"
-    elif seen.contention is not None and seen.contention.certain:
-        what = "because loading takes the GIL and cores"
-    cure = _of_processes(window) if turns else Cure()
-    return cure.of(
-        f"contention: a batch is ready {100 * (1.0 - outbox(seen).empty):.0f}% of the"
-        f" time, and the trainer waits {figures(wait_ms)} ms all the same, {what}"
-    )
+    if not inline and always_ready(seen) and trainer.steps:
+        wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
+        what, cure = "for the hand-over", Cure()
+        if take_turns(seen, window.segment):
+            what = "for the GIL, which the loading threads hold"
+            cure = _of_processes(window, inf)
+        elif seen.contention is not None and seen.contention.certain:
+            what = "because loading takes the GIL and cores"
+        ready = 100 * (1.0 - outbox(seen).empty)
+        yield cure.of(
+            f"contention: a batch is ready {ready:.0f}% of the time, and the trainer"
+            f" waits {figures(wait_ms)} ms all the same, {what}"
+        )
 
 
-def _of_gil(window: Window) -> Cause | None:
-    segment = window.segment
-    if segment.num_parallel_workers == 1 or not take_turns(window.seen, segment):
-        return None
-    held = 100 * (window.seen.gil_held or 0.0)
-    # In the batch, threads only copy rows. They wait for the GIL there, but hold it
-    # while they read and compute.
-    holders = [part for part in segment.parts if not part.name.startswith(COLLATE)]
-    holder = max(holders, key=attrgetter("cpu_s_per_row"), default=window.part).name
-    text = (
-        f"the GIL: held {held:.0f}% of the time, so the {segment.num_parallel_workers}"
-        f" threads of {phrases.short_name(holder)} take turns"
-    )
-    return _of_processes(window).of(text, holder)
+def _of_gil(window: Window) -> Iterator[Cause]:
+    segment, workers = window.segment, window.segment.num_parallel_workers
+    if workers > 1 and take_turns(window.seen, segment):
+        held = 100 * (window.seen.gil_held or 0.0)
+        # In the batch, threads only copy rows. They wait for the GIL there, but hold it
+        # while they read and compute.
+        holders = [part for part in segment.parts if not part.name.startswith(COLLATE)]
+        holder = max(holders, key=attrgetter("cpu_s_per_row"), default=window.part).name
+        yield _of_processes(window, workers).of(
+            f"the GIL: held {held:.0f}% of the time, so the {workers} threads of"
+            f" {phrases.short_name(holder)} take turns",
+            holder,
+        )
 
 
-def _of_processes(window: Window) -> Cure:
-    """Advise worker processes if cores are free, unless the tuner moves work itself."""
+def _of_processes(window: Window, times: float) -> Cure:
+    """Advise worker processes if cores are free, unless the tuner moves work itself.
+
+    Without waiting for one another, workers are at most `times` as fast.
+    """
     segment, why = window.segment, window.why_here
     if queued([segment]) >= QUEUED or cores_used(window.seen, window.budget):
         return Cure()
-    held = Restricted("executor", why) if why else None
-    if not is_chosen(why) and (why or window.tuned):
-        return Cure((), held)
-    if window.torchs:
-        return Cure(("DataLoader(thread_safe=False)",), held)
-    return Cure((f'executor="process"  # for {segment.name}, or "auto"',), held)
-
-
-def _of_lock(window: Window) -> Cause | None:
-    """Return the cause if threads take turns at a lock that is not the GIL."""
-    segment, share = window.segment, in_line(window.segment)
-    if share < MOSTLY:
-        return None
-    return _of_processes(window).of(
-        f"a lock: the {segment.num_parallel_workers} threads of {window.name} wait for"
-        f" one lock {share:.0%} of their time, so they take turns"
+    line = window.in_words(
+        f'executor="process"  # for {segment.name}, or "auto"',
+        "DataLoader(thread_safe=False)",
     )
+    advised = is_chosen(why) or not (why or window.tuned)
+    advice = promised(min(times, window.possible), line) if advised else ()
+    return Cure(advice, Restricted("executor", why) if why else None)
 
 
-def _of_cores(window: Window) -> Cause | None:
-    if not cores_used(window.seen, window.budget):
-        return None
-    used, allowed = busy_cores(window.seen), figures(window.budget.cpu_cores)
-    text = (
-        f"CPU: {used:.1f} of {allowed} cores are busy loading, most of it {window.name}"
-    )
-    if not window.budget.whole_machine:
-        text += "; other pipelines have the rest, or ps.set_cpu_budget leaves it out"
-    return Cause(f"{text}.", _of_fused(window))
+def _of_lock(window: Window) -> Iterator[Cause]:
+    """Yield the cause if threads take turns at a lock that is not the GIL."""
+    share, workers = in_line(window.segment), window.segment.num_parallel_workers
+    if share >= MOSTLY:
+        yield _of_processes(window, workers).of(
+            f"a lock: the {workers} threads of {window.name} wait for one lock"
+            f" {share:.0%} of their time, so they take turns"
+        )
 
 
-def _of_others(window: Window) -> Cause | None:
+def _of_cores(window: Window) -> Iterator[Cause]:
+    if cores_used(window.seen, window.budget):
+        used, allowed = busy_cores(window.seen), figures(window.budget.cpu_cores)
+        rest = "; other pipelines have the rest, or ps.set_cpu_budget leaves it out"
+        yield Cause(
+            f"CPU: {used:.1f} of {allowed} cores are busy loading, most of it"
+            f" {window.name}{'' if window.budget.whole_machine else rest}.",
+            _of_fused(window),
+        )
+
+
+def _of_others(window: Window) -> Iterator[Cause]:
     seen, segment, run_s = window.seen, window.segment, window.part.run_s_per_row
-    share = queued([segment])
-    if share < QUEUED:
-        return None
-    waits = (
-        f"CPU: {window.name} waits for a core for {phrases.ms(share * run_s)} of"
-        f" {phrases.ms(run_s)} ms a sample, while"
-    )
+    share, own = queued([segment]), seen.used_cores - seen.cpu_cores
     settled = ratio(segment.settled_s, segment.run_s) or 1.0  # only that has CPU time
-    times = ratio(settled * segment.threads_cpu_s, segment.cpu_s)
-    if segment.executor == "process" and times >= OWN_THREADS:
-        return Cause(
-            f"{waits} threads that it starts itself use them, {times:.1f} times as much"
-            " as the workers; let it start fewer, as torch.set_num_threads(1) does."
+    threads_s = settled * segment.threads_cpu_s
+    times = ratio(threads_s, segment.cpu_s)
+    # Work that hardly computes has hardly more than what each process does besides.
+    many = threads_s - segment.cpu_s >= MIN_SHARE * segment.queued_s
+    who, advice = "others use them", _of_fused(window)
+    if segment.executor == "process" and times >= OWN_THREADS and many:
+        who = (
+            f"threads that it starts itself use them, {times:.1f} times as much as the"
+            " workers; let it start fewer, as torch.set_num_threads(1) does"
         )
-    own = seen.used_cores - seen.cpu_cores
-    if own >= MIN_SHARE * seen.used_cores and no_core_free(seen, window.budget):
-        return Cause(
-            f"{waits} the trainer itself keeps {own:.1f} of"
+    elif own >= MIN_SHARE * seen.used_cores and no_core_free(seen, window.budget):
+        advice = (*_of_torch(window), *advice)
+        who = (
+            f"the trainer itself keeps {own:.1f} of"
             f" {figures(window.budget.cpu_cores)} busy, with {seen.torch_threads}"
-            " threads of torch.",
-            (*_of_torch(window), *_of_fused(window)),
+            " threads of torch"
         )
-    return Cause(f"{waits} others use them.", _of_fused(window))
+    if share >= QUEUED:
+        yield Cause(
+            f"CPU: {window.name} waits for a core for {phrases.ms(share * run_s)} of"
+            f" {phrases.ms(run_s)} ms a sample, while {who}.",
+            advice,
+        )
 
 
-def _of_first_batches(window: Window) -> Cause | None:
-    """Return the cause if loops are so short that first batches make up the wait."""
-    trainer = window.seen.trainer
-    if window.segment.executor == "inline" or not trainer.wait_s:
-        return None
-    share = trainer.first_s / trainer.wait_s
-    if share < MOSTLY:
-        return None
-    return Cause(
-        f"the beginning of epochs: {100 * share:.0f}% of the wait is for first batches,"
-        " which are not made before a loop begins."
-    )
+def _of_first_batches(window: Window) -> Iterator[Cause]:
+    """Yield the cause if loops are so short that first batches make up the wait."""
+    trainer, segment = window.seen.trainer, window.segment
+    share = ratio(trainer.first_s, trainer.wait_s)
+    if segment.executor != "inline" and share >= MOSTLY:
+        # A run's very first batch is waited for in any case.
+        again = trainer.loops < 2 or window.seen.persistent
+        spared_s = 0.0 if again else trainer.first_s * (1.0 - 1.0 / trainer.loops)
+        times = headspace_of(ratio(spared_s, trainer.wait_s + trainer.gap_s))
+        line = window.in_words(
+            ".options(persistent_workers=True)",
+            f"DataLoader(num_workers={segment.num_parallel_workers},"
+            " persistent_workers=True)",
+        )
+        yield Cause(
+            f"the beginning of epochs: {share:.0%} of the wait is for first batches,"
+            " which are not made before a loop begins.",
+            promised(times, line),
+        )
 
 
-def _of_unevenness(window: Window) -> Cause | None:
-    """Return the cause if there are enough workers, but they wait for slow rows."""
+def _of_unevenness(window: Window) -> Iterator[Cause]:
+    """Yield the cause if there are enough workers, but they wait for slow rows."""
     segment, seen = window.segment, window.seen
-    held = held_back(seen, segment)
-    few = segment.executor == "inline" or segment.num_parallel_workers == 1
-    few = few or window.part.name.startswith(COLLATE)
-    few = few or window.needed > ENOUGH * segment.num_parallel_workers
+    held, workers = held_back(seen, segment), segment.num_parallel_workers
+    elsewhere = segment.executor == "inline" or window.part.name.startswith(COLLATE)
+    few = workers == 1 or window.needed > ENOUGH * workers
+    rows = batch_rows(segment) if segment.executor == "process" else 1.0
+    even = 0.0 < segment.lease_s < UNEVEN * rows * segment.run_s_per_row
+    ready = always_ready(seen) or busy(segment) >= BUSY
     late = held >= HELD_BACK or outlasts(seen, segment)
-    if few or not late or always_ready(seen) or busy(segment) >= BUSY:
-        return None
-    back = f"are held back {held:.0%} of the time" if held >= HELD_BACK else "wait"
-    prefetch = segment.prefetch_size
-    ahead = "batch" if prefetch == 1 else f"{prefetch} batches"
-    return _of_prefetch(window).of(
-        f"uneven samples: the workers of {window.name} {back}, as the {ahead} that may"
-        f" be prefetched wait{'s' * (prefetch == 1)} for"
-        f" {'its' if prefetch == 1 else 'their'} slowest samples",
-    )
+    if late and not (elsewhere or few or even or ready):
+        back = f"are held back {held:.0%} of the time" if held >= HELD_BACK else "wait"
+        ahead = "batch that may be prefetched waits for its"
+        if segment.prefetch_size > 1:
+            ahead = (
+                f"{segment.prefetch_size} batches that may be prefetched wait for their"
+            )
+        yield _of_prefetch(window, workers, ratio(1.0, busy(segment))).of(
+            f"uneven samples: the workers of {window.name} {back}, as the {ahead}"
+            " slowest samples"
+        )
 
 
-def _of_prefetch(window: Window, workers: int = 0) -> Cure:
+def _of_prefetch(window: Window, workers: int, times: float) -> Cure:
     """Advise more batches ahead, if the budget has room for them.
 
-    Args:
-        window: that shows the need.
-        workers: as many as are advised, too; 0: the present ones stay.
+    The workers that will be there are at most `times` as fast if none is held back.
     """
     segment, seen = window.segment, window.seen
     present, wanted = segment.prefetch_size, needed_prefetch(seen, segment)
     wanted = fitting(seen, window.budget, present, wanted)
     if wanted == present:
-        more = _of_more(window.budget.memory_bytes, window.budget.free_bytes)
-        return Cure(more, Restricted("prefetch_size", Restriction.MEMORY))
+        return Cure(_of_more(window), Restricted("prefetch_size", Restriction.MEMORY))
     if window.tuned:
-        return Cure(
-            (), Restricted("prefetch_size", window.pinned) if window.pinned else None
-        )
-    if not window.torchs:
-        return Cure((TUNE, f"ps.set_prefetch_size({wanted})"))
-    each = ceil(wanted / (workers or segment.num_parallel_workers))
-    return Cure((TUNE, f"DataLoader(prefetch_factor={max(2, each)})"))
+        why = window.pinned
+        return Cure((), Restricted("prefetch_size", why) if why else None)
+    line = window.in_words(
+        f"ps.set_prefetch_size({wanted})",
+        f"DataLoader(prefetch_factor={max(2, ceil(wanted / workers))})",
+    )
+    return Cure(promised(min(times, window.possible), TUNE, line))
 
 
-RULES: tuple[Callable[[Window], Cause | None], ...] = (
-    _of_device,
-    _of_collate,
-    _of_memory,
-    _of_contention,
-    _of_gil,
-    _of_lock,
-    _of_cores,
-    _of_others,
-    _of_first_batches,
-    _of_unevenness,
-)
+# What a segment does with its time: the last rule always applies
 
 
-# What a segment does with its time
-
-
-def _of_work(window: Window) -> Cause:
+def _of_work(window: Window) -> Iterator[Cause]:
     if window.part.run_s_per_row == 0.0:
-        return Cause(f"{window.name} has not finished a sample yet.")
+        yield Cause(f"{window.name} has not finished a sample yet.")
     full, more = _of_cache(window)
-    text = f"{_spent(window)}{_on_whom(window)}{_starved(window)}{full}."
     cure = _of_workers(window)
-    advice = more or (*cure.advice, *_of_fused(window))
-    return Cause(text, advice, restricted=cure.restricted)
+    yield Cause(
+        f"{_spent(window)}{_on_whom(window)}{_starved(window)}{full}.",
+        more or (*cure.advice, *_of_fused(window)),
+        restricted=cure.restricted,
+    )
 
 
 def _spent(window: Window) -> str:
     part, segment, name = window.part, window.segment, window.name
     run_ms, cpu_ms = phrases.ms(part.run_s_per_row), phrases.ms(part.cpu_s_per_row)
     if part.name.startswith(COLLATE):
-        whole_ms = phrases.ms(segment.run_s_per_row)
-        return (
-            f"collate: putting samples together takes {run_ms} of {whole_ms} ms a"
-            " sample"
-        )
+        took = f"takes {run_ms} of {phrases.ms(segment.run_s_per_row)} ms a sample"
+        return f"collate: putting samples together {took}"
     if window.computes:
         return f"CPU: {name} computes {cpu_ms} ms a sample"
     if _takes_turns(window):
@@ -571,69 +558,75 @@ def _takes_turns(window: Window) -> bool:
 
 def _on_whom(window: Window) -> str:
     """Describe who does the work, and how many the trainer needs."""
-    segment, needed, why = window.segment, window.needed, window.why_no_more
-    workers, countless = segment.num_parallel_workers, needed >= COUNTLESS
+    segment, why = window.segment, window.why_no_more
     if segment.iterable:
         return f"; {why}"
     if segment.executor == "inline":
         return f", in the trainer's own time{'; ' * bool(why)}{why}"
-    if needed <= workers:
+    if window.needed <= segment.num_parallel_workers:
         return f", on {window.them}"
-    wanted = phrases.count(needed)
-    if why or countless:
-        needs = "takes all it can get" if countless else f"needs {wanted}"
-        return f"; {why or window.them}, and this trainer {needs}"
-    return f"; too few workers: {workers}, this trainer needs {wanted}"
+    if window.needed == inf:
+        return f"; {why or window.them}, and this trainer takes all it can get"
+    needs = f"this trainer needs {phrases.count(window.needed)}"
+    few = f"too few workers: {segment.num_parallel_workers}, {needs}"
+    return f"; {why}, and {needs}" if why else f"; {few}"
 
 
 def _starved(window: Window) -> str:
     """Name the segment that this one leaves without input."""
-    segments = window.seen.segments
-    for before, after in pairwise(segments):
+    for before, after in pairwise(window.seen.segments):
         idle = ratio(after.wait_input_s, after.worker_s)
         if before is window.segment and idle >= MOSTLY:
             name = phrases.short_name(after.name)
-            return f", so {name} has no input {100 * idle:.0f}% of the time"
+            return f", so {name} has no input {idle:.0%} of the time"
     return ""
 
 
 def _of_workers(window: Window) -> Cure:
     """Advise the tuner, or as many workers as cores and bounds allow."""
-    segment, why = window.segment, window.why_no_more
-    knob: KnobName = "executor" if segment.executor == "inline" else WORKERS
-    enough = knob == WORKERS and window.needed <= segment.num_parallel_workers
-    held = Restricted(knob, why) if why and not enough else None
+    segment, why, seen = window.segment, window.why_no_more, window.seen
+    present, inline = segment.num_parallel_workers, segment.executor == "inline"
+    held = None
+    if why and (inline or window.needed > present):
+        held = Restricted("executor" if inline else "num_parallel_workers", why)
     if window.tuned and segment.fixed and segment.fixed in why:
         without = f"DataLoader(...)  # without {segment.fixed}, to let workers load"
-        return Cure((without,), held)
+        return Cure(promised(window.possible, without), held)
     if window.tuned or why:
         return Cure((), held)
-    workers, advice = _of_number(window)
-    if advice and outlasts(window.seen, segment):  # more workers alone are no help
-        ahead = _of_prefetch(window, workers)
-        more = tuple(line for line in ahead.advice if line not in advice)
-        return Cure((*advice, *more), ahead.restricted)
-    return Cure(advice)
+    bound = ratio(0 if inline else segment.max_workers, present) or inf
+    tune, wanted = promised(min(window.possible, bound), TUNE), _number(window)
+    if wanted <= present:
+        return Cure(tune if wanted == 0 else ())
+    line = window.in_words(
+        f"num_parallel_workers={wanted}  # for {segment.name}",
+        f"DataLoader(num_workers={wanted})",
+    )
+    # The other segments keep their workers, and threads the GIL.
+    beside = [busy(each) for each in seen.segments if each is not segment]
+    most = max(*beside, (seen.gil_held or 0.0) * take_turns(seen, segment), 0.0)
+    times = min(window.possible, wanted / present, ratio(1.0, most) or inf)
+    advice, ahead = (*tune, *promised(times, line)), Cure()
+    if advice and outlasts(seen, segment):  # more workers alone are no help
+        ahead = _of_prefetch(window, wanted, times)
+    more = (each for each in ahead.advice if not each.startswith(TUNE))
+    return Cure((*advice, *more), ahead.restricted)
 
 
-def _of_number(window: Window) -> tuple[int, tuple[str, ...]]:
-    """Return a number of workers, where one follows from what is known, as advice."""
-    segment, tune = window.segment, (TUNE,)
+def _number(window: Window) -> int:
+    """Return how many workers are enough, or as many more as are advised; 0: unknown.
+
+    How many threads help that take turns, and how many workers do what the trainer did
+    itself, must be tried.
+    """
+    segment = window.segment
     unsure = window.part.run_s_per_row < SHORT_READ_S or _takes_turns(window)
     if segment.executor == "inline" or (unsure and not window.computes):
-        return 0, tune  # how many would help must be tried
+        return 0
     most = STEP_UP * segment.num_parallel_workers
-    if window.computes:
-        most = min(most, ceil(window.budget.cpu_cores))
-    room = rows_in(window.seen, window.budget)
-    needed = min(
-        ceil(window.needed / BUSY), *filter(None, (most, segment.max_workers, room))
-    )
-    if needed <= segment.num_parallel_workers:
-        return 0, ()
-    if window.torchs:
-        return needed, (*tune, f"DataLoader(num_workers={needed})")
-    return needed, (*tune, f"num_parallel_workers={needed}  # for {segment.name}")
+    cores = ceil(window.budget.cpu_cores) if window.computes else 0
+    bounds = cores, segment.max_workers, rows_in(window.seen, window.budget)
+    return max(1, ceil(min(window.needed / BUSY, most, *filter(None, bounds))))
 
 
 def _of_cache(window: Window) -> tuple[str, tuple[str, ...]]:
@@ -641,31 +634,65 @@ def _of_cache(window: Window) -> tuple[str, tuple[str, ...]]:
 
     Its misses are then what the operation is busy with, in every epoch.
     """
-    for each in window.seen.caches:
-        after = phrases.number_of(each.name) > phrases.number_of(window.part.name)
-        if not after or each.refused < MOSTLY * each.misses or not each.stored:
-            continue
-        room = room_for(window.part.storable or 0, each.stored_bytes / each.stored)
-        text = (
-            f"; {each.name} finds {each.hit_share:.0%} of the samples, and has no room"
-            " for the others"
-        )
-        fits = 0 < 2 * room <= window.budget.free_bytes
-        if not fits or all(tier.name != "RAM" for tier in each.tiers):
-            return text, ()
-        return text, (f'ram="{ceil(room / phrases.MIB)}MiB"  # for {each.name}',)
+    for each in _behind(window):
+        if each.stored and each.refused >= MOSTLY * each.misses:
+            sample_bytes = each.stored_bytes / each.stored
+            room = room_for(window.part.storable or 0, sample_bytes)
+            fits = 0 < 2 * room <= window.budget.free_bytes
+            in_ram = fits and any(tier.name == "RAM" for tier in each.tiers)
+            times = found_gain(window.seen, phrases.number_of(each.name), sample_bytes)
+            line = f'ram="{ceil(room / phrases.MIB)}MiB"  # for {each.name}, once full'
+            few = f"; {each.name} finds {each.hit_share:.0%} of the samples"
+            advice = promised(times if in_ram else 1.0, line)
+            return f"{few}, and has no room for the others", advice
     return "", ()
 
 
-def room_for(samples: int, sample_bytes: float) -> int:
-    """Return the bytes that a cache needs for so many samples of this size."""
-    return int((ROOM * sample_bytes + RECORD_BYTES) * samples)
+def _behind(window: Window) -> Iterator[CacheStatistics]:
+    """Yield the caches after the operation."""
+    for each in window.seen.caches:
+        if phrases.number_of(each.name) > phrases.number_of(window.part.name):
+            yield each
+
+
+def found_gain(seen: Observation, number: int, sample_bytes: float) -> float:
+    """Return how many times as fast training is, at most, if each sample is found.
+
+    `number` is that of the cache, or of the operation before it.
+    """
+    parts = busiest(seen).parts
+    left = [p.run_s_per_row for p in parts if phrases.number_of(p.name) > number]
+    left_s = sum(left, start=found_s(sample_bytes))
+    times = ratio(sum(part.run_s_per_row for part in parts), left_s)
+    return min(times, headspace_of(lost_share(seen)))
 
 
 def _of_fused(window: Window) -> tuple[str, ...]:
     """Advise one pass over each image, if images are decoded and then cropped."""
     folder = window.seen.segments[0].name.startswith("Folder(")
-    if not folder or window.torchs or window.name != "decode" or not window.computes:
+    if (
+        not folder
+        or window.seen.face == "DataLoader"
+        or window.name != "decode"
+        or not window.computes
+    ):
         return ()
     fused = ".map(ps.image.decode_random_resized_crop(224))  # one pass over each image"
-    return (fused,)
+    return promised(min(FUSED, window.headspace), fused)
+
+
+# What makes a trainer wait: the first cause that these yield.
+RULES: tuple[Callable[[Window], Iterator[Cause]], ...] = (
+    _of_device,
+    _of_collate,
+    _of_memory,
+    _of_keeping,
+    _of_contention,
+    _of_gil,
+    _of_lock,
+    _of_cores,
+    _of_others,
+    _of_first_batches,
+    _of_unevenness,
+    _of_work,
+)

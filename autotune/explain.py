@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from heapq import nlargest
+from math import inf
 from operator import itemgetter
 from typing import Literal
 
+from ..cache.statistics import found_s, room_for
 from ..engine.observe.observation import (
     Face,
     Observation,
@@ -18,30 +21,31 @@ from ..system.printing import Printed
 from ..system.resources import Budget
 from . import phrases
 from .causes import (
-    COUNTLESS,
     DEVICE,
+    RULES,
     TUNE,
+    WORTHWHILE,
     Cause,
     Restricted,
     Window,
-    busiest,
+    found_gain,
     of_slowdown,
-    of_trainer,
-    of_wait,
-    room_for,
-    seconds_of,
+    promised,
 )
 from .trial import Decision
 from .window import (
     MOSTLY,
     STARVED,
     WORTH,
+    busiest,
     computes,
     demand_rows_per_s,
+    headspace_of,
     idle_s,
     lost_share,
     needed_workers,
     outbox,
+    seconds_of,
     slowed_share,
     wait_share,
 )
@@ -51,14 +55,6 @@ Verdict = Literal["input-bound", "balanced", "not input-bound"]
 DIFFERENCE, CPU_HIGH, CPU_LOW = 0.35, 0.75, 0.35
 """MindSpore's thresholds: the difference between an operator's input and output, and
 its workers' share of time on a CPU."""
-CACHE_WORTH = 0.1
-"""Share of the work on a sample that a cache must save to be worth mentioning."""
-FINDING_S = 100e-6
-FOUND_BYTES_PER_S = 1e9
-"""Finding a sample takes at most this long, plus its bytes at this rate. Rows of a
-table, every one found, came at 9,500 to 16,000 a second."""
-MAX_HEADSPACE = 1000.0
-"""Stands for anything larger, such as for a trainer that does nothing."""
 MAX_NAMED = 3
 """Operations named in the verdict line."""
 
@@ -109,7 +105,8 @@ class Explanation(Printed):
     stages: tuple[StageReport, ...]
     """In the order of the data, source first."""
     advice: tuple[str, ...]
-    """What to do next, as code; empty if nothing is justified."""
+    """What to do next, as code that says what it brings at most; empty if nothing is
+    justified."""
     caching: tuple[str, ...] = ()
     """What caches do, and what others would gain and need."""
     restricted: Restricted | None = None
@@ -126,23 +123,22 @@ class Explanation(Printed):
         """The verdict in one line, as the log shows it."""
         if self.trainer.steps == 0:
             return "no verdict yet: no step has finished."
-        waiting = f"waiting {100 * self.wait_share:.0f}% of each step"
-        if self.verdict == "not input-bound":
-            waiting = f"waiting {100 * self.wait_share:.1f}% of each step"
+        digits = 1 if self.verdict == "not input-bound" else 0
         blamed = [(DEVICE, self.copy_share)]
         for stage in self.stages:
             blamed += stage.parts or [(stage.name, stage.wait_share)]
-        blamed.sort(key=itemgetter(1), reverse=True)
         parts = [
             f"{phrases.short_name(name)} {100 * share:.0f}%"
-            for name, share in blamed[:MAX_NAMED]
+            for name, share in nlargest(MAX_NAMED, blamed, key=itemgetter(1))
             if round(100 * share) >= 1
         ]
         named = f" ({', '.join(parts)})" if parts else ""
         if self.slowdown > 1.0:
             named += f", its own part {self.slowdown - 1.0:+.0%} beside loading"
-        speedup = phrases.speedup(self.headspace)
-        return f"{self.verdict}: {waiting}{named}; {speedup} if loading were free."
+        return (
+            f"{self.verdict}: waiting {100 * self.wait_share:.{digits}f}% of each step"
+            f"{named}; {phrases.speedup(self.headspace)} if loading were free."
+        )
 
     def scalars(self) -> dict[str, float]:
         """Its figures by name, in the form that metric loggers take."""
@@ -197,9 +193,9 @@ def verdict_of(share: float) -> Verdict:
     return "not input-bound" if share < WORTH else "balanced"
 
 
-def headspace_of(share: float) -> float:
-    """Return how many times faster training could be if loading costs this share."""
-    return min(MAX_HEADSPACE, ratio(1.0, 1.0 - share) or MAX_HEADSPACE)
+def of_trainer(share: float) -> Cause:
+    """Return the cause if loading keeps up, and the trainer waits this share."""
+    return Cause(f"the trainer: loading keeps up with it (wait {100 * share:.1f}%).")
 
 
 def explain(
@@ -222,18 +218,16 @@ def explain(
     copy_share = share * min(1.0, ratio(trainer.copy_s, trainer.wait_s))
     silent = observation.trainer.steps == 0 and outbox(observation).empty < MOSTLY
     verdict: Verdict = "balanced" if silent else verdict_of(lost)
+    window = Window(observation, busiest(observation), budget, tuned)
     bottleneck = None
     if silent:
         cause = Cause("nothing is known yet: no batch was delivered in this window.")
     elif verdict == "not input-bound":
         cause = of_trainer(share)
     else:
-        window = Window(observation, busiest(observation), budget, tuned)
-        cause = (
-            of_slowdown(window)
-            if slowed_share(observation) > share
-            else of_wait(window)
-        )
+        found = (cause for rule in RULES for cause in rule(window))
+        slowed = slowed_share(observation) > share
+        cause = of_slowdown(window) if slowed else next(found)
         bottleneck = cause.stage or window.part.name
     return Explanation(
         verdict=verdict,
@@ -256,7 +250,8 @@ def explain(
 def cache_advice(observation: Observation) -> Iterator[str]:
     """Yield what a cache with room for all samples would save and need, by its place.
 
-    A sample that is found needs none of the worker-seconds spent before the cache.
+    A sample that is found needs none of the worker-seconds spent before the cache. A
+    place where that would not make training faster is left out.
     """
     parts = [part for segment in observation.segments for part in segment.parts]
     whole_s = sum(part.run_s_per_row for part in parts)
@@ -265,14 +260,16 @@ def cache_advice(observation: Observation) -> Iterator[str]:
         spared_s += part.run_s_per_row
         if part.storable is None or not part.bytes_per_row:
             return
-        found_s = FINDING_S + part.bytes_per_row / FOUND_BYTES_PER_S
-        if spared_s - found_s >= CACHE_WORTH * whole_s:
-            room = room_for(part.storable, part.bytes_per_row)
+        number, sample_bytes = phrases.number_of(part.name), part.bytes_per_row
+        times = found_gain(observation, number, sample_bytes)
+        if times >= WORTHWHILE:
+            saved_s = spared_s - found_s(sample_bytes)
             yield (
-                f"a cache after {part.name} would save"
-                f" {phrases.ms(spared_s - found_s)} of {phrases.ms(whole_s)} ms of work"
-                f" a sample, and need {phrases.size(room)} ({part.storable:,} samples"
-                f" of {phrases.size(part.bytes_per_row)})"
+                f"a cache after {part.name} would save {phrases.ms(saved_s)} of"
+                f" {phrases.ms(whole_s)} ms of work a sample, and need"
+                f" {phrases.size(room_for(part.storable, sample_bytes))}"
+                f" ({part.storable:,} samples of {phrases.size(sample_bytes)}):"
+                f" {phrases.speedup(times)}"
             )
 
 
@@ -313,7 +310,7 @@ def of_torchs(
         trainer=trainer,
         rows_per_s=rate,
         stages=(stage,),
-        advice=(TUNE,) if waits and tunable else (),
+        advice=promised(headspace_of(share), TUNE) if waits and tunable else (),
         face="DataLoader",
     )
 
@@ -328,22 +325,21 @@ def evidence(observation: Observation, decision: Decision) -> Iterator[str]:
     workers are seldom on one.
     """
     name, worst = decision.operator, busiest(observation)
-    needed = needed_workers(observation, worst)
-    few = worst.num_parallel_workers < needed < COUNTLESS
+    workers = needed_workers(observation, worst)
+    few = worst.num_parallel_workers < workers < inf
     if few and name == worst.name and decision.expected > 1.0:
         cpu = computes(worst.cpu_s, worst.run_s)
-        yield phrases.bottleneck(worst, needed, computes=cpu)
-    if decision.added <= 0:
-        return
+        yield phrases.bottleneck(worst, workers, computes=cpu)
+    key = decision.key if decision.added > 0 else None
     for segment in observation.segments:
         feeding, output = segment.input_utilization, segment.output.utilization
         share = segment.cpu_utilization
-        if decision.key == (segment.name, "num_parallel_workers"):
-            if feeding - output > DIFFERENCE:
-                yield phrases.slow(name, feeding, output, DIFFERENCE)
-            if share > CPU_HIGH:
-                yield phrases.cpu(name, share, CPU_HIGH)
-        elif decision.key == (segment.queue_name, "prefetch_size") and share < CPU_LOW:
+        more = key == (segment.name, "num_parallel_workers")
+        if more and feeding - output > DIFFERENCE:
+            yield phrases.slow(name, feeding, output, DIFFERENCE)
+        if more and share > CPU_HIGH:
+            yield phrases.cpu(name, share, CPU_HIGH)
+        if key == (segment.queue_name, "prefetch_size") and share < CPU_LOW:
             yield phrases.cpu(name, share, CPU_LOW)
 
 

@@ -107,11 +107,8 @@ def outcome(seen: DecisionOutcome) -> str:
 
 def released(wait: float, workers: int, nbytes: int) -> str:
     """Resources were released since the trainer stopped waiting."""
-    things = []
-    if workers:
-        things.append(f"{workers} worker{'s' if workers > 1 else ''}")
-    if nbytes >= MIB:
-        things.append(size(nbytes))
+    them = f"{workers} worker{'s' if workers > 1 else ''}" if workers else ""
+    things = filter(None, (them, size(nbytes) if nbytes >= MIB else ""))
     return f"not input-bound (wait {100 * wait:.1f}%): released {' and '.join(things)}."
 
 
@@ -133,13 +130,11 @@ def count(number: float) -> str:
 
 def size(nbytes: float) -> str:
     """Return a number of bytes with a suitable unit."""
-    if nbytes < 1024:
-        return f"{nbytes:.0f} bytes"
-    if nbytes >= GIB:
-        return f"{nbytes / GIB:.1f} GiB"
-    if nbytes >= 10 * MIB:
-        return f"{nbytes / MIB:.0f} MiB"
-    return f"{nbytes / MIB:.1f} MiB" if nbytes >= MIB else f"{nbytes / 1024:.1f} KiB"
+    for unit, name in (GIB, "GiB"), (MIB, "MiB"), (1024, "KiB"):
+        if nbytes >= unit:
+            digits = 0 if unit == MIB and nbytes >= 10 * MIB else 1
+            return f"{nbytes / unit:.{digits}f} {name}"
+    return f"{nbytes:.0f} bytes"
 
 
 def ms(seconds: float) -> str:
@@ -222,8 +217,7 @@ def held(segment: SegmentObservation, knob: str, why: str) -> str:
             f"Op ({segment.name}) may do better in {where}, and stays where it is:"
             f" {why}."
         )
-    what, now = "workers", segment.num_parallel_workers
-    name = segment.name
+    what, now, name = "workers", segment.num_parallel_workers, segment.name
     if knob == "prefetch_size":
         what, now, name = "batches ahead", segment.prefetch_size, segment.queue_name
     return f"Op ({name}) needs more {what}, and stays at {now}: {why}."

@@ -18,7 +18,6 @@ from ..engine.observe.observation import (
 )
 from ..system.resources import Budget
 from . import phrases
-from .causes import busiest
 from .explain import evidence, explain, verdict_of
 from .host_peers import HostPeers
 from .log import LOGGER, AutotuneLog, Spoken
@@ -36,6 +35,7 @@ from .trial import (
 )
 from .window import (
     TRUSTED_S,
+    busiest,
     enough,
     joined,
     lacking_s,

@@ -12,14 +12,16 @@ same rate, one row at a time. Otherwise the trainer's own seconds count.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from math import ceil, inf
+from operator import attrgetter
 
 from ..engine.core.metrics import ConnectorObservation
 from ..engine.observe.observation import (
     MIN_WAIT,
     Observation,
+    PartObservation,
     SegmentObservation,
     ratio,
 )
@@ -74,6 +76,11 @@ MAX_REPORT_S = 3.0
 """Longest time in which each process is to report something, in seconds."""
 SHORT_LOOP_S = 3.0
 """Seconds of a loop, with the break before it, below which a window has a whole one."""
+COUNTLESS, HIGH, SHORT_STEP_S = 1000, 100, 0.001
+"""Workers from which a need only says that the trainer does next to nothing, and from
+which it does if its own part of a step is shorter than these seconds."""
+MAX_HEADSPACE = 1000.0
+"""Stands for anything larger, such as for a trainer that does nothing."""
 PATIENCE_S = 2.0
 """Seconds after which one finished row is enough: decisions must not take forever."""
 
@@ -326,9 +333,48 @@ def demand_rows_per_s(observation: Observation) -> float:
     return ratio(observation.trainer.rows, observation.trainer.gap_s)
 
 
+def headspace_of(share: float) -> float:
+    """Return how many times faster training could be if loading costs this share."""
+    return min(MAX_HEADSPACE, ratio(1.0, 1.0 - share) or MAX_HEADSPACE)
+
+
 def needed_workers(seen: Observation, segment: SegmentObservation) -> float:
-    """Return the workers that keep up with the trainer: demand times seconds a row."""
-    return demand_rows_per_s(seen) * segment.run_s_per_row
+    """Return the workers that keep up with the trainer: demand times seconds a row.
+
+    It is infinite for a loop that does next to nothing with its batches: no number says
+    anything of it.
+    """
+    workers = demand_rows_per_s(seen) * segment.run_s_per_row
+    short = ratio(seen.trainer.gap_s, seen.trainer.steps) < SHORT_STEP_S
+    return workers if workers < (HIGH if short else COUNTLESS) else inf
+
+
+def seconds_of(
+    observation: Observation, segment: SegmentObservation
+) -> Callable[[PartObservation], float]:
+    """Return a function that tells how long an operation takes per sample.
+
+    An operation that gets the GIL back from computing threads waits for milliseconds,
+    however little it does. In that case its time on a CPU is used.
+    """
+    turns = segment.num_parallel_workers > 1 and take_turns(observation, segment)
+    return attrgetter("cpu_s_per_row" if turns else "run_s_per_row")
+
+
+def busiest(observation: Observation) -> SegmentObservation:
+    """Return the segment whose workers are busiest.
+
+    The trainer waits for all of the work it does itself, however long it is away.
+    """
+
+    def burden(segment: SegmentObservation) -> tuple[float, float]:
+        alive_s, edge = segment.worker_s, segment.output.utilization
+        if segment.executor == "inline" and observation.trainer.wait_s > 0:
+            alive_s = max(segment.run_s, observation.trainer.wait_s)
+        share = round(ratio(segment.run_s, alive_s), 2)
+        return share, segment.input_utilization - edge
+
+    return max(observation.segments, key=burden)
 
 
 def needed_prefetch(seen: Observation, segment: SegmentObservation) -> int:

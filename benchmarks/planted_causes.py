@@ -3,31 +3,38 @@
     python benchmarks/planted_causes.py
     python benchmarks/planted_causes.py --only lock,cache
 
-Sixteen pipelines have one planted cause each, and some of them once more with worker
-processes. Every one trains untuned, in a process of its own. Then the advice of
-`explain()` is followed to the letter in another process, except the advice to tune:
-that is the last line. Advice should make training 1.2 times as fast; where nothing
-would, there should be none.
+Twenty pipelines and loaders have one planted cause each, and some of them once more
+with worker processes. Every one trains untuned, in a process of its own. Then the
+advice of `explain()` is followed to the letter in another process, except the advice to
+tune: that is the last line. Advice should make training 1.2 times as fast, and at most
+as much faster as it says; where nothing would, there should be none.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
+import io
 import json
 import logging
 import os
 import random
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from burning import burn, rounds_for
+from PIL import Image
 
 import penstock as ps
 
@@ -37,6 +44,8 @@ PASTED_S, TUNED_S = 6.0, 20.0
 """How long each run trains; the second half counts."""
 TUNE = "ps.set_enable_autotune(True)"
 GAIN = 1.2
+OFF = 1.5
+"""Times as much as promised that a run may gain: two runs differ by themselves."""
 BATCH = 16
 ROW = np.random.default_rng(0).random((64, 64)).astype("float32")
 NUMBERS = np.random.default_rng(1).random(20_000)
@@ -46,24 +55,26 @@ MS = rounds_for(0.001)
 class Data:
     """Sample i is what `read` makes of i."""
 
-    def __init__(self, read: Callable[[int], Any] = lambda _: ROW) -> None:
-        self.read = read
+    def __init__(
+        self, read: Callable[[int], Any] = lambda _: ROW, samples: int = 4000
+    ) -> None:
+        self.read, self.samples = read, samples
 
     def __len__(self) -> int:
-        return 4000
+        return self.samples
 
     def __getitem__(self, index: int) -> Any:
         return self.read(index)
 
 
-def waits(seconds: Callable[[int], float]) -> Data:
+def waits(seconds: Callable[[int], float], samples: int = 4000) -> Data:
     """Return data whose sample i waits for so long."""
 
     def read(index: int) -> Any:
         time.sleep(seconds(index))
         return ROW
 
-    return Data(read)
+    return Data(read, samples)
 
 
 def spread(index: int) -> float:
@@ -119,7 +130,7 @@ class Crowded:
         return ROW
 
 
-Made = Callable[[dict[str, Any]], ps.Pipeline]
+Made = Callable[[dict[str, Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -153,6 +164,31 @@ def cached(more: dict[str, Any]) -> ps.Pipeline:
     source = ps.Pipeline.from_dataset(waits(lambda _: 0.005), num_parallel_workers=2)
     few = source.take(1000)  # so that the second epoch begins soon
     return few.cache(ram=more.get("ram", "4MB")).batch(BATCH)
+
+
+def loading(data: Data, **given: Any) -> Made:
+    """Return a loader of torch's face, which penstock loads though it is not tuned."""
+    given = {"batch_size": BATCH, "sample_seeding": True, **given}
+    return lambda more: ps.DataLoader(data, **{**given, **more})
+
+
+def photographs(more: dict[str, Any]) -> ps.Pipeline:
+    """Decode whole photographs, and crop them; or as the advice says."""
+    folder = tempfile.mkdtemp(prefix="planted-")
+    atexit.register(shutil.rmtree, folder)
+    smooth = np.linspace(0, 255, 375 * 500 * 3).reshape(375, 500, 3).astype("uint8")
+    (Path(folder) / "all").mkdir()
+    for number in range(200):
+        Image.fromarray(smooth).save(f"{folder}/all/{number}.jpg", quality=90)
+    read = ps.Pipeline.from_folder(folder)
+    crop = ps.image.random_resized_crop(224)
+    whole = read.map(whole_photograph, name="decode").map(crop)
+    return more.get("stages", lambda _: whole)(read).batch(BATCH)
+
+
+def whole_photograph(sample: Any) -> Any:
+    encoded, label = sample
+    return np.asarray(Image.open(io.BytesIO(encoded))), label
 
 
 def collating(_: dict[str, Any]) -> ps.Pipeline:
@@ -234,6 +270,19 @@ PLANTS: dict[str, Plant] = {
         "Data",
     ),
     "cache": Plant(cached, WAITS, "Data"),
+    "loader": Plant(loading(waits(lambda _: 0.02), num_workers=2), WAITS, "Data"),
+    "gil of a loader": Plant(
+        loading(Data(lambda _: python(ROW)), num_workers=2, thread_safe=True),
+        ("the GIL", "loading slows", *CPU),
+        "Data",
+    ),
+    "epochs": Plant(
+        loading(waits(lambda _: 0.02, samples=64), num_workers=4),
+        ("the beginning of epochs",),
+        "Data",
+        0.08,
+    ),
+    "photographs": Plant(photographs, CPU, "decode"),
     "trainer": Plant(reading(waits(lambda _: 0.002)), ("the trainer",), None, 0.1),
     "gil of the trainer": Plant(
         mapping(python, executor="thread", num_parallel_workers=2),
@@ -273,10 +322,14 @@ def be(name: str, advice: list[str]) -> None:
     logging.getLogger("penstock").setLevel(logging.ERROR)
     for line in (*plant.first, *advice):
         code = line.partition("  #")[0]
+        names = {"ps": ps, "torch": torch, "DataLoader": dict}
         if code.startswith(("ps.", "torch.")):
-            exec(code, {"ps": ps, "torch": torch})  # noqa: S102 as a user pastes it
+            exec(code, names)  # noqa: S102 as a user pastes it
+        elif code.startswith("."):
+            settings["stages"] = eval(f"lambda pipe: pipe{code}", names)  # noqa: S307
         else:
-            exec(f"settings.update({code})")  # noqa: S102 the same
+            call = code if code.startswith("DataLoader(") else f"dict({code})"
+            settings |= eval(call, names)  # noqa: S307 the same
     seconds = TUNED_S if TUNE in advice else PASTED_S
     begun_s, steps = time.perf_counter(), 0
     while (passed_s := time.perf_counter() - begun_s) < FREE_S:
@@ -306,12 +359,14 @@ def train(plant: Plant) -> None:
         plant.step()
 
 
-def forever(pipe: ps.Pipeline) -> Iterator[Any]:
+def forever(pipe: Any) -> Iterator[Any]:
     while True:
         yield from pipe
 
 
 # All of them
+
+PROMISED = re.compile(r"at most ([\d.]+)x faster")
 
 
 def begun(name: str, *advice: str) -> subprocess.Popen[str]:
@@ -356,13 +411,15 @@ def followed(name: str, *settings: str) -> str:
     )
     print(f"{about}: {told}", flush=True)
     wrong = "" if told_rightly(plant, seen) else f"{about}: {told}"
-    advice = [line for line in seen["advice"] if line != TUNE]
+    advice = [line for line in seen["advice"] if not line.startswith(TUNE)]
     if advice:
+        most = max(float(PROMISED.findall(line)[-1]) for line in advice)
         rate = run(name, *settings, *advice)["rate"]
         times = rate / seen["rate"]
         gain = f"{'; '.join(advice)}: {rate:,.0f}, {times:.2f} times as fast"
         print(f"    try: {gain}", flush=True)
-        wrong = wrong or ("" if times >= GAIN else f"{about}: {told}\n    {gain}")
+        kept = GAIN <= times <= OFF * most
+        wrong = wrong or ("" if kept else f"{about}: {told}\n    {gain}")
     return wrong
 
 

@@ -329,7 +329,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         if run is None and why is None:
             return self._slot.explain(self._compiled)[1]
         if run is None:
-            run = TorchsRun(self.name, self, why or "", tunable=why == UNTUNED)
+            run = TorchsRun(
+                self.name,
+                self,
+                why or "",
+                tunable=why == UNTUNED and not self._zero_workers,
+            )
         return run.explain()
 
     # Frameworks
@@ -406,7 +411,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         begin = partial(self._begun_by_torch, drawing, watch, new=new)
         follow = partial(self._follow, drawing, watch)
         alone = self.dataset if iterable and self.num_workers == 0 else None
-        run = self._torchs = TorchsRun(self.name, self, why, tunable=why == UNTUNED)
+        run = self._torchs = TorchsRun(
+            self.name, self, why, tunable=why == UNTUNED and not self._zero_workers
+        )
         loop = resumed(begin, drawing, alone, follow, run)
         if config.get_enable_autotune():
             torchs_runs.add(run)

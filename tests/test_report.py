@@ -70,10 +70,12 @@ def agree(log: Path) -> dict[str, Any]:
     waits, rates = drawn["charts"][:2]
     shares, speeds = waits["curves"]["wait"], rates["curves"]["rate"]
     assert speeds[-1] == pytest.approx(rate, rel=0.06, abs=0.51)
-    assert f"{round(shares[-1])}%" in waits["said"][0]
+    # The chart has tenths of a percent, so what is rounded again may differ by one.
+    near = {f"{round(shares[-1] + more)}%" for more in (-0.05, 0.05)}
+    assert any(each in waits["said"][0] for each in near)
     if seen.told:
-        assert f"waits {shares[-1]:.0f}% [" in watched(recording)
-        assert f"waits {shares[-1]:.0f}% of each step" in whole
+        assert any(f"waits {each} [" in watched(recording) for each in near)
+        assert any(f"waits {each} of each step" in whole for each in near)
     assert drawn["seconds"] == waits["xs"][-1] == pytest.approx(whole_s, rel=0.01)
     spent = [end - begun for begun, end in pairwise(waits["xs"])]
     assert waits["xs"] == rates["xs"] == sorted(waits["xs"])

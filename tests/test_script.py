@@ -96,7 +96,7 @@ train
   changed: Map(ID:1) decode: num_parallel_workers 2 -> 4, 812 -> 1450 samples/s, wait 41% -> 6%
   changed: Map(ID:1) decode: num_parallel_workers 4 -> 5, not judged yet
   tried and taken back: 1
-  set by hand: .map(decode, num_parallel_workers=5, executor="thread")
+  set by hand: .map(decode, num_parallel_workers=4, executor="thread")
   try: ps.image
 """  # noqa: E501 as it is printed
 

@@ -215,7 +215,9 @@ def test_stragglers_with_a_small_prefetch_are_named() -> None:
 def test_a_memory_budget_that_is_the_limit_is_named() -> None:
     ps.set_memory_budget("20MB")
     found = check(threads(Reads(0.05, LARGE), 8, 2), READ, "the memory budget: workers")
-    assert found.advice == ('ps.set_memory_budget("39MiB")',)
+    assert [each.partition("  #")[0] for each in found.advice] == [
+        'ps.set_memory_budget("39MiB")'
+    ]
 
 
 @quiet
@@ -309,3 +311,19 @@ def test_a_trainer_that_loads_by_itself_and_loses_its_core_is_named() -> None:
 def test_workers_that_lose_their_cores_are_named(workers: int) -> None:
     found = check(loader(Computes(), workers), "Dataset(ID:0) Computes", "CPU")
     assert FOREIGN in found.cause
+
+
+@pytest.mark.parametrize(
+    ("given", "advised"), [({}, True), ({"num_workers": 0}, False)]
+)
+def test_nobody_is_promised_a_gain_by_tuning_what_stays(
+    given: dict[str, int], *, advised: bool
+) -> None:
+    """The program says `num_workers=0`, so the trainer would go on to load."""
+    loader = ps.DataLoader(Reads(0.02), batch_size=2, **given)
+    for step, _ in enumerate(loader):
+        if step == 5:
+            break
+    found = loader.explain()
+    assert (TUNE in str(found)) == advised
+    assert ("at most" in str(found.advice)) == advised

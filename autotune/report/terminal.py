@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
@@ -15,8 +16,8 @@ STAGE = re.compile(r"(?P<kind>\w+)\(ID:\d+\)(?: (?P<label>.+))?")
 """A stage's name in the log."""
 METHODS = {
     "Dataset": "Pipeline.from_dataset({}, ",
-    "Files": "Pipeline.from_files({}, ",
-    "Folder": "Pipeline.from_folder({}, ",
+    "Files": "Pipeline.from_files(..., ",
+    "Folder": "Pipeline.from_folder(..., ",
     "Filter": ".filter({}, ",
     "Map": ".map({}, ",
 }
@@ -81,12 +82,11 @@ def why_none(seen: Recorded) -> str:
         return ""
     if count := len(seen.unjudged):
         changes = "one change was" if count == 1 else f"{count} changes were"
-        none = f"nothing to do by hand yet: {changes} not judged"
         if seen.end is None:
-            return f"{none}; let it train on."
+            return f"{changes} not judged; let it train on."
         return (
-            f"{none} when training ended; train for longer, or begin the next run with"
-            " the values above: load_autotune(...)."
+            f"{changes} not judged when training ended; train for longer, or begin the"
+            " next run with the last values: load_autotune(...)."
         )
     if seen.told[-1]["verdict"] == "not input-bound":
         return "nothing here: loading keeps up with the trainer."
@@ -203,8 +203,10 @@ def _change(row: Row) -> str:
 
 
 def settings(seen: Recorded) -> Iterator[str]:
-    """Yield the lines of code that set the present values by hand."""
-    values, stages = seen.values, stages_of(seen)
+    """Yield the lines of code that set by hand what was judged, not what is tried."""
+    before = {key: row["old"] for key, row in seen.unjudged.items()}
+    values = {**seen.values, **before}
+    stages = stages_of(replace(seen, values=values))
     sizes = [int(size) for (_, knob), size in values.items() if knob == "prefetch_size"]
     if seen.told[-1].get("face") == "DataLoader":
         workers, ahead = stages[0]["num_parallel_workers"], stages[0]["prefetch_size"]

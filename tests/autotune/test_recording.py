@@ -13,7 +13,7 @@ from markupsafe import escape
 from penstock.autotune import log as autotune_log
 from penstock.autotune.report.page import page
 from penstock.autotune.report.recording import Recording, read_recording
-from penstock.autotune.report.terminal import report_on
+from penstock.autotune.report.terminal import _call, report_on, settings
 from penstock.errors import SpecError
 from support.pages import ranks_in
 from support.recordings import LONG, READS, record
@@ -118,6 +118,22 @@ def test_every_text_from_the_user_is_escaped_on_the_page(tmp_path: Path) -> None
     assert text.count("<script") == 3
 
 
+def test_nothing_is_set_by_hand_that_was_not_judged(tmp_path: Path) -> None:
+    log = record(tmp_path / "run")
+    rows = list(map(json.loads, log.read_text().splitlines()))
+    changes = [n for n, row in enumerate(rows) if row["event"] == "decision"]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows[: changes[0] + 1]))
+    (found,) = read_recording(log).pipelines
+    assert found.unjudged
+    lines = [*settings(found)]
+    for (operator, knob), row in found.unjudged.items():
+        line = f"{knob}={row['old']}" if "workers" in knob else f"({row['old']})"
+        assert any(line in each for each in lines), operator
+    told = report_on(read_recording(log))
+    assert f"set by hand: {lines[0]}" in told
+    assert "by hand yet" not in told
+
+
 def test_the_page_repeats_the_log_to_the_digit(tmp_path: Path) -> None:
     log = record(tmp_path / "run")
     (found,) = read_recording(log).pipelines
@@ -201,3 +217,13 @@ def test_a_long_run_has_a_point_for_each_column_and_hardly_more(tmp_path: Path) 
     (found,), (drawn,) = recording.pipelines, ranks_in(page(recording, "run"))
     assert 100 < len(drawn["charts"][0]["xs"]) < 250
     assert len(found.points) < 3_000
+
+
+def test_no_label_of_the_log_is_printed_as_an_argument() -> None:
+    """`read` is what the log calls the files of a folder: nobody wrote it."""
+    stage = {"num_parallel_workers": 1, "executor": "thread"}
+    named = {"name": "Folder(ID:0) read", "blamed": True, "now": None, **stage}
+    line = _call(named, tuned=True)
+    given = 'num_parallel_workers=1, executor="thread"'
+    assert line == f"Pipeline.from_folder(..., {given})"
+    assert _call({**named, "name": "Map(ID:1) f"}, tuned=True) == f".map(f, {given})"
