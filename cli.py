@@ -32,6 +32,8 @@ from .system.resources import Budget, effective_cpus, parse_bytes
 from .system.shared_memory import SHARED_MEMORY
 
 MIB, GIB = 1 << 20, 1 << 30
+# What the doctor asks for. Docker gives a container 64 MB of shared memory, and a batch
+# of 64 photographs has 10 MB at 224 px: torch's workers send their batches there.
 SHARED_MEMORY_WANTED = GIB // 2
 MEMORY_WANTED = GIB // 4
 CORES_WANTED = 2

@@ -70,7 +70,7 @@ def agree(shard: Shard, facts: Mapping[str, object], stages: Sequence[Stage]) ->
     store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 no public way
     store.set(f"{prefix}/{rank}", json.dumps(mine))
     others = [other for other in range(world) if other != rank]
-    try:
+    try:  # all facts at once: one slow rank then costs the wait only once
         store.wait([f"{prefix}/{other}" for other in others], WAIT)
     except dist.DistStoreError:
         LOGGER.warning(

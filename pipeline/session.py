@@ -76,7 +76,7 @@ class LoopingThreads:
         """
         if threading.get_ident() == threading.main_thread().ident:
             return call()
-        with self._lock:
+        with self._lock:  # so that `end` waits for each thread that it has not stopped
             self._end_if_over()
             self._threads.add(threading.current_thread())
         try:
@@ -96,6 +96,7 @@ class LoopingThreads:
         with self._lock:
             self._over = True
             threads = list(self._threads)
+        # Not under the lock: these threads need it no more, but new ones do, to end.
         until_s = time.monotonic() + LEAVE_S
         for thread in threads:
             thread.join(max(0.0, until_s - time.monotonic()))
@@ -365,6 +366,8 @@ class Slot:
             self._closing = True
             try:
                 if self.run is not None:
+                    # The last seconds first: the tuner's thread writes them as it ends.
+                    # And it has ended before the run closes whose knobs it sets.
                     self._last = self._observed(self.run)
                     self.stop_tuning()
                     self.run.close()

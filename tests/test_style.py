@@ -21,7 +21,7 @@ FUNCTION_LINES_P90 = 20
 NESTING = 3
 PUBLIC_METHODS = 12
 
-REFERENCE = {"pipeline/pipeline.py": 40}
+REFERENCE = {"pipeline/pipeline.py": 22}
 """Lines by which a file may be longer, because its docstrings are the reference."""
 
 FACES = {"DataLoader", "Dataset", "Pipeline"}
