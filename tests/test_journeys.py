@@ -10,7 +10,7 @@ import pytest
 LIMITS = {
     "by threads": 27,
     "by processes, trainer": 31,
-    "by processes, worker": 22,
+    "by processes, worker": 19,
     "decision": 37,
     "cache hit": 9,
 }
