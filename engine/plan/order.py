@@ -1,6 +1,8 @@
-"""Which sample is where in an epoch: a chain of steps, each traced in O(1).
+"""Which sample is where in an epoch, and what a batch of them is.
 
-Even a shuffled order is computed when it is needed, and stored nowhere.
+An order is a chain of steps, each traced in O(1): even a shuffled order is computed
+when it is needed, and stored nowhere. A batch has a stamp, which says what it is before
+any of it is loaded, and rows, which say what to load.
 """
 
 from __future__ import annotations
