@@ -8,10 +8,10 @@ import journeys
 import pytest
 
 LIMITS = {
-    "by threads": 27,
-    "by processes, trainer": 31,
-    "by processes, worker": 22,
-    "decision": 37,
+    "by threads": 21,
+    "by processes, trainer": 27,
+    "by processes, worker": 18,
+    "decision": 35,
     "cache hit": 9,
 }
 """Modules that a journey may cross. These figures only fall: to 14 by threads, 18 in a
