@@ -325,11 +325,10 @@ class Mixing(ABC):
             other = torch.from_numpy(rng.permutation(len(images)))
             images, share = self._mixed(images, images[other], share, rng)
             shares = share * shares + (1 - share) * shares[other]
-        made: tuple[Any, ...] = (images, shares)
-        if not isinstance(batch[0], torch.Tensor):
-            made = images.numpy(), shares.numpy()
+        is_tensor = isinstance(batch[0], torch.Tensor)
+        pair = [each if is_tensor else each.numpy() for each in (images, shares)]
         # A namedtuple stays one.
-        return getattr(type(batch), "_make", type(batch))((*made, *batch[2:]))
+        return getattr(type(batch), "_make", type(batch))((*pair, *batch[2:]))
 
     @abstractmethod
     def _mixed(

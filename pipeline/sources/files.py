@@ -101,13 +101,13 @@ class Store:
         An archive on this machine is identified by path, size and time of change.
         """
         first, _, archive = self.url.partition("::")
-        found = [self.protocol, dict(self.options), archive]
-        found.append(self.kind()._get_kwargs_from_urls(first))  # noqa: SLF001 see _plain
+        settings = self.kind()._get_kwargs_from_urls(first)  # noqa: SLF001 see _paths
+        identity = [self.protocol, dict(self.options), archive, settings]
         last = archive.rpartition("::")[2]
         if last and get_protocol(last) in ("file", "local"):
-            path = str(LocalFileSystem._strip_protocol(last))  # noqa: SLF001 see _plain
-            found.append(file_fingerprints([path]))
-        return found
+            path = str(LocalFileSystem._strip_protocol(last))  # noqa: SLF001 see _paths
+            identity.append(file_fingerprints([path]))
+        return identity
 
     def open(self, **own: Any) -> Any:
         """Return fsspec's instance, a shared one if that is safe for threads."""

@@ -200,10 +200,29 @@ class HedgedReads:
         the others fail, too.
         """
         self.asked += 1
-        begun_s = time.monotonic()
-        content = await self._hedged(function, path)
-        self._note(time.monotonic() - begun_s)
-        return content
+        begun_s = asked_s = time.monotonic()
+        tasks = [asyncio.ensure_future(function(path))]
+        try:
+            while True:
+                done, _ = await asyncio.wait(
+                    tasks,
+                    timeout=self._look_in_s(asked_s),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                late = time.monotonic() >= asked_s + self.late_s()
+                if not done and late and self.may_hedge():
+                    self.hedged += 1
+                    asked_s = time.monotonic()
+                    self._rested_s = asked_s + REST_S
+                    tasks.append(asyncio.ensure_future(function(path)))
+                if done or len(tasks) == MAX_REQUESTS:
+                    content = await first_good(tasks)
+                    self._note(time.monotonic() - begun_s)
+                    return content
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def late_s(self) -> float:
         """Return the seconds after which a read is late."""
@@ -217,37 +236,12 @@ class HedgedReads:
         within = self.hedged < FIRST_FEW + MAX_SHARE * self.asked
         return within or time.monotonic() >= self._rested_s
 
-    async def _hedged(
-        self, function: Callable[[str], Awaitable[bytes]], path: str
-    ) -> bytes:
-        tasks = [asyncio.ensure_future(function(path))]
-        begun_s = time.monotonic()
-        try:
-            while True:
-                done, _ = await asyncio.wait(
-                    tasks,
-                    timeout=self._look_in_s(begun_s),
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                late = time.monotonic() >= begun_s + self.late_s()
-                if not done and late and self.may_hedge():
-                    self.hedged += 1
-                    begun_s = time.monotonic()
-                    self._rested_s = begun_s + REST_S
-                    tasks.append(asyncio.ensure_future(function(path)))
-                if done or len(tasks) == MAX_REQUESTS:
-                    return await first_good(tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _look_in_s(self, begun_s: float) -> float:
-        """Return the seconds until a read that began then may be late.
+    def _look_in_s(self, asked_s: float) -> float:
+        """Return the seconds until a request of that time may be late.
 
         While there is no estimate, reads that finish meanwhile may make one.
         """
-        left_s = begun_s + self.late_s() - time.monotonic()
+        left_s = asked_s + self.late_s() - time.monotonic()
         if len(self._sorted) < KNOWN:
             left_s = min(left_s, LOOK_S)
         return max(left_s, 0.0 if self.may_hedge() else LOOK_S)
