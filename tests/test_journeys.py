@@ -11,7 +11,7 @@ LIMITS = {
     "by threads": 23,
     "by processes, trainer": 28,
     "by processes, worker": 22,
-    "decision": 37,
+    "decision": 32,
     "cache hit": 9,
 }
 """Modules that a journey may cross. These figures only fall: to 14 by threads, 18 in a
