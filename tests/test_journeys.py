@@ -12,7 +12,7 @@ LIMITS = {
     "by processes, trainer": 31,
     "by processes, worker": 22,
     "decision": 37,
-    "cache hit": 9,
+    "cache hit": 7,
 }
 """Modules that a journey may cross. These figures only fall: to 14 by threads, 18 in a
 worker process, and 16 for a decision. The READMEs of `engine`, `autotune` and `cache`
