@@ -22,10 +22,10 @@ from .errors import SpecError, check
 from .pipeline.image import decode_random_resized_crop
 from .pipeline.pipeline import Pipeline
 
+# Share of the time without tuning.
 AS_SET = 0.25
-"""Share of the time without tuning."""
+# Share of the tuned time, at its end, over which the tuned rate is measured.
 LAST = 0.25
-"""Share of the tuned time, at its end, over which the tuned rate is measured."""
 CROP = 224
 NOT_OURS = (
     "{!r} returns a {}, which penstock cannot tune; let it return a penstock.DataLoader"

@@ -38,8 +38,8 @@ SHARED_MEMORY_WANTED = GIB // 2
 MEMORY_WANTED = GIB // 4
 CORES_WANTED = 2
 PACKAGES = ("numpy", "pillow", "simplejpeg", "lmdb", "lz4", "xxhash")
+# Exit code after Ctrl-C: 128 + SIGINT, as shells count.
 INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 + SIGINT, as shells count."""
 
 app = typer.Typer(
     name="penstock",

@@ -29,10 +29,10 @@ __all__ = [
     "set_seed",
 ]
 
+# Default number of batches that a stage works ahead of its consumer.
 PREFETCH_SIZE = 2
-"""Default number of batches that a stage works ahead of its consumer."""
+# Upper bound of a segment's workers if the user gives none.
 MAX_WORKERS = 128
-"""Upper bound of a segment's workers if the user gives none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ class Settings:
         )
 
 
+# The settings in force. It is replaced as a whole, so readers need no lock, and who
+# keeps it can tell by its identity that a setting has changed.
 current = Settings()
-"""The settings in force. It is replaced as a whole, so readers need no lock, and who
-keeps it can tell by its identity that a setting has changed."""
+# Called with the memory budget in bytes whenever it is set.
 memory_watchers: list[Callable[[int], object]] = []
-"""Called with the memory budget in bytes whenever it is set."""
 
 
 def set_enable_autotune(enable: bool, filepath_prefix: str | None = None) -> None:  # noqa: FBT001 MindSpore's name and form

@@ -74,12 +74,12 @@ def add_note(error: BaseException, text: str) -> None:
         set_on(error, "__notes__", [text])
 
 
+# Set an attribute of an exception, bypassing any `__setattr__` of its class.
 set_on = BaseException.__setattr__
-"""Set an attribute of an exception, bypassing any `__setattr__` of its class."""
 
 
+# Start of the note that says where in a pipeline an exception was raised.
 NOTE = "penstock: in "
-"""Start of the note that says where in a pipeline an exception was raised."""
 PACKAGE = __name__.partition(".")[0] + "."
 
 

@@ -59,29 +59,29 @@ from .window import (
     trainer_queued,
 )
 
+# This many times the present workers may be needed, given the uncertainty.
 ENOUGH = 1.2
-"""This many times the present workers may be needed, given the uncertainty."""
+# A window this long contains two measurements of the run queue, so waits are known.
 QUEUE_TOLD_S = 2 * APART_NS / 1e9
-"""A window this long contains two measurements of the run queue, so waits are known."""
+# Seconds per sample: a disk takes longer; reading cached file data is computing.
 SHORT_READ_S = 0.000_05
-"""Seconds per sample: a disk takes longer; reading cached file data is computing."""
+# A worker is found at work that takes this many times the mean, if some samples take
+# far longer than others. Of even ones, it is 1.0 to 1.2.
 UNEVEN = 1.5
-"""A worker is found at work that takes this many times the mean, if some samples take
-far longer than others. Of even ones, it is 1.0 to 1.2."""
+# How the name of what collates begins, and the name of the way to the device.
 COLLATE, DEVICE = "Batch(", "to_device"
-"""How the name of what collates begins, and the name of the way to the device."""
+# Times the present workers that are advised at once: many more may be in the way.
 STEP_UP = 3
-"""Times the present workers that are advised at once: many more may be in the way."""
+# Share of the busy cores above which the trainer's own are worth a word.
 MIN_SHARE = 0.2
-"""Share of the busy cores above which the trainer's own are worth a word."""
 TUNE = "ps.set_enable_autotune(True)"
+# Times as fast, from which on code is worth pasting: less would read `1.0x`.
 WORTHWHILE = 1.05
-"""Times as fast, from which on code is worth pasting: less would read `1.0x`."""
+# Milliseconds to decode 500x375 pixels and crop them to 224, and to do so at once.
 FUSED = 1.87 / 1.01
-"""Milliseconds to decode 500x375 pixels and crop them to 224, and to do so at once."""
+# CPU time of worker processes beside that of their workers, above which their functions
+# start threads: what else a process does takes some hundredths.
 OWN_THREADS = 1.5
-"""CPU time of worker processes beside that of their workers, above which their
-functions start threads: what else a process does takes some hundredths."""
 
 
 class Restricted(NamedTuple):

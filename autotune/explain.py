@@ -52,11 +52,11 @@ from .window import (
 
 Verdict = Literal["input-bound", "balanced", "not input-bound"]
 
+# MindSpore's thresholds: the difference between an operator's input and output, and its
+# workers' share of time on a CPU.
 DIFFERENCE, CPU_HIGH, CPU_LOW = 0.35, 0.75, 0.35
-"""MindSpore's thresholds: the difference between an operator's input and output, and
-its workers' share of time on a CPU."""
+# Operations named in the verdict line.
 MAX_NAMED = 3
-"""Operations named in the verdict line."""
 
 
 @dataclass(frozen=True, slots=True)

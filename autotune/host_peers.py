@@ -26,10 +26,10 @@ import psutil
 
 from ..system.resources import Budget, usable_cores
 
+# A tuner that has not looked for this long is not training now.
 SUSPENDED_S = 30.0
-"""A tuner that has not looked for this long is not training now."""
+# How much more a trainer that only waits weighs than one that never does.
 HELP = 3.0
-"""How much more a trainer that only waits weighs than one that never does."""
 
 
 @dataclass(frozen=True, slots=True)

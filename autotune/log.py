@@ -42,19 +42,19 @@ _found: dict[Path, dict[str, tuple[Saved, int]]] = {}
 _tuned: set[str] = set()
 # The user's functions that are called with each verdict.
 _listeners: list[Callable[[str, Explanation], object]] = []
+# The verdict is repeated after this long.
 VERDICT_S = 60.0
-"""The verdict is repeated after this long."""
+# It may change after this long, twice as long after each change, and half as long again
+# while it stays.
 VERDICT_CHANGE_S = 5.0
-"""It may change after this long, twice as long after each change, and half as long
-again while it stays."""
+# Fewer steps than this, in less time than this, change no verdict.
 FEW_STEPS, FEW_STEPS_S = 4, 2.0
-"""Fewer steps than this, in less time than this, change no verdict."""
+# Bytes of rows that are always written. Beyond them, for all pipelines together,
+# windows on which nothing was decided or said are left out above this rate. A day
+# therefore takes some 13 MB, and reports can read every row.
 FREE_BYTES, BYTES_PER_S = 4_000_000, 100
-"""Bytes of rows that are always written. Beyond them, for all pipelines together,
-windows on which nothing was decided or said are left out above this rate. A day
-therefore takes some 13 MB, and reports can read every row."""
+# Points of a curve of the run, at least, whenever it ends: a day has 3,400.
 POINTS = 500
-"""Points of a curve of the run, at least, whenever it ends: a day has 3,400."""
 
 
 class Spoken:

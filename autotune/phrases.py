@@ -12,8 +12,8 @@ from ..engine.observe.observation import SegmentObservation
 from ..system.printing import figures
 from .trial import Decision, DecisionOutcome
 
+# Number of workers from which a tenth of one is not worth mentioning.
 TENS_FROM = 20
-"""Number of workers from which a tenth of one is not worth mentioning."""
 ROUND_FROM = 100
 FEW_MS = 0.1
 FEW_A_SECOND = 10

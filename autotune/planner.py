@@ -26,13 +26,13 @@ from .policies.policy import Situation
 from .report.recording import read_recording
 from .window import own_s
 
+# Workers that a stage may have, unless it reads an iterable.
 MAX_WORKERS = 1024
-"""Workers that a stage may have, unless it reads an iterable."""
+# Speed at which a node reads the cache on its own disk.
 DISK_BYTES_PER_S = 1e9
-"""Speed at which a node reads the cache on its own disk."""
+# Number of quantiles that stand for a normal distribution: enough for its tail to
+# include the slowest of a thousand nodes.
 QUANTILES = 4096
-"""Number of quantiles that stand for a normal distribution: enough for its tail to
-include the slowest of a thousand nodes."""
 
 SLOWEST, LOADING, DISK, STORE = (
     "the slowest trainer of a step",
@@ -283,8 +283,8 @@ def expected_slowest_s(steps_s: Sequence[float], nodes: int) -> float:
     )
 
 
+# A first epoch, and a later one.
 Epochs = tuple[ClusterSpeed, ClusterSpeed]
-"""A first epoch, and a later one."""
 
 
 def table_of(cores: float, speeds: Sequence[Epochs]) -> str:

@@ -15,17 +15,17 @@ from ..errors import SpecError, check
 from .policies.policy import KnobKey, Values
 from .trial import CHEAPER
 
+# Format version of `<prefix>_<rank>.json` and of the rows in its `.jsonl`.
 VERSION = 1
-"""Format version of `<prefix>_<rank>.json` and of the rows in its `.jsonl`."""
 EXECUTORS = {*CHEAPER, "async", "ray"}
 NAMES = ("num_parallel_workers", "prefetch_size")
+# Suffix of a file that is still being written.
 PARTIAL = ".partial"
-"""Suffix of a file that is still being written."""
+# CPU budgets within this relative difference count as the same machine.
 SAME_CORES = 0.1
-"""CPU budgets within this relative difference count as the same machine."""
 
+# One line of the JSON log, or a part of it.
 Row = dict[str, object]
-"""One line of the JSON log, or a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,11 @@ class Saved:
         }
 
 
+# The errors from reading JSON that autotune did not write.
 UNREADABLE = (
     *(ValueError, LookupError, TypeError, AttributeError, OverflowError),
     RecursionError,
 )
-"""The errors from reading JSON that autotune did not write."""
 
 
 def load_saved(

@@ -17,46 +17,45 @@ from math import ceil, isfinite, sqrt
 from ..engine.observe.observation import KnobName, Observation, Value, ratio
 from .window import WORTH, cost_s, sustained_rows, wait_share, whole
 
+# Kinds of workers, by the resources they take.
 CHEAPER: tuple[Value, ...] = ("inline", "thread", "process")
-"""Kinds of workers, by the resources they take."""
+# Relative cost increase above which a change counts as harmful.
 WORSE = 0.05
-"""Relative cost increase above which a change counts as harmful."""
+# In standard errors: how much above the old cost is surely harmful, and how far below
+# what is needed a gain is given up early, as it would have to grow much.
 STANDARD_ERRORS, SURELY = 2.0, 3.0
-"""In standard errors: how much above the old cost is surely harmful, and how far below
-what is needed a gain is given up early, as it would have to grow much."""
+# A change that spends must gain this share of what it promised, or `WORTH`.
 GAIN_SHARE = 0.3
-"""A change that spends must gain this share of what it promised, or `WORTH`."""
+# If much was promised, this share of it must come: four times the workers for a few
+# percent are not worth it.
 MIN_SHARE = 0.1
-"""If much was promised, this share of it must come: four times the workers for a few
-percent are not worth it."""
+# Relative noise of one window before any were measured, and how many it counts as.
 PRIOR_SD, PRIOR_WINDOWS = 0.02, 2
-"""Relative noise of one window before any were measured, and how many it counts as."""
+# Part of a counted row, and of its time, that may fall into the window before or after.
 COUNTING = 0.3
-"""Part of a counted row, and of its time, that may fall into the window before or
-after."""
+# Fewest windows after a change: a single bad one may be a hiccup, and full connectors
+# hide for a moment that something was released.
 MIN_FOR_WORSE, MIN_FOR_RELEASE = 2, 3
-"""Fewest windows after a change: a single bad one may be a hiccup, and full connectors
-hide for a moment that something was released."""
+# Most windows that are compared, before a change or after it, unless noise requires
+# more; and while connectors fill: what goes into them does not come out yet.
 MAX_WINDOWS, MAX_FILLING = 4, 12
-"""Most windows that are compared, before a change or after it, unless noise requires
-more; and while connectors fill: what goes into them does not come out yet."""
+# Seconds of windows after which two are as good as four short ones.
 LONG_S = 3.0
-"""Seconds of windows after which two are as good as four short ones."""
+# Share of the rows of one segment that another one does not see.
 FILLING = 0.05
-"""Share of the rows of one segment that another one does not see."""
+# Largest share of a step that a wait may take, so that something is left of it.
 ALL = 0.99
-"""Largest share of a step that a wait may take, so that something is left of it."""
+# The rule of a release that must pay for itself: by a shorter own part of a step.
 RELIEF = "relief"
-"""The rule of a release that must pay for itself: by a shorter own part of a step."""
+# Targeted relative standard error of the numbers that decisions rest on, and the most
+# windows that are joined for it.
 AIM, MAX_NOISE_WINDOWS = 0.1, 12
-"""Targeted relative standard error of the numbers that decisions rest on, and the most
-windows that are joined for it."""
+# Difference between two windows that may mean a change of load: relative, and in
+# standard errors.
 JUMP, JUMP_ERRORS = 0.15, 3.0
-"""Difference between two windows that may mean a change of load: relative, and in
-standard errors."""
+# Differences that are remembered, and those of zero that are assumed before there are
+# many.
 REMEMBERED, PRIOR = 16, 2
-"""Differences that are remembered, and those of zero that are assumed before there are
-many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,22 +48,22 @@ from .window import (
 
 M = TypeVar("M")
 
+# Between two looks, while there may be something to do.
 CONTROL_S = 0.5
-"""Between two looks, while there may be something to do."""
+# A look is due earlier if all that is waited for is known to be there by then, but not
+# by less than this.
 MIN_CONTROL_S = 0.05
-"""A look is due earlier if all that is waited for is known to be there by then, but not
-by less than this."""
+# Between two looks, after so many windows without a decision.
 CALM_CONTROL_S, CALM_WINDOWS = 2.0, 20
-"""Between two looks, after so many windows without a decision."""
+# Steps and seconds that a verdict covers, if that many passed since the last change:
+# short epochs begin with a wait, and end without one.
 SPOKEN = 10, 5.0
-"""Steps and seconds that a verdict covers, if that many passed since the last change:
-short epochs begin with a wait, and end without one."""
+# Reports of a worker after which what it was doing before a change is over.
 REPORTS = 2
-"""Reports of a worker after which what it was doing before a change is over."""
+# Longest time to settle after a change; usually one window, or a row's duration.
 MAX_SETTLE_S = 10.0
-"""Longest time to settle after a change; usually one window, or a row's duration."""
+# A worker that has done nothing for this long is not waited for.
 MAX_BEGIN_S = 60.0
-"""A worker that has done nothing for this long is not waited for."""
 
 
 class Plant(Protocol):

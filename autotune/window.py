@@ -27,62 +27,62 @@ from ..engine.observe.observation import (
 )
 from ..system.resources import Budget
 
+# Seconds for which the result of a trial is trusted, at first: that other workers, or
+# more of them, brought nothing.
 TRUSTED_S = 120.0
-"""Seconds for which the result of a trial is trusted, at first: that other workers, or
-more of them, brought nothing."""
+# Share of a step. A shorter wait is `not input-bound`, and not worth a change, which
+# must gain as much: windows differ by about 2 % anyway (`PRIOR_SD` in trial.py). The
+# tuner once acted from 0.02 on: no pipeline ended differently.
 WORTH = MIN_WAIT
-"""Share of a step. A shorter wait is `not input-bound`, and not worth a change, which
-must gain as much: windows differ by about 2 % anyway (`PRIOR_SD` in trial.py). The
-tuner once acted from 0.02 on: no pipeline ended differently."""
+# Share of a step. A trainer that waits for longer is `input-bound`. It makes few steps
+# then, so the rows that the segments finish say more about its speed.
 STARVED = 0.10
-"""Share of a step. A trainer that waits for longer is `input-bound`. It makes few steps
-then, so the rows that the segments finish say more about its speed."""
+# Share of the time with no batch ready. Below it, a wait is for the hand-over. With
+# 0.002 before something is released, no pipeline ended differently.
 NEVER_EMPTY = 0.02
-"""Share of the time with no batch ready. Below it, a wait is for the hand-over. With
-0.002 before something is released, no pipeline ended differently."""
+# Share of the workers' time that is work. Workers are enough if they are busy for less
+# than that: the rest is for work that comes unevenly. With 0.8, five pipelines ended 1
+# to 4 % slower, and three 1 to 2.5 % faster.
 BUSY = 0.85
-"""Share of the workers' time that is work. Workers are enough if they are busy for less
-than that: the rest is for work that comes unevenly. With 0.8, five pipelines ended 1
-to 4 % slower, and three 1 to 2.5 % faster."""
+# Share of the workers' time that they may not work further ahead, above which their
+# queue may be too short. With 0.1, no pipeline ended differently.
 HELD_BACK = 0.2
-"""Share of the workers' time that they may not work further ahead, above which their
-queue may be too short. With 0.1, no pipeline ended differently."""
+# Share of a time above which something takes most of it.
 MOSTLY = 0.5
-"""Share of a time above which something takes most of it."""
+# Steps of the trainer that a long task of a worker process takes at least.
 MANY_STEPS = 2.0
-"""Steps of the trainer that a long task of a worker process takes at least."""
+# Share of an operation's time on a CPU above which it computes (MindSpore's number for
+# a high CPU use).
 COMPUTES = 0.75
-"""Share of an operation's time on a CPU above which it computes (MindSpore's number
-for a high CPU use)."""
+# Share of their run time that workers wait for a core, above which more of them would
+# only wait, too. On a crowded machine the tests see 0.45 or more.
 QUEUED = 0.25
-"""Share of their run time that workers wait for a core, above which more of them would
-only wait, too. On a crowded machine the tests see 0.45 or more."""
+# Looks at a worker from which on the share in line is known: at eight, two.
 LOOKS = 12
-"""Looks at a worker from which on the share in line is known: at eight, two."""
+# Seconds per sample: a wait for the GIL or for a hand-over may be shorter.
 LONG_WAIT_S = 0.001
-"""Seconds per sample: a wait for the GIL or for a hand-over may be shorter."""
+# Share of the cores in use above which none is to spare. With 0.75, no pipeline ended
+# differently; a search for the best number of workers goes on until 0.95
+# (`bottleneck_law.py`), or four of them ended slower.
 CPU_USED = 0.85
-"""Share of the cores in use above which none is to spare. With 0.75, no pipeline ended
-differently; a search for the best number of workers goes on until 0.95
-(`bottleneck_law.py`), or four of them ended slower."""
+# Share of moments with the GIL held above which threads take turns. The probe is
+# accurate to 0.14, so it is surely held nearly half of the time. With 0.45 for a trial
+# of processes and 0.8 for the end of growth, pipelines that need the GIL for 0.3 to 0.9
+# of their work ended as fast or slower, but for one (1.5 %).
 GIL_HELD = 0.6
-"""Share of moments with the GIL held above which threads take turns. The probe is
-accurate to 0.14, so it is surely held nearly half of the time. With 0.45 for a trial of
-processes and 0.8 for the end of growth, pipelines that need the GIL for 0.3 to 0.9 of
-their work ended as fast or slower, but for one (1.5 %)."""
+# With this many rows, the count is accurate to one in eight; most have more.
 ENOUGH_STEPS, ENOUGH_ROWS = 2, 8
-"""With this many rows, the count is accurate to one in eight; most have more."""
+# Longest time in which each process is to report something, in seconds.
 MAX_REPORT_S = 3.0
-"""Longest time in which each process is to report something, in seconds."""
+# Seconds of a loop, with the break before it, below which a window has a whole one.
 SHORT_LOOP_S = 3.0
-"""Seconds of a loop, with the break before it, below which a window has a whole one."""
+# Workers from which a need only says that the trainer does next to nothing, and from
+# which it does if its own part of a step is shorter than these seconds.
 COUNTLESS, HIGH, SHORT_STEP_S = 1000, 100, 0.001
-"""Workers from which a need only says that the trainer does next to nothing, and from
-which it does if its own part of a step is shorter than these seconds."""
+# Stands for anything larger, such as for a trainer that does nothing.
 MAX_HEADSPACE = 1000.0
-"""Stands for anything larger, such as for a trainer that does nothing."""
+# Seconds after which one finished row is enough: decisions must not take forever.
 PATIENCE_S = 2.0
-"""Seconds after which one finished row is enough: decisions must not take forever."""
 
 
 def outbox(seen: Observation) -> ConnectorObservation:

@@ -39,19 +39,19 @@ from .record import Picker, RecordError, decode, same
 from .statistics import NBYTES, CacheStatistics, Counters, TierStatistics
 
 LOGGER = logging.getLogger("penstock")
+# Samples computed twice, to see whether the results differ.
 REPEATED = 3
-"""Samples computed twice, to see whether the results differ."""
+# How many are computed twice if the code reaches a random generator or a clock: it may
+# draw in one call of ten.
 REPEATED_DRAWS = 64
-"""How many are computed twice if the code reaches a random generator or a clock: it may
-draw in one call of ten."""
+# Records of an earlier run that each run computes again for comparison.
 COMPARED = 16
-"""Records of an earlier run that each run computes again for comparison."""
 PATIENCE_S = 30.0
 FIRST_PAUSE_S = 0.0005
+# The system offers no time limit for waiting on another process's lock, so it is tried
+# repeatedly, with pauses that double up to a hundredth of a second. A thread that frees
+# one wakes the threads of its own process.
 MAX_PAUSE_S = 0.01
-"""The system offers no time limit for waiting on another process's lock, so it is tried
-repeatedly, with pauses that double up to a hundredth of a second. A thread that frees
-one wakes the threads of its own process."""
 
 RANDOM = (
     "{}: sample index {} differed when it was computed twice. A stage before the cache"
@@ -197,23 +197,23 @@ class Here:
         foreign_arena: bool,
     ) -> None:
         self.opening, self.arena, self.counters = opening, arena, counters
+        # The process that it belongs to.
         self.pid = os.getpid()
-        """The process that it belongs to."""
         self._foreign_arena = foreign_arena
         # Held for the first look at a namespace: see `trusts`.
         self._looking = threading.Lock()
         # For each namespace that was opened on disk, whether its records are right.
         self._trust: dict[bytes, bool] = {}
+        # Whether enough samples were computed twice, by all processes together.
         self.sure = False
-        """Whether enough samples were computed twice, by all processes together."""
         self._last_bytes = 0
         self._stack = ExitStack()
         self._stack.callback(counters.close)
         if arena is not None:
             self._stack.callback(arena.close)
         self.disk = disk = self._opened_disk()
+        # Largest size of the file on disk in bytes; 0 without a disk.
         self.disk_limit = 0 if disk is None else opening.disk_limit or disk.limit
-        """Largest size of the file on disk in bytes; 0 without a disk."""
         self.claims = self._open_claims()
         self._writer: Writer | None = None
         if disk is not None:

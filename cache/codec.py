@@ -37,21 +37,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 Name = Literal["auto", "raw", "lz4", "zstd", "filter"]
+# What users may pass; `picking` resolves "auto".
 NAMES: tuple[Name, ...] = get_args(Name)
-"""What users may pass; `picking` resolves "auto"."""
 
 Packed = bytes | bytearray | memoryview
 Image = NDArray[np.uint8]
 
+# A byte of lz4 yields at most this many (its block format, "linear small-integer").
 LZ4_MAX_RATIO = 255
-"""A byte of lz4 yields at most this many (its block format, "linear small-integer")."""
 
 ZSTD_LEVEL = 1
+# Each block gets its own Huffman codes: about the size of one colour of one image.
 ZSTD_BLOCK_BYTES = 48 << 10
-"""Each block gets its own Huffman codes: about the size of one colour of one image."""
 
+# 8 MiB: the largest window a frame may ask for; level 1 writes at most 512 KiB.
 ZSTD_MAX_WINDOW_LOG = 23
-"""8 MiB: the largest window a frame may ask for; level 1 writes at most 512 KiB."""
 
 MIN_IMAGE_BYTES = 1024
 
@@ -170,6 +170,7 @@ def zstd() -> ModuleType:
     return zstd
 
 
+# By number, the simplest first.
 CODECS = {
     each.number: each
     for each in (
@@ -179,7 +180,6 @@ CODECS = {
         Codec("filter", 3, zstd_pack_blocks, zstd_unpack, predicts=True),
     )
 }
-"""By number, the simplest first."""
 
 
 def is_image(shape: Sequence[int]) -> bool:

@@ -50,31 +50,31 @@ from .folder import (
 )
 from .memory import Full, copied
 
+# Reserved address space. Files are sparse, so only what is stored takes room.
 MAP_BYTES = 1 << 40
-"""Reserved address space. Files are sparse, so only what is stored takes room."""
 MIN_MAP_BYTES = 1 << 34
 MAX_READERS = 4096
+# Keys read in one transaction.
 STRETCH = 1000
-"""Keys read in one transaction."""
+# Free pages that are not counted as room: transactions replace pages.
 MAX_SLACK_BYTES = 1 << 25
-"""Free pages that are not counted as room: transactions replace pages."""
+# Locked bytes of a file lie beyond all its content.
 FIRST_BYTE = 1 << 60
-"""Locked bytes of a file lie beyond all its content."""
+# Seconds to wait before a fork; a sync to a slow disk may take longer.
 FORK_PATIENCE_S = 5.0
-"""Seconds to wait before a fork; a sync to a slow disk may take longer."""
+# Most bytes waiting to be written. Records beyond that are not kept: the trainer does
+# not wait for the disk, and the next epoch offers them again.
 MAX_BYTES = 128 << 20
-"""Most bytes waiting to be written. Records beyond that are not kept: the trainer does
-not wait for the disk, and the next epoch offers them again."""
+# Most records that are written at once.
 BATCH = 256
-"""Most records that are written at once."""
+# How long the first record of a batch waits for others.
 GATHER_S = 0.02
-"""How long the first record of a batch waits for others."""
+# Seconds between two syncs while records keep coming.
 SYNC_S = 30.0
-"""Seconds between two syncs while records keep coming."""
+# A tenth of the trainer's weight. With 19, nothing was written on a busy machine.
 NICE = 10
-"""A tenth of the trainer's weight. With 19, nothing was written on a busy machine."""
+# A key, its record, and what is called once that is on disk, or was dropped.
 Waiting = tuple[bytes, bytes, Callable[[], object]]
-"""A key, its record, and what is called once that is on disk, or was dropped."""
 
 
 class DiskError(Exception):
@@ -126,8 +126,8 @@ class Disk:
         mends: bool = True,
         looks: bool = False,
     ) -> None:
+        # Other namespaces' records that this process dropped to make room.
         self.evicted = 0
-        """Other namespaces' records that this process dropped to make room."""
         self.folder = folder
         with failing("opened", folder):
             check_folder(folder)
@@ -451,8 +451,8 @@ class Writer:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._unsynced_since_s: float | None = None
+        # Whether the last record found no room; no more are accepted then.
         self.full = False
-        """Whether the last record found no room; no more are accepted then."""
 
     def offer(self, key: bytes, record: bytes, done: Callable[[], object]) -> bool:
         """Accept a record; `done` is called once it is written, or was dropped.

@@ -24,12 +24,14 @@ import psutil
 from ..system.file_locks import lock_file, locked_folder, try_lock_file
 
 LOGGER = logging.getLogger("penstock")
+# Version of the stored format. Folders of other versions are refused and untouched.
 VERSION = 1
-"""Version of the stored format. Folders of other versions are refused and untouched."""
+# The folder created inside the one that the user names.
 FOLDER = "penstock-cache"
-"""The folder created inside the one that the user names."""
 STATE = "state.json"
 MAX_STATE_BYTES = 4096
+# File systems of a single machine ("": unknown). On any other, several machines may
+# write, or locks may not hold: LMDB forbids it (lmdb.h, "Caveats").
 LOCAL = frozenset(
     (
         *(
@@ -49,36 +51,34 @@ LOCAL = frozenset(
         *("ubifs", "udf", "ufs", "vfat", "xfs", "zfs"),
     )
 )
-"""File systems of a single machine ("": unknown). On any other, several
-machines may write, or locks may not hold: LMDB forbids it (lmdb.h, "Caveats")."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 PIDS = Path("/proc/self/ns/pid")
+# Seconds to wait for a process that writes; one that takes longer was stopped.
 PATIENCE_S = 30.0
-"""Seconds to wait for a process that writes; one that takes longer was stopped."""
+# Seconds to wait for another process that checks the database.
 OPENING_PATIENCE_S = 600.0
-"""Seconds to wait for another process that checks the database."""
+# Errors from reading a file that somebody else wrote.
 UNREADABLE = (
     *(OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError),
     RecursionError,
 )
-"""Errors from reading a file that somebody else wrote."""
 OTHER_PIDS = (
     "another container uses the cache in {}, and its process ids mean something else"
     " here; give this container another folder"
 )
+# Work that takes longer is logged.
 SLOW_S = 2.0
-"""Work that takes longer is logged."""
+# Bytes of the disk left free: checkpoints and logs matter more than a cache.
 SPARE = 1 << 26
-"""Bytes of the disk left free: checkpoints and logs matter more than a cache."""
 PAGE = 4096
+# Roughly the bytes of a page that a small record takes beyond its own length.
 NODE = 40
-"""Roughly the bytes of a page that a small record takes beyond its own length."""
+# Bytes of records in a transaction. At this size a photo takes 70 us, at 16 MB or more
+# 200 to 800.
 TRANSACTION_BYTES = 1 << 20
-"""Bytes of records in a transaction. At this size a photo takes 70 us, at 16 MB or more
-200 to 800."""
+# A namespace that nobody has opened or written to for this long may be evicted. Before
+# that, another job may be about to continue with it.
 RESTING_S = 3600.0
-"""A namespace that nobody has opened or written to for this long may be evicted. Before
-that, another job may be about to continue with it."""
 
 
 class DistrustError(Exception):

@@ -52,30 +52,30 @@ _GENERATION, _SLOTS, _CAPACITY, _END, _RECORDS, _EVICTED, _LOOKUPS = range(2, 9)
 _TAKEN, _RESERVE = 9, 10
 # The namespace of the first record, and the lookup count when it was last asked for.
 _OWNER, _ASKED = 11, 12
+# Key, where its record begins, its length, the generation it belongs to.
 SLOT = struct.Struct("<16sQII")
-"""Key, where its record begins, its length, the generation it belongs to."""
 MIN_SLOTS = 1 << 10
+# Bytes of capacity for each slot: with smaller records, the slots run out first.
 RECORD_BYTES = 512
-"""Bytes of capacity for each slot: with smaller records, the slots run out first."""
+# Most parts written in one call: Linux takes 1024 (IOV_MAX).
 MAX_PARTS = 1000
-"""Most parts written in one call: Linux takes 1024 (IOV_MAX)."""
 Part = bytes | bytearray | memoryview
+# Bytes that take 0.2 ms to copy. A smaller copy keeps the GIL: when other threads want
+# it, too, getting it back takes some 50 us.
 LARGE = 1 << 21
-"""Bytes that take 0.2 ms to copy. A smaller copy keeps the GIL: when other threads want
-it, too, getting it back takes some 50 us."""
+# Slots tried before giving up on a key: at half full, runs are far shorter.
 MAX_PROBES = 64
-"""Slots tried before giving up on a key: at half full, runs are far shorter."""
+# Bytes that it grows between two checks of the free memory.
 GRAIN = 1 << 24
-"""Bytes that it grows between two checks of the free memory."""
+# One part in this many of the memory that is free at first stays free.
 RESERVE_SHARE = 8
-"""One part in this many of the memory that is free at first stays free."""
+# How long to wait before checking the free memory again after it ran short.
 SHORT_S = 1.0
-"""How long to wait before checking the free memory again after it ran short."""
+# The byte of the file that a writer locks.
 WRITING = 0
-"""The byte of the file that a writer locks."""
+# Seconds to wait for others that look for the same arena. A look at 10,000 open files
+# takes some 100 ms, and the ranks of a host look in turn.
 LOOKING_PATIENCE_S = 30.0
-"""Seconds to wait for others that look for the same arena. A look at 10,000 open files
-takes some 100 ms, and the ranks of a host look in turn."""
 
 SHORT = (
     "its RAM holds {} of {} bytes and takes no more for now, as little memory is free"

@@ -42,46 +42,46 @@ from ..errors import SampleError
 from .codec import CODECS, Codec, Image, Packed, codec, is_image, predicted, restored
 
 LOGGER = logging.getLogger("penstock")
+# Largest body, and so the largest allocation that reading a record makes.
 MAX_BYTES = 512 << 20
-"""Largest body, and so the largest allocation that reading a record makes."""
 
+# Largest structure: once read, JSON takes up to some 40 times its size in memory.
 MAX_STRUCTURE_BYTES = 8 << 20
-"""Largest structure: once read, JSON takes up to some 40 times its size in memory."""
 
 KEY_BYTES = 16
 MAGIC = b"psrc"
 VERSION = 1
 HEADER = struct.Struct("<4sBBHQQQ16s")
 CHECKSUM = struct.Struct("<Q")
+# Bytes hashed at once: from 100 KB on, xxhash releases the GIL.
 PIECE = 96 << 10
-"""Bytes hashed at once: from 100 KB on, xxhash releases the GIL."""
+# Parts larger than this are hashed at once, without the GIL.
 KEPT_BYTES = 1 << 21
-"""Parts larger than this are hashed at once, without the GIL."""
+# A body that does not shrink to this share stays raw, and is read at no cost.
 WORTH = 0.97
-"""A body that does not shrink to this share stays raw, and is read at no cost."""
 
 Node: TypeAlias = "bool | int | float | str | list[Node] | None"
+# Where a value is in a sample: (path of its container, index or key there).
 Path: TypeAlias = "tuple[Path, Any] | None"
-"""Where a value is in a sample: (path of its container, index or key there)."""
 
+# Bytes; each buffer is aligned to it, for complex128 and vector instructions.
 ALIGNMENT = 16
-"""Bytes; each buffer is aligned to it, for complex128 and vector instructions."""
 
 MAX_DEPTH = 64
 
+# Longer texts become buffers, which are packed; the structure is not.
 SHORT_TEXT = 64
-"""Longer texts become buffers, which are packed; the structure is not."""
 
+# An array this small is copied. Otherwise a kept label would keep its whole record.
 SMALL_BYTES = 4096
-"""An array this small is copied. Otherwise a kept label would keep its whole record."""
 
 INTS = range(-(2**63), 2**63)
 DOUBLE = struct.Struct("<d")
 
+# numpy dtypes that are plain bytes: no objects, and no fields that may hold some.
 DTYPE = re.compile(
     r"[<>|](?:[?bBhHiIlLqQefdgFDG]|[SU]\d{1,9}|[mM]8(?:\[\d{0,9}[A-Za-z]{1,2}\])?)"
 )
-"""numpy dtypes that are plain bytes: no objects, and no fields that may hold some."""
 
 TENSOR_DTYPES = {
     name: dtype
@@ -98,8 +98,8 @@ TENSOR_NAMES = {dtype: name for name, dtype in TENSOR_DTYPES.items()}
 
 BYTES: dict[str, type[bytes]] = {"b": bytes, "B": np.bytes_}
 TEXT: dict[str, type[str]] = {"u": str, "U": np.str_}
+# The tags of values whose bytes become buffers, apart from short texts.
 BUFFERED = {kind: tag for tag, kind in (BYTES | TEXT).items()}
-"""The tags of values whose bytes become buffers, apart from short texts."""
 
 CURE = (
     "a cache keeps bytes, text, numbers, bool, None, numpy arrays, dense CPU tensors"
@@ -120,8 +120,8 @@ class Parts:
     """
 
     def __init__(self, sample: Any) -> None:
+        # The bytes of each value; those of an image have its shape.
         self.buffers: list[Image] = []
-        """The bytes of each value; those of an image have its shape."""
         structure = self._node(sample, None, MAX_DEPTH)
         text = ENCODER.encode(structure).encode("utf-8", "surrogatepass")
         if len(text) > MAX_STRUCTURE_BYTES:
@@ -246,11 +246,11 @@ def aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
+# What reading a malformed structure may raise.
 WRONG = (
     *(ValueError, TypeError, LookupError, OverflowError, RuntimeError, MemoryError),
     struct.error,
 )
-"""What reading a malformed structure may raise."""
 
 
 @dataclass(slots=True)
@@ -512,14 +512,14 @@ def is_aligned(view: memoryview) -> bool:
 
 
 CHOSEN = '%s: codec "%s"; expected per sample: %s'
+# The number of the sample that decides; caches are warm by then.
 DECIDES = 3
-"""The number of the sample that decides; caches are warm by then."""
+# All samples fit if the room is this many times what that one suggests.
 ROOMY = 1.5
-"""All samples fit if the room is this many times what that one suggests."""
+# Repetitions of each measurement; the best counts, as others may use the CPU.
 TRIES = 3
-"""Repetitions of each measurement; the best counts, as others may use the CPU."""
+# Costs this close, relatively, are equal: one sample cannot separate them.
 TIE = 0.03
-"""Costs this close, relatively, are equal: one sample cannot separate them."""
 NO_KEY = bytes(KEY_BYTES)
 
 

@@ -17,20 +17,20 @@ from typing import Any
 from ..system.file_locks import ByteLock, try_lock
 
 MIB = 1 << 20
+# Samples found, and samples made, that show whether a cache saves anything.
 MANY = 100
-"""Samples found, and samples made, that show whether a cache saves anything."""
 LOSS = (
     "; to find one takes {:.3g} ms, and to make one {:.3g}: without this cache, the"
     " pipeline is faster"
 )
+# Bytes of a cache per byte of its samples, and per sample: the overhead of records.
 ROOM, RECORD_BYTES = 1.1, 256
-"""Bytes of a cache per byte of its samples, and per sample: the overhead of records."""
+# Finding a sample takes at most this long, plus its bytes at this rate. Rows of a
+# table, every one found, came at 9,500 to 16,000 a second.
 FINDING_S, FOUND_BYTES_PER_S = 100e-6, 1e9
-"""Finding a sample takes at most this long, plus its bytes at this rate. Rows of a
-table, every one found, came at 9,500 to 16,000 a second."""
+# Rows of counts. Each process of a pipeline on one host owns one; any beyond the first
+# 511 share the last row, without its lock.
 ROWS = 512
-"""Rows of counts. Each process of a pipeline on one host owns one; any beyond the first
-511 share the last row, without its lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +132,12 @@ class CacheStatistics:
         return self.hits / asked if asked else 0.0
 
 
+# Most namespaces of one pipeline; records of any others are compared each time.
 NAMESPACES = 64
-"""Most namespaces of one pipeline; records of any others are compared each time."""
+# Where each count is in a row.
 COLUMNS = {each.name: at for at, each in enumerate(fields(CacheStatistics)[:-2])}
-"""Where each count is in a row."""
+# Where the pairs of a namespace and its count of equal records begin.
 AGREED = ROWS * len(COLUMNS)
-"""Where the pairs of a namespace and its count of equal records begin."""
 END = AGREED + 2 * NAMESPACES
 NBYTES = 8 * END
 

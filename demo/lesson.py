@@ -18,17 +18,17 @@ from ..pipeline.pipeline import Pipeline
 from ..pipeline.sources.folder import Folder
 from ..pipeline.testing import draw_photos
 
+# Drawn in four seconds. However few there are, each read of one waits.
 PHOTOS = 128
-"""Drawn in four seconds. However few there are, each read of one waits."""
+# JPEG quality, the default of many programs: 50 KB per photo.
 QUALITY = 75
-"""JPEG quality, the default of many programs: 50 KB per photo."""
+# Side of a crop in pixels, small enough to decode every photo of the demo at 1/2.
 SIZE = 48
-"""Side of a crop in pixels, small enough to decode every photo of the demo at 1/2."""
 SCALE = (0.35, 1.0)
 BATCH = 32
+# Enough for one core to train slightly slower than another decodes. Loading can then
+# keep up with the trainer, even if other programs use a part of the cores.
 CHANNELS = 40
-"""Enough for one core to train slightly slower than another decodes. Loading can then
-keep up with the trainer, even if other programs use a part of the cores."""
 RATE, MOMENTUM = 0.02, 0.9
 
 

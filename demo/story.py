@@ -25,15 +25,14 @@ from ..pipeline.pipeline import Pipeline
 from ..pipeline.sources.folder import Folder
 from .lesson import Lesson, Remote, cached_photos, pipeline
 
+# Share of the time without autotune, on one worker per stage.
 AS_SET_SHARE = 0.2
-"""Share of the time without autotune, on one worker per stage."""
+# Share of the time without autotune that is not measured: torch and the disk warm up.
 WARM_SHARE = 0.25
-"""Share of the time without autotune that is not measured: torch and the disk warm
-up."""
+# Share of the time with autotune, at its end, that is measured.
 FINAL_SHARE = 0.25
-"""Share of the time with autotune, at its end, that is measured."""
+# Wait, as a share of the step, below which loading counts as keeping up.
 WAIT_AIMED = 0.05
-"""Wait, as a share of the step, below which loading counts as keeping up."""
 
 
 def tell(data: Path | None, *, latency_s: float, seconds: float) -> None:
@@ -191,12 +190,12 @@ def train(pipe: Pipeline, lesson: Lesson) -> Generator[DemoWindow]:
             begin, losses = now, []
 
 
+# Seconds between two lines of progress if there is no bar.
 PACE_S = 1.0
-"""Seconds between two lines of progress if there is no bar."""
 REFRESHES_PER_S = 4
 
+# Shows progress, given as a share from 0 to 1 and in words.
 Show = Callable[[float, str], None]
-"""Shows progress, given as a share from 0 to 1 and in words."""
 
 
 class Screen:

@@ -40,10 +40,10 @@ STUCK = (
     'or the program ends. If a function may hang, use executor="process", whose '
     "workers are killed"
 )
+# How long all workers together may take to end, so that `close` takes at most 2 s.
 CLOSE_S = 1.2
-"""How long all workers together may take to end, so that `close` takes at most 2 s."""
+# A thread that holds a lock for this long is stuck.
 STUCK_S = 0.5
-"""A thread that holds a lock for this long is stuck."""
 
 
 class Engine:
@@ -72,8 +72,8 @@ class Engine:
     ) -> None:
         self._owner = os.getpid()
         self._closed = self._in_epochs = False
+        # Whether it makes what another engine assigns to it.
         self._assigned = isinstance(recipe.plan, AssignedPlan)
-        """Whether it makes what another engine assigns to it."""
         asked, late = recipe.segments, pools.opened_late(recipe, step)
         segments = [  # processes for those whose threads would share late-opened files
             replace(each, executor="process", thread_safe=False) if at in late else each

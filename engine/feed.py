@@ -30,14 +30,14 @@ from .recipe import Recipe
 from .segment import worked, worked_late
 from .trainer_cost import TrainerMeter
 
+# How often the process that reads an iterable may die with no batch in between.
 LOSSES = 5
-"""How often the process that reads an iterable may die with no batch in between."""
 UNREADABLE = (
     "the process that reads the iterable died {} times with no batch in between; look"
     " for a crash in native code, or for the system's out-of-memory killer"
 )
+# How many samples before a tail are tried if all of the tail's own failed.
 NEAR = 16
-"""How many samples before a tail are tried if all of the tail's own failed."""
 
 
 class Delivery(NamedTuple):
@@ -91,8 +91,8 @@ class PlannedFeed:
 
     def __init__(self, engine: Engine) -> None:
         recipe = engine.recipe
+        # Makes the batches; another one may go on with the one that is due next.
         self.engine = engine
-        """Makes the batches; another one may go on with the one that is due next."""
         self._plan = plan = recipe.planned
         self.faults = Faults(recipe.batch.error_budget, plan.order.epoch_length)
 
@@ -108,8 +108,8 @@ class PlannedFeed:
             self.engine.restart(cursor.step)
         self._start = cursor
         self._last: BatchPlan | None = None
+        # Batches of the epoch that are still due.
         self._left = self._plan.steps_in(cursor.epoch) - cursor.batch
-        """Batches of the epoch that are still due."""
 
     def next(self) -> Delivery | None:
         """Return the next batch of the epoch, or None at its end.
@@ -195,8 +195,8 @@ class RepackFeed:
 
     def __init__(self, engine: Engine) -> None:
         recipe = engine.recipe
+        # Makes the blocks; another one may go on with the one that is due next.
         self.engine = engine
-        """Makes the blocks; another one may go on with the one that is due next."""
         self._plan, self._batch = recipe.planned, recipe.batch
         assert recipe.batch.size is not None
         self._size = recipe.batch.size
@@ -204,12 +204,12 @@ class RepackFeed:
         self._calls = SeededCalls(recipe.buffers.collate)
         length = None if recipe.iterable else recipe.planned.order.epoch_length
         self.faults = Faults(recipe.batch.error_budget, length)
+        # Tickets of the samples that are left over.
         self._tickets: list[int] = []
-        """Tickets of the samples that are left over."""
         self._samples: list[Any] = []
         self._over, self._clean = False, True
+        # How often the process that reads has died since the last batch.
         self._lost = 0
-        """How often the process that reads has died since the last batch."""
 
     def begin(self, cursor: Cursor) -> None:
         self.engine.begin_epoch(cursor.epoch)

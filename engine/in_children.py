@@ -24,12 +24,12 @@ from .recipe import Recipe, SegmentRecipe
 from .segment import Segment
 from .witness.witness import Witness
 
+# From so many cores on, processes load rather than threads: there is room for them, and
+# threads take the GIL from the trainer, and from one another.
 MANY_CORES = 4
-"""From so many cores on, processes load rather than threads: there is room for them,
-and threads take the GIL from the trainer, and from one another."""
+# Work in a batch that justifies worker processes at once. With less, threads load, as
+# they start at no cost, until the tuner moves them.
 WORTH_PROCESSES_S = 0.02
-"""Work in a batch that justifies worker processes at once. With less, threads load, as
-they start at no cost, until the tuner moves them."""
 CROWDED = (
     "a batch takes {} ms of work, and threads would take the GIL from the trainer; with"
     " {} cores, worker processes load instead"

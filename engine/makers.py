@@ -52,14 +52,14 @@ from .witness.witness import Witness
 from .workers import Kind
 
 NOTHING = contextlib.nullcontext()
+# One in this many batches that a `collate_fn` makes has its bytes measured.
 WEIGHED = 128
-"""One in this many batches that a `collate_fn` makes has its bytes measured."""
+# For one in this many batches, estimate what a reader beside the trainer saves.
 LOOKS = 8
-"""For one in this many batches, estimate what a reader beside the trainer saves."""
+# Share of a step that reading beside the trainer must save: there is no way back.
 MIN_GAIN = 0.1
-"""Share of a step that reading beside the trainer must save: there is no way back."""
+# A thread that shares the GIL with the trainer needs this share more CPU time.
 GIL_COST = 0.3
-"""A thread that shares the GIL with the trainer needs this share more CPU time."""
 
 
 class BatchMeter:
@@ -73,22 +73,22 @@ class BatchMeter:
     """
 
     def __init__(self, operations: int = 1) -> None:
+        # The cost of each operation, if there are several.
         self.parts = PartsMeter(operations)
-        """The cost of each operation, if there are several."""
         self._clock, self._queue = SampledClock(), own_queue()
+        # Likely share of this batch's time on a CPU; None if it is measured.
         self.share: float | None = None
-        """Likely share of this batch's time on a CPU; None if it is measured."""
         self._born_ns = time.perf_counter_ns()
+        # Counts, and nanoseconds: of all batches, of collating them, and of those
+        # measured.
         self.batches = self.rows = self.run_ns = self._collate_ns = self._clocked_ns = 0
-        """Counts, and nanoseconds: of all batches, of collating them, and of those
-        measured."""
+        # Rows and nanoseconds of the first batch, and of the slowest other one.
         self._cold = self._slowest = (0, 0)
-        """Rows and nanoseconds of the first batch, and of the slowest other one."""
+        # When the batch began and its samples were made; the time of the last one.
         self._begun_ns, self._made_ns, self.last_ns = 0, 0, LONG_NS
-        """When the batch began and its samples were made; the time of the last one."""
+        # Bytes of a sample, as last measured, and its time in nanoseconds: the median
+        # of the first batch. 0 if unknown.
         self.sample_bytes = self.usual_ns = 0
-        """Bytes of a sample, as last measured, and its time in nanoseconds: the median
-        of the first batch. 0 if unknown."""
 
     def begin(self) -> None:
         """Begin a batch."""
@@ -170,10 +170,10 @@ class DrawnMaker:
         self._plan, self._read, self._buffers = plan, read, recipe.buffers
         self._meter = meter
         self.begin(cursor)
+        # The feed through which batches come, and which may go on with an engine.
         self.feed: PlannedFeed | RepackFeed | None = None
-        """The feed through which batches come, and which may go on with an engine."""
+        # Whether a sample drew from a global generator.
         self.drew = False
-        """Whether a sample drew from a global generator."""
         plan.ahead = 0
 
     @property
@@ -253,9 +253,9 @@ class SeededMaker(DrawnMaker):
         self._undrawn = Undrawn()
         self._calls = SeededCalls(recipe.buffers.collate)
         self.drew = bool(self._read.seeds)
+        # Whether a batch has shown what draws, and whether a sample made twice may
+        # differ, because its sources change.
         self._sure = self._once = False
-        """Whether a batch has shown what draws, and whether a sample made twice may
-        differ, because its sources change."""
 
     def _made(self, plan: BatchPlan, indices: list[Any]) -> Any:
         if len(indices) == 0:
@@ -358,18 +358,18 @@ class PlanMaker:
 
     def __init__(self, recipe: Recipe, cursor: Cursor, meter: BatchMeter) -> None:
         self.recipe = recipe
+        # The step of the batch, or block, that is made next.
         self.head = cursor.step
-        """The step of the batch, or block, that is made next."""
+        # Whether a sample drew from a global generator.
         self.drew = False
-        """Whether a sample drew from a global generator."""
         self.trainer = self._meter = meter
         self._program = recipe.segments[0].program
+        # Whether the samples of a batch have their bytes measured.
         self._weighs = cycle([True] + [False] * (WEIGHED - 1))
-        """Whether the samples of a batch have their bytes measured."""
+        # Image size of the latest batch.
         self._size: int | None = None
-        """Image size of the latest batch."""
+        # Rows read for this batch.
         self._rows = 0
-        """Rows read for this batch."""
         self._random, self._undrawn = SampleRandom(recipe.seed), Undrawn()
         self._calls = SeededCalls(recipe.buffers.collate)
         feed = RepackFeed if recipe.repack else PlannedFeed
@@ -515,17 +515,17 @@ class DirectHost(Host):
         (self.segment,) = recipe.segments
         self._meter = BatchMeter(len(self.segment.program.operations))
         self.maker = maker_of(recipe, cursor, self._meter)
+        # Rows of the largest batch, and what earlier epochs took, in nanoseconds.
         self._batch_rows = self._before_ns = 0
-        """Rows of the largest batch, and what earlier epochs took, in nanoseconds."""
+        # Seconds that reading beside the trainer would have saved so far.
         self._saved_s = 0.0
-        """Seconds that reading beside the trainer would have saved so far."""
+        # Whether nobody knows yet if workers would pay.
         self.undecided = self.segment.executor == "auto" or bool(self.segment.fixed)
-        """Whether nobody knows yet if workers would pay."""
+        # Why the trainer goes on making the batches; empty if it need not.
         self.stays = self.segment.stays
-        """Why the trainer goes on making the batches; empty if it need not."""
         self._witness = Witness(self.segment.subjects)
+        # Whether worker processes may call the `collate_fn`: it keeps no state.
         self.collate = Witness([recipe.buffers.collate])
-        """Whether worker processes may call the `collate_fn`: it keeps no state."""
         self.moves = deque()
 
     @property

@@ -25,8 +25,8 @@ from .segment import Segment
 from .trainer_cost import TrainerMeter
 from .workers import PoolStatistics
 
+# How long a result of the GIL probe stays valid.
 PROBE_AGAIN_S = 60.0
-"""How long a result of the GIL probe stays valid."""
 
 
 class Monitor:

@@ -24,17 +24,17 @@ Executor = Literal["auto", "inline", "thread", "process", "async", "ray"]
 Host = Literal["auto", "trainer", "process"]
 StartMethod = Literal["fork", "forkserver", "spawn"]
 
+# Work in a batch that justifies workers: threads, although they may hold the GIL, or
+# processes, although each lease costs some 300 us of CPU.
 WORTH_WORKERS_NS = 2_000_000
-"""Work in a batch that justifies workers: threads, although they may hold the GIL, or
-processes, although each lease costs some 300 us of CPU."""
+# A batch that will be done within this time is finished inline: workers would hardly be
+# ready sooner, and the trainer is waiting for the very first batch.
 SOON_NS = 300_000_000
-"""A batch that will be done within this time is finished inline: workers would hardly
-be ready sooner, and the trainer is waiting for the very first batch."""
+# Work after which a segment can be judged before it has finished a batch.
 SURE_NS = 10_000_000
-"""Work after which a segment can be judged before it has finished a batch."""
+# Loading within one epoch that justifies worker processes which end with the epoch and
+# are started again for the next one.
 WORTH_START_NS = 500_000_000
-"""Loading within one epoch that justifies worker processes which end with the epoch and
-are started again for the next one."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -94,6 +94,7 @@ def check_name(name: Any) -> None:
     )
 
 
+# Options of a Ray actor that say where it may run, and with what.
 RAY_OPTIONS = (
     "num_cpus",
     "num_gpus",
@@ -104,7 +105,6 @@ RAY_OPTIONS = (
     "scheduling_strategy",
     "runtime_env",
 )
-"""Options of a Ray actor that say where it may run, and with what."""
 
 
 def check_ray_options(options: Any) -> None:
@@ -131,8 +131,8 @@ def check_ray_options(options: Any) -> None:
 
 
 AS_SHIPPED = Options()
+# Most batches that a worker process has at once.
 ASSIGNED = 4
-"""Most batches that a worker process has at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 # CUDA modules are loaded only if there is such a device to copy to.
 
 
+# The name of the engine as a whole in the log.
 NAME = "Pipeline"
-"""The name of the engine as a whole in the log."""
+# Readings kept for `recent`.
 HISTORY = 10
-"""Readings kept for `recent`."""
+# Minimum time between two of them, in seconds: enough for the last ten seconds.
 NOTE_S = 1.0
-"""Minimum time between two of them, in seconds: enough for the last ten seconds."""
 CHANGED = (
     "`{}` has changed since workers load: batches made ahead are made again, and the"
     " trainer loads from here on, so that each change shows in the next batch"
@@ -51,9 +51,9 @@ FAILED = (
     "workers could not make a batch ({}); the trainer makes it, and all from here on,"
     " as without workers"
 )
+# A longer pause between two epochs, in seconds, means that the trainer did something
+# else.
 PAUSE_S = 1.0
-"""A longer pause between two epochs, in seconds, means that the trainer did something
-else."""
 
 
 class Run:
@@ -78,31 +78,31 @@ class Run:
         for cache in self._caches:
             cache.open()  # before any process forks, so that all find it
         self._home, self._byte_budget = recipe, byte_budget
+        # Where all work is: in a worker process, or wherever each segment's is.
         self._kind = "process" if recipe.options.host == "process" else "trainer"
-        """Where all work is: in a worker process, or wherever each segment's is."""
+        # What runs now; `_home` is the same in the trainer's process.
         self._recipe = in_children(recipe, 1) if self._kind == "process" else recipe
-        """What runs now; `_home` is the same in the trainer's process."""
         alone = recipe.direct and self._lane is None
         (first, *_) = recipe.segments
+        # The recipe from which either the trainer or workers make batches.
         self._direct = recipe if alone and first.executor == "auto" else None
-        """The recipe from which either the trainer or workers make batches."""
+        # The workers that the knob requests; None: no change.
         self._workers: Kind | None = None
-        """The workers that the knob requests; None: no change."""
         one_by_one = self._lane is None and not recipe.repack
         self.contention = ContentionMeter(one_by_one=one_by_one)
+        # Why the engine may not move to another process; empty if it may.
         self._stays = why_stays(recipe)
-        """Why the engine may not move to another process; empty if it may."""
+        # Whether threads have yet to load, which processes then replace.
         self._unspread = not self._stays and has_cores_to_spare(recipe)
-        """Whether threads have yet to load, which processes then replace."""
+        # What the tuner has found of more workers, by the name of their segment.
         self.tried: Mapping[str, str] = {}
-        """What the tuner has found of more workers, by the name of their segment."""
         self._collate = Witness([recipe.buffers.collate])
         autos = [s for s in recipe.segments if s.executor == "auto"]
+        # The segments whose workers nobody asked for: if they load elsewhere, the
+        # batches must still be those that the trainer would make.
         self._chosen = {} if recipe.iterable else {s.name: s for s in autos}
-        """The segments whose workers nobody asked for: if they load elsewhere, the
-        batches must still be those that the trainer would make."""
+        # The watch over what those segments work with, once one has moved.
         self._watch: ChangeWatch | None = None
-        """The watch over what those segments work with, once one has moved."""
         self._moves: tuple[Move, ...] = ()
         self._closed = False
         self._history: deque[tuple[Host, Observation]] = deque(maxlen=HISTORY)
@@ -250,8 +250,8 @@ class Run:
         """Let a host make the batches from now on."""
         host.kind = self._kind  # while the old one closes, readings are still its own
         self.host: Host = host
+        # The same host, if the trainer makes the batches by itself.
         self.alone = host if isinstance(host, DirectHost) else None
-        """The same host, if the trainer makes the batches by itself."""
         self.contention.forget()
         if self._closed:  # by another thread, which may have closed the old one
             host.close()

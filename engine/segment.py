@@ -36,16 +36,16 @@ from .witness.witness import Witness
 from .workers import Coroutines, Inline, Kind, Threads, Watches, WorkerPool, no_watch
 
 Made = Onward | Finished | Gathered | FailedBatch
+# Creates the pool of one kind for this segment.
 MakePool = Callable[[Kind], WorkerPool]
-"""Creates the pool of one kind for this segment."""
 
+# Kinds of workers in other processes.
 FAR = ("process", "ray")
-"""Kinds of workers in other processes."""
+# Moves that are remembered.
 MAX_MOVES = 16
-"""Moves that are remembered."""
 UNSURE = "it is not known yet whether its data changes while samples are made"
+# Upper bound of a prefetch size, in batches; the memory budget binds long before.
 MAX_PREFETCH = 128
-"""Upper bound of a prefetch size, in batches; the memory budget binds long before."""
 
 
 class Segment:
@@ -72,10 +72,10 @@ class Segment:
         alone: bool = True,
     ) -> None:
         self.recipe, self.connector = recipe, connector
+        # Whether it runs inline until it has shown what a batch costs.
         self.undecided = recipe.executor == "auto"
-        """Whether it runs inline until it has shown what a batch costs."""
+        # Why it may not become another kind; empty if it may.
         self.stays = recipe.stays
-        """Why it may not become another kind; empty if it may."""
         self._alone = alone
         looks = (
             self.undecided
@@ -83,10 +83,10 @@ class Segment:
             or recipe.program.watched
             or recipe.per_batch
         )
+        # What is known of what its samples come from.
         self.witness = Witness(recipe.subjects if looks else ())
-        """What is known of what its samples come from."""
+        # What changes in the copy of the only worker.
         self._changes_there = ""
-        """What changes in the copy of the only worker."""
         # The kind that the knob requests; the trainer's thread moves it.
         self._wanted: Kind | None = None
         self._make_pool = make_pool
@@ -94,12 +94,12 @@ class Segment:
         self._lock = threading.Lock()
         self._asked, self._prefetch = recipe.num_parallel_workers, recipe.prefetch_size
         start: Kind = "inline" if recipe.executor == "auto" else recipe.executor
+        # Its present workers.
         self.pool = make_pool(start)
-        """Its present workers."""
         self._leaving: list[WorkerPool] = []
         self.run_queue = RunQueue(weakly(self._threads))
+        # The latest moves between kinds of workers, and their reasons.
         self.moves: deque[Move] = deque(maxlen=MAX_MOVES)
-        """The latest moves between kinds of workers, and their reasons."""
         connector.on_look = weakly(self._hear_of_copy)
         connector.on_lost = weakly(self._come_home)
         self._tell_core()
@@ -341,12 +341,12 @@ class BatchWork:
         self._segments = segments = recipe.segments
         self._buffers, self._looked = recipe.buffers, False
         self._collates, self._judge = collates, judge
+        # Inline segments that have made no batch yet.
         self._unknown = {
             at
             for at, each in enumerate(segments)
             if each.per_batch and each.executor in ("auto", "inline")
         }
-        """Inline segments that have made no batch yet."""
         self._first = sum(not each.per_batch for each in segments)
         for each in segments:
             (operation, *_) = each.program.operations

@@ -39,55 +39,55 @@ from .plan import BatchPlan, Shard
 from .segment import Segment
 
 AWAY_NS = 1_000_000_000
+# A gap this many times the usual one, and at least `AWAY_NS`, means it was away.
 AWAY = 20
-"""A gap this many times the usual one, and at least `AWAY_NS`, means it was away."""
+# Kinds of workers that take something from a trainer on this machine.
 BESIDE = frozenset(("thread", "async", "process"))
-"""Kinds of workers that take something from a trainer on this machine."""
+# Largest part of a run that may be spent on looks, on all ranks together: ranks that
+# step together wait for one another's looks.
 SHARE = 0.005
-"""Largest part of a run that may be spent on looks, on all ranks together: ranks that
-step together wait for one another's looks."""
+# The first look may take as much of a run as if it had lasted this long, in seconds.
+# Without it, the verdict of a short run would know only the wait.
 LOAN_S = 30.0
-"""The first look may take as much of a run as if it had lasted this long, in seconds.
-Without it, the verdict of a short run would know only the wait."""
+# The first steps of a run are slow by nature: they do not count.
 WARM_STEPS = 5
-"""The first steps of a run are slow by nature: they do not count."""
+# Steps beside loading that are compared: the latest.
 KEPT = 64
-"""Steps beside loading that are compared: the latest."""
+# Steps beside loading that are enough; as many are between two looks.
 MIN_BESIDE = 10
-"""Steps beside loading that are enough; as many are between two looks."""
+# Looks after which the next ones are rare.
 KNOWN = 8
-"""Looks after which the next ones are rare."""
+# Pause between looks then, in seconds.
 RARE_S = 60.0
-"""Pause between looks then, in seconds."""
+# How long the trainer waits until loading rests, at first and at most, in seconds:
+# twice as long after each look that failed.
 REST_S, MAX_REST_S = 0.005, 0.05
-"""How long the trainer waits until loading rests, at first and at most, in seconds:
-twice as long after each look that failed."""
+# How long the trainer waits at most for the batch of the second step, in seconds.
 HOLD_S = 1.0
-"""How long the trainer waits at most for the batch of the second step, in seconds."""
+# Longest time that children rest, in seconds, should nobody wake them.
 MAX_PAUSE_S = 5.0
-"""Longest time that children rest, in seconds, should nobody wake them."""
 POLL_S = 0.0002
+# A step that takes this many times the usual one does something else, too.
 ODD = 3.0
-"""A step that takes this many times the usual one does something else, too."""
+# If steps beside loading have become this many times longer or shorter though nothing
+# else changed, the trainer has other work, and former looks say nothing.
 OTHER = 1.25
-"""If steps beside loading have become this many times longer or shorter though nothing
-else changed, the trainer has other work, and former looks say nothing."""
+# Share of all pairs of a step beside loading and one alone in which the first must be
+# the longer one, to be certain (the statistic of Mann and Whitney, 1947, which a single
+# odd step hardly changes).
 SURE = 0.85
-"""Share of all pairs of a step beside loading and one alone in which the first must be
-the longer one, to be certain (the statistic of Mann and Whitney, 1947, which a single
-odd step hardly changes)."""
+# How many times shorter steps alone must be if there are so few.
 MARGINS = {1: 1.3, 2: 1.15}
-"""How many times shorter steps alone must be if there are so few."""
+# Where loading lengthens only some of the steps, such as those that find the GIL held,
+# this is the largest probability that all steps alone are short by chance.
 CHANCE = 0.01
-"""Where loading lengthens only some of the steps, such as those that find the GIL held,
-this is the largest probability that all steps alone are short by chance."""
+# Quantile of the steps beside loading that other work of the trainer's changes, and the
+# turns of a GIL do not.
 LOWEST = 0.1
-"""Quantile of the steps beside loading that other work of the trainer's changes, and
-the turns of a GIL do not."""
+# Probability that a step begins a look once one is due: the number of steps between two
+# looks must not keep the rhythm of the trainer's own, as of gradients that are
+# accumulated over some batches.
 CHOSEN = 0.25
-"""Probability that a step begins a look once one is due: the number of steps between
-two looks must not keep the rhythm of the trainer's own, as of gradients that are
-accumulated over some batches."""
 
 
 class TrainerMeter:
@@ -102,16 +102,16 @@ class TrainerMeter:
         self._began_s = time.perf_counter_ns() / 1e9
         self._began_cpu_s = time.process_time()
         self.epoch = self.step = 0
+        # Steps, rows, and nanoseconds: waits, gaps, the part of the waits for copying
+        # to the device, time away, and waits for first batches. Replaced as a whole, so
+        # readers need no lock.
         self._totals: tuple[int, ...] = (0, 0, 0, 0, 0, 0, 0)
-        """Steps, rows, and nanoseconds: waits, gaps, the part of the waits for copying
-        to the device, time away, and waits for first batches. Replaced as a whole, so
-        readers need no lock."""
+        # Time spent in the user's `collate_fn`, in nanoseconds.
         self.collate_ns = 0
-        """Time spent in the user's `collate_fn`, in nanoseconds."""
+        # How long the start of the loop took, in nanoseconds: the trainer waited.
         self.begin_ns = 0
-        """How long the start of the loop took, in nanoseconds: the trainer waited."""
+        # Loops begun; when the last one began, and how long the one before took.
         self._loops, self._loop_ns = 0, (0, 0)
-        """Loops begun; when the last one began, and how long the one before took."""
         self._left_ns: int | None = None
         self._asked_ns = self._gap_ns = self._thread = 0
         self._first = False
@@ -208,8 +208,8 @@ class Rest:
 
     def __init__(self, engine_lock: EngineLock, segments: Sequence[Segment]) -> None:
         self._engine_lock, self._segments = engine_lock, segments
+        # Ends a rest that lasts too long; None: they do not rest.
         self._alarm: threading.Timer | None = None
-        """Ends a rest that lasts too long; None: they do not rest."""
 
     @property
     def beside(self) -> bool | None:
@@ -348,35 +348,35 @@ class ContentionMeter:
 
     def __init__(self, *, one_by_one: bool = True) -> None:
         self._one_by_one = one_by_one
+        # Whether a look may be taken: no trial is being judged.
         self.armed = True
-        """Whether a look may be taken: no trial is being judged."""
         # The trainer's own part of steps, in seconds. `_free` ones were alone anyway.
         self._beside: deque[float] = deque(maxlen=KEPT)
         self._free: deque[float] = deque(maxlen=KEPT)
+        # The whole of the steps beside loading, in seconds.
         self._steps: deque[float] = deque(maxlen=KEPT)
-        """The whole of the steps beside loading, in seconds."""
         self._looks: deque[Look] = deque(maxlen=2 * KNOWN)
+        # Counts changes of what loads beside the trainer.
         self._setting = 0
-        """Counts changes of what loads beside the trainer."""
+        # Where the present step belongs; None: nowhere.
         self._now: deque[float] | None = None
-        """Where the present step belongs; None: nowhere."""
+        # Whether others load beside the trainer, as far as is known.
         self._loads = False
-        """Whether others load beside the trainer, as far as is known."""
         self._size: tuple[int, int | None] = 0, None
         self._left = WARM_STEPS
         self._paused: Rest | None = None
+        # The look that goes on, without its step.
         self._look = Look(0.0, 0.0, 0.0, 0)
-        """The look that goes on, without its step."""
+        # Whether the first of its two steps goes on, or the second.
         self._first = self._second = False
-        """Whether the first of its two steps goes on, or the second."""
+        # How long loading took to rest for it, and the first of two steps took.
         self._waited_s = 0.0
-        """How long loading took to rest for it, and the first of two steps took."""
+        # Whether the trainer waits for loading, so that it loses all of a look.
         self._costs = True
-        """Whether the trainer waits for loading, so that it loses all of a look."""
         self._trained_s = self._spent_s = self._given_s = self._due_s = 0.0
+        # Steps beside loading since the last look, looks that failed in a row, and
+        # those whose step took exceptionally long.
         self._since = self._failed = self._odd = 0
-        """Steps beside loading since the last look, looks that failed in a row, and
-        those whose step took exceptionally long."""
         self._dice = random.Random(0)
 
     @property

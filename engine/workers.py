@@ -39,8 +39,8 @@ ALONE = (
     " from_dataset(thread_safe=True) if threads may share it."
 )
 
+# Kinds of workers.
 Kind = Literal["inline", "thread", "process", "async", "ray"]
-"""Kinds of workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +193,8 @@ def join_all(threads: Iterable[threading.Thread], until_s: float) -> list[str]:
     return [thread.name for thread in others if thread.is_alive()]
 
 
+# Makes what observes the samples of one worker.
 Watches = Callable[[], Watch | None]
-"""Makes what observes the samples of one worker."""
 
 
 def no_watch() -> None:
@@ -249,8 +249,8 @@ class Inline(WorkerPool):
         self._random, self._watch = SampleRandom(seed), watch()
         self._meter = connector.enter()
         self._left = False
+        # Rows done so far.
         self.done = 0
-        """Rows done so far."""
         self._rows = self._run_ns = 0
         self._slowest = (0, 0)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["keep", "prepare", "skip_first_batches"]
 
+# torch's arguments that do not affect which samples are loaded.
 CARRIED = (
     "num_workers",
     "collate_fn",
@@ -33,9 +34,8 @@ CARRIED = (
     "persistent_workers",
     "in_order",
 )
-"""torch's arguments that do not affect which samples are loaded."""
+# penstock's own arguments.
 OWN = ("sample_seeding", "thread_safe")
-"""penstock's own arguments."""
 
 
 def prepare(accelerator: Accelerator, *objects: Any, **settings: Any) -> Any:

@@ -13,8 +13,8 @@ from ..engine.plan import Context
 from ..errors import SampleError, check
 from .columns import Array, Row, as_array, as_column, placed
 
+# Shape and filling of columns, as in MindSpore's `pad_info`.
 Pads = dict[str, tuple[Sequence[int | None] | None, Any]]
-"""Shape and filling of columns, as in MindSpore's `pad_info`."""
 
 
 class BatchInfo(NamedTuple):

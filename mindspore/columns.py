@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from ..errors import PenstockError, SampleError
 from ..pipeline.stages import wanted_by
 
+# A sample or a batch: a value for each column.
 Row = tuple[Any, ...]
-"""A sample or a batch: a value for each column."""
 Array = NDArray[Any]
+# What reading a damaged file raises.
 DAMAGE = (
     ArithmeticError,
     AttributeError,
@@ -32,7 +33,6 @@ DAMAGE = (
     ValueError,
     struct.error,
 )
-"""What reading a damaged file raises."""
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from .loops import Facts, Stream
 from .samplers import sampler_of
 from .settings import Schema, Shuffle, ignored, note
 
+# Options of how a dataset runs, which are ignored.
 HOW = ("cache", "python_multiprocessing", "max_rowsize")
-"""Options of how a dataset runs, which are ignored."""
 
 
 class Reading(TypedDict, total=False):

@@ -16,8 +16,8 @@ from ..pipeline.pipeline import Pipeline
 from .columns import Row, as_array, as_row
 
 T = TypeVar("T")
+# Rows that a loop without batches gets at once.
 IN_CHUNK = 16
-"""Rows that a loop without batches gets at once."""
 
 
 # What loops yield, and sequences of rows that no index reaches.
@@ -180,12 +180,12 @@ class Loops:
     def __init__(
         self, pipeline: Pipeline, columns: Sequence[str], facts: Facts | None = None
     ) -> None:
+        # The `Pipeline` inside, for everything else that penstock can do.
         self.pipeline = pipeline
-        """The `Pipeline` inside, for everything else that penstock can do."""
+        # Names of the columns.
         self.columns = list(columns)
-        """Names of the columns."""
+        # What else is known.
         self.facts = facts or Facts()
-        """What else is known."""
         self._looping, self._epochs = False, 0
         self._made: Pipeline | None = None
         self._spare: list[tuple[int, Pipeline]] = []

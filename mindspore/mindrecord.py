@@ -39,8 +39,8 @@ TABLE = (
     "SELECT type, sql FROM sqlite_master WHERE name = 'INDEXES' COLLATE NOCASE"
     " AND type IN ('table', 'view')"
 )
+# Bytes that a value of the database may have.
 CELL = 1 << 20
-"""Bytes that a value of the database may have."""
 
 
 def MindDataset(
@@ -235,8 +235,8 @@ def integers(content: bytes) -> NDArray[np.int64]:
 # MessagePack, as far as MindRecord uses it.
 
 NUMBERS = {0xCA + at: f">{code}" for at, code in enumerate("fdBHIQbhiq")}
+# How the size of a longer text, or of a larger map, is stored.
 SIZES = {0xD9: ">B", 0xDA: ">H", 0xDB: ">I", 0xDE: ">H", 0xDF: ">I"}
-"""How the size of a longer text, or of a larger map, is stored."""
 CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
 

@@ -22,8 +22,8 @@ from .samplers import DistributedSampler, SubsetRandomSampler, SubsetSampler
 from .settings import Schema, Shuffle
 
 Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+# First byte and size of each part of each record of a file, `[n, parts, 2]`.
 Extents = NDArray[np.int64]
-"""First byte and size of each part of each record of a file, `[n, parts, 2]`."""
 
 
 class Records:
@@ -259,8 +259,8 @@ def tf_column(
         ) from error
 
 
+# How large texts of one size may be: a multiple of their record, or bytes.
 TIMES, ROOMY = 100, 1 << 24
-"""How large texts of one size may be: a multiple of their record, or bytes."""
 
 
 # tf.train.Example in the wire format of protocol buffers.
@@ -321,8 +321,8 @@ def fields(data: bytes) -> Iterator[tuple[int, Any]]:
         at += size
 
 
+# Bytes of a field by its kind; 2: its size comes first.
 FIXED = {1: 8, 2: 0, 5: 4}
-"""Bytes of a field by its kind; 2: its size comes first."""
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
@@ -348,10 +348,10 @@ def signed(value: int) -> int:
 
 # CRC32C (Castagnoli), as TFRecord masks it.
 
+# Bytes whose sum is taken step by step, side by side with those of other lanes.
 LANE = 64
-"""Bytes whose sum is taken step by step, side by side with those of other lanes."""
+# Bytes from which on lanes pay.
 LONG = 64 * LANE
-"""Bytes from which on lanes pay."""
 
 
 @cache

@@ -29,10 +29,10 @@ class Sampler(ABC):  # noqa: B024 scripts use it as it is, too
 
     def __init__(self, num_samples: int | None = None) -> None:
         self.num_samples = num_samples
+        # The rows of the dataset, once it is known.
         self.dataset_size = 0
-        """The rows of the dataset, once it is known."""
+        # The epoch that the next loop over it draws.
         self.epoch = 0
-        """The epoch that the next loop over it draws."""
 
     def __iter__(self) -> Iterator[int]:
         raise NotImplementedError
@@ -181,8 +181,8 @@ class PKSampler(Sampler):
     ) -> None:
         super().__init__(num_samples)
         self.num_val, self.num_class, self.shuffle = num_val, num_class, shuffle
+        # The label of each row, once the dataset is known.
         self.labels: Sequence[int] = ()
-        """The label of each row, once the dataset is known."""
 
     def __iter__(self) -> Iterator[int]:
         rng, labels = drawn(self), np.asarray(self.labels)

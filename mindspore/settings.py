@@ -15,6 +15,7 @@ from .. import config as _config
 from ..errors import check
 
 LOGGER = logging.getLogger("penstock")
+# What MindSpore has, and what to use.
 INSTEAD = {
     "BatchDataset": "GeneratorDataset(...).batch(n)",
     "CSVDataset": "GeneratorDataset of rows read with csv or pandas",
@@ -25,13 +26,13 @@ INSTEAD = {
     "RepeatDataset": "GeneratorDataset(...).repeat(n)",
     "deserialize": "penstock.Pipeline.load_autotune(path) for tuned settings",
 }
-"""What MindSpore has, and what to use."""
 SETTINGS = {
     "load": "Pipeline.load_autotune(path)",
     "set_callback_timeout": "map(timeout=...)",
     "set_error_samples_mode": "batch(on_error='substitute')",
     "set_multiprocessing_timeout_interval": "map(timeout=...)",
 }
+# Settings of MindSpore's own engine.
 MEANINGLESS = frozenset(
     (
         "auto_num_workers",
@@ -47,7 +48,6 @@ MEANINGLESS = frozenset(
         "video_backend",
     )
 )
-"""Settings of MindSpore's own engine."""
 
 
 def instead(name: str, table: dict[str, str]) -> str:
@@ -133,10 +133,10 @@ class Schema:
         found = read.get("columns", {})
         if isinstance(found, list):
             found = {each["name"]: each for each in found}
+        # The number of rows to read; None: all.
         self.rows: int | None = read.get("numRows")
-        """The number of rows to read; None: all."""
+        # Type and shape of each column.
         self.columns: dict[str, dict[str, Any]] = {}
-        """Type and shape of each column."""
         for name, each in found.items():
             self.add_column(name, each["type"], each.get("shape"))
 

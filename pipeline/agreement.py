@@ -24,10 +24,10 @@ from .image.codec import CropDecoder
 from .stages import FunctionStage, Stage
 
 LOGGER = logging.getLogger("penstock")
+# How long other ranks may take to arrive here; setting up a rank can be slow.
 WAIT = timedelta(seconds=60)
-"""How long other ranks may take to arrive here; setting up a rank can be slow."""
+# Pipelines begun in this process; the order is the same on all ranks.
 NUMBERS = itertools.count()
-"""Pipelines begun in this process; the order is the same on all ranks."""
 CURE = (
     "all ranks must make the same pipelines and start them in the same order; for a"
     " pipeline of a single rank (such as validation on rank 0), pass"

@@ -56,12 +56,12 @@ BYPASSED = (
 )
 
 
+# Whether Accelerate works on loaders that are put back afterwards.
 KNOWN_BYPASS = ContextVar("known_bypass", default=False)
-"""Whether Accelerate works on loaders that are put back afterwards."""
 
 UNTUNED = "autotune is off"
+# Torch's arguments between `dataset` and `num_workers`.
 BEFORE_WORKERS = 4
-"""Torch's arguments between `dataset` and `num_workers`."""
 UNORDERED = (
     "in_order=False: which {} batches were consumed is not known, because they come in"
     " the order in which workers finish them; resuming here would repeat some samples"
@@ -197,10 +197,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
                 value is None or type(value) is bool,
                 f"`{argument}` must be True, False or None, got {value!r}",
             )
+        # Whether the program itself says that no workers shall load.
         self._zero_workers = (
             "num_workers" in kwargs or len(args) > BEFORE_WORKERS
         ) and self.num_workers == 0
-        """Whether the program itself says that no workers shall load."""
         self.sample_seeding = sample_seeding
         self.thread_safe = thread_safe
         self.snapshot_every_n_steps = snapshot_every_n_steps

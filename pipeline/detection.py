@@ -43,10 +43,10 @@ __all__ = ["aspect_groups", "collate", "crop", "flip", "resize"]
 
 flip = horizontal_flip
 
+# Parts of an image drawn before it is left whole (Liu et al. 2016).
 TRIES = 50
-"""Parts of an image drawn before it is left whole (Liu et al. 2016)."""
+# Minimum overlaps to choose from; 0: any overlap will do (Liu et al. 2016).
 OVERLAPS = (0.1, 0.3, 0.5, 0.7, 0.9, 0.0)
-"""Minimum overlaps to choose from; 0: any overlap will do (Liu et al. 2016)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,8 @@ __all__ = [
 # The course of one value.
 
 Unit = Literal["samples", "steps", "epochs"]
+# The most changes of a function: a plan stores each change of the batch size.
 MAX_CHANGES = 100_000
-"""The most changes of a function: a plan stores each change of the batch size."""
 
 
 def plain(value: float) -> str:
@@ -316,8 +316,8 @@ def check_unit(unit: str) -> None:
 Coupling = Literal["none", "linear", "sqrt"] | float
 EXPONENTS: Mapping[str, float] = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
 CURVES = ("image_size", "momentum", "lr_mult", "strength")
+# Settings that may be left out.
 OPTIONAL = (*CURVES, "base_batch", "end_epoch")
-"""Settings that may be left out."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

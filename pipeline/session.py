@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# How long a thread may go on with its batch. User code may be stuck.
 LEAVE_S = 1.0
-"""How long a thread may go on with its batch. User code may be stuck."""
 
 
 class LoopingThreads:
@@ -102,8 +102,8 @@ class LoopingThreads:
             thread.join(max(0.0, until_s - time.monotonic()))
 
 
+# The one of this process.
 looping_threads = LoopingThreads()
-"""The one of this process."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=looping_threads.forget)
 
@@ -202,8 +202,8 @@ FORKED = (
 )
 
 
+# How long a finaliser waits: somewhat longer than a run may take to close.
 CLOSE_S = 3.0
-"""How long a finaliser waits: somewhat longer than a run may take to close."""
 
 
 class Slot:
@@ -218,10 +218,10 @@ class Slot:
 
     def __init__(self, name: str) -> None:
         self._forget()
+        # The name of the face in the log.
         self.name = name
-        """The name of the face in the log."""
+        # Number of loops begun so far; the newest loop owns the run.
         self.loops = 0
-        """Number of loops begun so far; the newest loop owns the run."""
         self._rank, self._told = 0, ""
         # The settings that the run's tuner follows; None before its first batch.
         self._settings: config.Settings | None = None
@@ -242,8 +242,8 @@ class Slot:
         # other way round.
         self._lock, self._loops_lock = threading.RLock(), threading.RLock()
         self.run: Run | None = None
+        # Whether an iterator is in the middle of an epoch, and so of the run.
         self.busy = self._closing = False
-        """Whether an iterator is in the middle of an epoch, and so of the run."""
         self._tuner: Tuner[Any] | None = None
         self._tuning: contextlib.ExitStack | None = None
 
@@ -483,12 +483,12 @@ class Slot:
             self._tuned = tuner.found()
 
 
+# The settings that a tuner depends on.
 TUNING = attrgetter("autotune", "filepath_prefix", "autotune_interval", "cpu_budget")
-"""The settings that a tuner depends on."""
 
 
+# Loops of torch's own workers that have yet to write their row of the log.
 torchs_runs: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Loops of torch's own workers that have yet to write their row of the log."""
 slots: weakref.WeakSet[Slot] = weakref.WeakSet()
 
 

@@ -41,11 +41,10 @@ if TYPE_CHECKING:
 # The workers of a stage: their number, their kind, and the time limit of a sample.
 
 EXECUTORS: tuple[Executor, ...] = get_args(Executor)
+# n: n at first; (lo, hi): between lo and hi, lo at first; None: as configured.
 Workers = int | tuple[int, int] | None
-"""n: n at first; (lo, hi): between lo and hi, lo at first; None: as configured."""
+# Kinds of workers that can be interrupted; with a timeout, `auto` chooses processes.
 STOPPABLE: tuple[Executor, ...] = ("auto", "process", "async")
-"""Kinds of workers that can be interrupted; with a timeout, `auto` chooses processes.
-"""
 
 
 class _Options(TypedDict, total=False):
@@ -616,8 +615,8 @@ def check_sized(batch: BatchStage, *, scheduled: bool) -> None:
 
 # The order of samples that the stages define, wherever in the pipeline they stand.
 
+# The length that a plan assumes for an iterable, which itself decides when it ends.
 ENDLESS = 1 << 62
-"""The length that a plan assumes for an iterable, which itself decides when it ends."""
 
 
 def order_of(stages: Sequence[Stage]) -> Order:

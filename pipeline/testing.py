@@ -38,14 +38,14 @@ Plane: TypeAlias = NDArray[np.float32]
 Progress: TypeAlias = Callable[[int, int], None]
 
 MANIFEST = "photos.json"
+# Side of a texture tile in pixels.
 TILE = 512
-"""Side of a texture tile in pixels."""
 TILES = 4
 LEAVES = 90
+# Steps by it spread any number of classes evenly over the circle of hues.
 GOLDEN = 0.618
-"""Steps by it spread any number of classes evenly over the circle of hues."""
+# Corners of a class's leaves: 32 are as good as a disc.
 CORNERS = (32, 4, 3, 6)
-"""Corners of a class's leaves: 32 are as good as a disc."""
 
 
 def draw_photos(

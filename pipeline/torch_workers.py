@@ -88,10 +88,10 @@ class TorchsRun:
         *,
         tunable: bool,
     ) -> None:
+        # Measures how long the trainer waits.
         self.meter = TrainerMeter()
-        """Measures how long the trainer waits."""
+        # How many rows a batch has.
         self.rows = loader.batch_size or 1
-        """How many rows a batch has."""
         self._name = name
         self._stage = f"Dataset(ID:0) {type(loader.dataset).__name__}"
         self._workers, self._why, self._tunable = loader.num_workers, why, tunable
@@ -194,8 +194,8 @@ def is_keeper(each: Any) -> bool:
     return hasattr(each, "state_dict") and hasattr(each, "load_state_dict")
 
 
+# The attributes that a worker reads to take its share of an iterable.
 SHARES = frozenset(("id", "num_workers", "dataset"))
-"""The attributes that a worker reads to take its share of an iterable."""
 
 
 class Watched(torchs.WorkerInfo):

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 OPEN = "/proc/self/fd"
 MAPPED = "/proc/self/maps"
+# Inode of an open file, and the position at which the next read begins.
 Place = tuple[int, int]
-"""Inode of an open file, and the position at which the next read begins."""
 
 
 def most_descriptors() -> int:

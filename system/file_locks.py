@@ -21,19 +21,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+# Type, whence, start, length, pid (0 for locks of open files).
 FLOCK = struct.Struct("@hhqqi4x")
-"""Type, whence, start, length, pid (0 for locks of open files)."""
+# Outside Linux: locks of the process, which are enough for a single arena.
 SET = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)
-"""Outside Linux: locks of the process, which are enough for a single arena."""
 FIRST_PAUSE_S = 0.00005
 MAX_PAUSE_S = 0.002
+# How long a `ByteLock` waits for another process, in seconds.
 PATIENCE_S = 2.0
-"""How long a `ByteLock` waits for another process, in seconds."""
 
 
+# The system call, made without releasing the GIL: it never waits here. When other
+# threads want the GIL, Python's own `fcntl` takes 50 us or more to get it back.
 call = ctypes.PyDLL(None, use_errno=True).fcntl
-"""The system call, made without releasing the GIL: it never waits here. When other
-threads want the GIL, Python's own `fcntl` takes 50 us or more to get it back."""
 call.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_char_p
 call.restype = ctypes.c_int
 

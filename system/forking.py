@@ -14,14 +14,14 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+# Whether this system supports our worker processes; macOS and Windows do not.
 FORKS = hasattr(os, "fork") and hasattr(os, "memfd_create")
-"""Whether this system supports our worker processes; macOS and Windows do not."""
+# How often to wait for imports to end. Threads that import one module after another
+# must not prevent a fork.
 MAX_LOOKS = 100
-"""How often to wait for imports to end. Threads that import one module after another
-must not prevent a fork."""
+# Held while forking: libraries (filelock) forbid it while another thread forks. A
+# finaliser or signal handler that forks in the midst of it must not wait for itself.
 _forking = threading.RLock()
-"""Held while forking: libraries (filelock) forbid it while another thread forks. A
-finaliser or signal handler that forks in the midst of it must not wait for itself."""
 
 
 def _renew() -> None:

@@ -16,8 +16,8 @@ from typing import Any
 
 from ..errors import is_own
 
+# From here on, three figures would be rounded to tens, or need an exponent.
 EXACT = 999.5
-"""From here on, three figures would be rounded to tens, or need an exponent."""
 
 
 class Printed:
@@ -67,6 +67,7 @@ def call(method: str, made: Any, *args: object, hidden: Collection[str] = ()) ->
     return f"{method}({', '.join(given)})"
 
 
+# The values of loader arguments that were left out; they are not printed.
 UNSAID: Mapping[str, tuple[object, ...]] = {
     "drop_last": (False,),
     "num_workers": (0,),
@@ -79,7 +80,6 @@ UNSAID: Mapping[str, tuple[object, ...]] = {
     "thread_safe": (None,),
     "name": ("",),
 }
-"""The values of loader arguments that were left out; they are not printed."""
 
 
 def loader_call(loader: object) -> str:
@@ -104,10 +104,11 @@ def loader_call(loader: object) -> str:
 
 # The name of a pipeline or loader.
 
+# The number of frames to look at, of functions that return what they made.
 MAX_CALLERS = 4
-"""The number of frames to look at, of functions that return what they made."""
 STORES_LOCAL = {"STORE_FAST", "STORE_DEREF"}
 STORES_NAMED = {"STORE_NAME", "STORE_GLOBAL", "STORE_ATTR"}
+# Instructions allowed between a call and the store of its result, such as `self`.
 PASSING = {
     "CACHE",
     "COPY_FREE_VARS",
@@ -117,9 +118,8 @@ PASSING = {
     "LOAD_FAST_BORROW",
     "NOP",
 }
-"""Instructions allowed between a call and the store of its result, such as `self`."""
+# Suffixes that name the kind of an object rather than the object.
 KIND = re.compile(r"_?(data_?loader|loader|dl|pipeline|pipe)$", re.IGNORECASE)
-"""Suffixes that name the kind of an object rather than the object."""
 
 
 def found_name() -> str:

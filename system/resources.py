@@ -18,8 +18,8 @@ from ..errors import check
 
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
+# By default a pipeline may hold one part in this many of the free memory.
 MEMORY_SHARE = 4
-"""By default a pipeline may hold one part in this many of the free memory."""
 
 UNITS = {
     "": 1,
@@ -174,13 +174,13 @@ def oom_kills(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     return max((int(count) for count in counts if count is not None), default=0)
 
 
+# Files with a limit, with the bytes in use, and the field of `memory.stat` with those
+# that only cache files. The last ones are of version 1.
 MEMORY = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.high", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Files with a limit, with the bytes in use, and the field of `memory.stat` with those
-that only cache files. The last ones are of version 1."""
 
 
 def _limits(proc: Path, cgroup: Path) -> Iterator[tuple[int, int]]:

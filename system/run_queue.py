@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 HERE = "/proc/self/"
+# Minimum time between two measurements. One costs about 10 us for each thread.
 APART_NS = 200_000_000
-"""Minimum time between two measurements. One costs about 10 us for each thread."""
 
 
 class Times(NamedTuple):
@@ -46,8 +46,8 @@ class RunQueue:
         self._threads = threads
         # Guards everything below.
         self._lock = threading.Lock()
+        # Those of each live thread.
         self._seen: dict[str, Times] = {}
-        """Those of each live thread."""
         self._total = Times(0, 0)
         self._due_ns = 0
 
@@ -88,8 +88,8 @@ def times_of(thread: str) -> Times:
     return Times(0, 0)
 
 
+# Number of the system call in which a thread waits for a lock.
 FUTEX = {"x86_64": b"202", "aarch64": b"98"}.get(platform.machine())
-"""Number of the system call in which a thread waits for a lock."""
 
 
 def in_line(threads: Iterable[str]) -> int:

@@ -20,9 +20,9 @@ from typing import Any, TypeVar, cast
 
 from ..errors import check
 
+# Longest single wait of the main thread, in seconds. Python misses a Ctrl-C that comes
+# in the microsecond between its last check for signals and a system call that waits.
 NOTICE_S = 1.0
-"""Longest single wait of the main thread, in seconds. Python misses a Ctrl-C that comes
-in the microsecond between its last check for signals and a system call that waits."""
 _libc = ctypes.PyDLL(None)
 
 

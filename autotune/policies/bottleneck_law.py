@@ -63,48 +63,48 @@ from ..window import (
 from .kinds import ALONE_NOW, NO_KINDS, Kinds
 from .policy import NO_BACKOFFS, Backoffs, Case, KnobKey, Situation, drifted, faster
 
+# Most by which workers are multiplied at once while little is known of a segment.
+# Processes may be one for each core: they share no lock as threads may.
 JUMP = 4.0
-"""Most by which workers are multiplied at once while little is known of a segment.
-Processes may be one for each core: they share no lock as threads may."""
+# Most processes that are added at once beyond one for each core: they cost memory.
 MORE_PROCESSES = 16
-"""Most processes that are added at once beyond one for each core: they cost memory."""
+# Gain that a jump must promise if little CPU is left, which may not be available.
 WORTH_MUCH = 0.06
-"""Gain that a jump must promise if little CPU is left, which may not be available."""
+# Share of the expected rate below which growth has met a limit.
 EFFICIENT = 0.3
-"""Share of the expected rate below which growth has met a limit."""
+# Share of the cores in use above which no number of workers could get more out of them:
+# at `CPU_USED`, workers that hinder one another may still be the reason.
 CPU_SPENT = 0.95
-"""Share of the cores in use above which no number of workers could get more out of
-them: at `CPU_USED`, workers that hinder one another may still be the reason."""
+# Workers per core above which they may hinder each other.
 CROWD = 2.0
-"""Workers per core above which they may hinder each other."""
+# Windows at ease before something is released, and windows to wait for the GIL probe
+# before more threads are tried.
 EASE_WINDOWS, PATIENCE_WINDOWS = 2, 3
-"""Windows at ease before something is released, and windows to wait for the GIL probe
-before more threads are tried."""
+# How much less CPU a row may take, at most, if fewer workers crowd caches and cores
+# less. A number that needs more cores even then is not tried.
 CHEAPER = 1.5
-"""How much less CPU a row may take, at most, if fewer workers crowd caches and cores
-less. A number that needs more cores even then is not tried."""
 MAX_PREFETCH = 16
+# Rows ahead for each worker if rows mostly wait.
 ROWS_EACH = 4
-"""Rows ahead for each worker if rows mostly wait."""
+# Part of its workers that a segment keeps if they slow the trainer down.
 RELIEF_KEEPS = 0.75
-"""Part of its workers that a segment keeps if they slow the trainer down."""
 WORKERS: KnobName = "num_parallel_workers"
+# A rate this many times higher or lower than measured for the same number is of another
+# load, or the measured one lived on stock.
 STEADY = 1.2
-"""A rate this many times higher or lower than measured for the same number is of
-another load, or the measured one lived on stock."""
+# Share of the expected gain from more workers above which none hinders another.
 LINEAR = 0.8
-"""Share of the expected gain from more workers above which none hinders another."""
+# The same above which workers are sure not to hinder each other: if still more then
+# bring nothing, they wait in line for something, and no number between brings more.
+# Workers that hinder one another enough for that show it earlier (N. Gunther's law).
 FREE = 0.9
-"""The same above which workers are sure not to hinder each other: if still more then
-bring nothing, they wait in line for something, and no number between brings more.
-Workers that hinder one another enough for that show it earlier (N. Gunther's law)."""
+# Share of the expected gain from more workers below which they brought nothing.
 NOTHING = 0.1
-"""Share of the expected gain from more workers below which they brought nothing."""
+# Numbers closer than this factor cannot be told apart by measurement.
 FINE = 1.25
-"""Numbers closer than this factor cannot be told apart by measurement."""
 
+# (workers, rows per second) as measured, by workers.
 Curve = tuple[tuple[int, float], ...]
-"""(workers, rows per second) as measured, by workers."""
 
 
 @dataclass(frozen=True, slots=True)

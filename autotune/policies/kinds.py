@@ -40,18 +40,18 @@ from ..window import (
 )
 from .policy import KnobKey, Situation, drifted
 
+# Share of all segments' CPU above which a segment may be what holds the GIL.
 MIN_CPU_SHARE = 0.2
-"""Share of all segments' CPU above which a segment may be what holds the GIL."""
+# Range of the share of blocked time that may come from short calls, each of which
+# releases the GIL and must get it back. The probe, which seldom finds it held, does not
+# see that. Above the range they wait for something else.
 JOSTLED = (0.12, 0.6)
-"""Range of the share of blocked time that may come from short calls, each of which
-releases the GIL and must get it back. The probe, which seldom finds it held, does not
-see that. Above the range they wait for something else."""
+# Largest gain that is expected from idle cores.
 MAX_GAIN = 2.0
-"""Largest gain that is expected from idle cores."""
+# Collating in a step above which handing it to workers may pay.
 WORTH_COLLATING_S = 0.0005
-"""Collating in a step above which handing it to workers may pay."""
+# How many times faster the trainer must have been alone to take over at once.
 ALONE_NOW = 1.3
-"""How many times faster the trainer must have been alone to take over at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,37 +33,37 @@ from ..window import (
     wait_share,
 )
 
+# Share of a step that the trainer waits, below which something may be released.
 WAIT_NONE = 0.01
-"""Share of a step that the trainer waits, below which something may be released."""
 EASE_UTILIZATION = 0.5
+# Share of the excess workers to release: the rest is for work that comes in bursts.
 RELEASED_SHARE = 0.75
-"""Share of the excess workers to release: the rest is for work that comes in bursts."""
 PREFETCH_KEPT, MIN_PREFETCH = 0.8, 2
+# The budget with a margin for the noise of a measured core count.
 CPU_EXCEEDED = 1.1
-"""The budget with a margin for the noise of a measured core count."""
 
 BACKOFF_S = 60.0
+# A load this many times larger or smaller is another load (Cachew's constant).
 DRIFT = 1.5
-"""A load this many times larger or smaller is another load (Cachew's constant)."""
+# Weight of the latest window in a load. A window with a slow sample shows a load that
+# soon passes; one twice as large is recognised as another load within a few windows.
 LEARNING = 0.25
-"""Weight of the latest window in a load. A window with a slow sample shows a load that
-soon passes; one twice as large is recognised as another load within a few windows."""
+# Share of its step that a trainer waits above which its demand is only noise.
 INSATIABLE = 0.9
-"""Share of its step that a trainer waits above which its demand is only noise."""
+# Stand in for an operator's name.
 TRAINER, RATE = "", "rate"
-"""Stand in for an operator's name."""
 RULE = "regime"
 
 M = TypeVar("M")
 
+# Operator and name of a knob.
 KnobKey = tuple[str, KnobName]
-"""Operator and name of a knob."""
+# Values of knobs.
 Values = Mapping[KnobKey, int]
-"""Values of knobs."""
+# Worker-seconds of a sample, by operator; also the samples per second that the trainer
+# would take and those it gets. A rate below the one a change was compared with lived on
+# what was in stock.
 Loads = Mapping[str, float]
-"""Worker-seconds of a sample, by operator; also the samples per second that the trainer
-would take and those it gets. A rate below the one a change was compared with lived on
-what was in stock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ from ...errors import SpecError, check
 from .recording import NO_LOG, Recorded, Recording, course_of
 from .terminal import bar, stages_of
 
+# Between two looks.
 SECONDS = 1.0
-"""Between two looks."""
+# Between two states that are written to a file.
 WRITTEN_S = 10.0
-"""Between two states that are written to a file."""
+# Latest decisions that are shown.
 DECISIONS = 5
-"""Latest decisions that are shown."""
 
 
 def watch(target: str, console: Console, *, once: bool = False) -> None:

@@ -23,14 +23,14 @@ from ..saved import NAMES, write_whole
 from .recording import Course, Group, Recorded, Recording, course_of, groups
 from .terminal import changed, moments, settings, stages_of, why_none
 
+# Lines of the log that are visible even without scripts.
 SHOWN = 200
-"""Lines of the log that are visible even without scripts."""
+# Ranks that are drawn.
 MAX_RANKS = 64
-"""Ranks that are drawn."""
+# Latest decisions of a rank that are marked and listed.
 MAX_MARKS = 200
-"""Latest decisions of a rank that are marked and listed."""
+# Latest values of a knob that are said in words.
 MAX_SAID = 8
-"""Latest values of a knob that are said in words."""
 
 
 def page(recording: Recording, title: str) -> str:

@@ -30,25 +30,25 @@ from ..phrases import per_s
 from ..saved import UNREADABLE, check_version
 
 Row = Mapping[str, Any]
+# Operator and knob.
 KnobName = tuple[str, str]
-"""Operator and knob."""
 
 NO_LOG = (
     "no log can be read from {!r} ({}); a run with set_enable_autotune(True, prefix),"
     " or `penstock run --log PREFIX train.py`, writes PREFIX_<rank>.jsonl"
 )
+# The outcomes of the engine's own moves that changed a value.
 MOVED = ("moved", "kept")
-"""The outcomes of the engine's own moves that changed a value."""
 STRANGE = (
     "{!r} is not the log of a tuned run ({}); PREFIX_<rank>.jsonl is one, not the .json"
     " beside it"
 )
 
 
+# Most intervals of a run: a chart has hardly more columns on a small screen.
 INTERVALS = 240
-"""Most intervals of a run: a chart has hardly more columns on a small screen."""
+# Below this, a few steps make the figures of intervals uneven.
 MIN_INTERVAL_S = 1.0
-"""Below this, a few steps make the figures of intervals uneven."""
 
 
 class Spent(NamedTuple):
@@ -311,8 +311,8 @@ class Recording:
         self._name = name
         self._offsets = dict.fromkeys(files, 0)
         self._found: dict[str, dict[str, Recorded]] = {file: {} for file in files}
+        # Lines that could not be read: mostly the last one of a killed run.
         self.damaged = 0
-        """Lines that could not be read: mostly the last one of a killed run."""
 
     @property
     def names(self) -> set[str]:

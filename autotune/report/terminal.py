@@ -12,8 +12,8 @@ from ...engine.observe.observation import ratio
 from ..phrases import per_s
 from .recording import Group, Recorded, Recording, Row, Spent, course_of, groups
 
+# A stage's name in the log.
 STAGE = re.compile(r"(?P<kind>\w+)\(ID:\d+\)(?: (?P<label>.+))?")
-"""A stage's name in the log."""
 METHODS = {
     "Dataset": "Pipeline.from_dataset({}, ",
     "Files": "Pipeline.from_files(..., ",
@@ -21,11 +21,11 @@ METHODS = {
     "Filter": ".filter({}, ",
     "Map": ".map({}, ",
 }
+# Latest changes of knobs that are listed one by one.
 MAX_CHANGES = 20
-"""Latest changes of knobs that are listed one by one."""
 UNMEASURED = "nothing was measured: no step of a tuned loop was finished."
+# A run tuned for less time than this may have had too little.
 SHORT_S = 60.0
-"""A run tuned for less time than this may have had too little."""
 
 
 def report_on(recording: Recording) -> str:
@@ -101,8 +101,8 @@ def _figures(row: Row) -> str:
     return f"{row['line']} {Spent(0.0).more(row['trainer'], 0.0).rate}."
 
 
+# Characters of a bar.
 BAR = 10
-"""Characters of a bar."""
 
 
 def bar(share: float) -> str:

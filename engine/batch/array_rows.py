@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import StackDataset, Subset, TensorDataset
 
+# One row per sample, along its first axis.
 Column = NDArray[Any] | torch.Tensor
-"""One row per sample, along its first axis."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

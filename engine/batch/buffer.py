@@ -37,8 +37,8 @@ from .layout import (
 Collate = Callable[[list[Any]], Any]
 
 
+# Lends memory for a batch of so many rows, as `Layout.open` returns it.
 Lend = Callable[[Layout, int], Any]
-"""Lends memory for a batch of so many rows, as `Layout.open` returns it."""
 
 
 def on_heap(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -57,8 +57,8 @@ def on_heap(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 _CPU = torch.device("cpu")
+# Memory that is large enough to be worth the microseconds of a numpy array.
 LARGE_BYTES = 1 << 17
-"""Memory that is large enough to be worth the microseconds of a numpy array."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ import torch
 from ...errors import SpecError, check
 from ...system.printing import call
 
+# Mean and standard deviation of each channel, for values from 0 to 1.
 Normalize = tuple[Sequence[float], Sequence[float]]
-"""Mean and standard deviation of each channel, for values from 0 to 1."""
 
+# Copies a tensor to the device.
 Carry = Callable[[torch.Tensor], torch.Tensor]
-"""Copies a tensor to the device."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from ..core.in_flight import runs
 from .array_rows import ArrayRows, TableRows
 
+# Allocates memory for one leaf of a batch: `(rows, *shape), dtype`.
 Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
-"""Allocates memory for one leaf of a batch: `(rows, *shape), dtype`."""
 
 TORCH_DTYPES: dict[np.dtype[Any], torch.dtype] = {
     np.dtype(name): getattr(torch, name)
@@ -40,30 +40,30 @@ NUMBERS: dict[type, torch.dtype] = {
     float: torch.float64,
     bool: torch.bool,
 }
+# numpy's types for these numbers.
 KINDS: dict[type, type[np.generic]] = {
     int: np.int64,
     float: np.float64,
     bool: np.bool_,
 }
-"""numpy's types for these numbers."""
+# The kinds of numpy's types whose values are these numbers in Python.
 PYTHONS = {int: "iu", float: "f", bool: "b"}
-"""The kinds of numpy's types whose values are these numbers in Python."""
 
 
+# Array classes that torch turns into tensors; subclasses may be anything.
 ARRAYS = (np.ndarray, np.memmap)
-"""Array classes that torch turns into tensors; subclasses may be anything."""
+# numpy scalars that torch collates: it refuses those of uint64.
 SCALARS = frozenset(TORCH_DTYPES) - {np.dtype("uint64")}
-"""numpy scalars that torch collates: it refuses those of uint64."""
+# Up to this size, copying the bytes twice costs less than numpy's work per array.
 JOINED_BYTES = 1 << 18
-"""Up to this size, copying the bytes twice costs less than numpy's work per array."""
 
 
 class Misfit(Exception):
     """A sample does not match the layout; default_collate must be used."""
 
 
+# Each leaf of a batch in one block of memory starts on a cache line.
 ALIGN = 64
-"""Each leaf of a batch in one block of memory starts on a cache line."""
 
 
 class Layout(ABC):
@@ -476,13 +476,13 @@ def _plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
     )
 
 
+# Bytes assumed for an object that does not show its size.
 SMALL = 64
-"""Bytes assumed for an object that does not show its size."""
+# Samples, or members of a list, that are examined, evenly spread, to estimate the bytes
+# of all.
 MANY = 16
-"""Samples, or members of a list, that are examined, evenly spread, to estimate the
-bytes of all."""
+# Levels that are examined: an object may contain itself.
 DEEP = 16
-"""Levels that are examined: an object may contain itself."""
 
 
 def size_of_all(samples: Sequence[Any], depth: int = DEEP) -> int:
@@ -560,8 +560,8 @@ def describe(sample: Any) -> str:
     return type(sample).__name__
 
 
+# Indices into the dataset, by row of a batch.
 Indices = Sequence[Any] | NDArray[Any]
-"""Indices into the dataset, by row of a batch."""
 
 
 def spread(samples: Mapping[int, Any], indices: Indices | None) -> str:

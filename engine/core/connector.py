@@ -53,20 +53,20 @@ class EngineLock:
     ) -> None:
         self.lock = threading.Lock()
         self.core, self.clock = core, clock
+        # A failure of the engine itself; the trainer raises it.
         self.broken: BaseException | None = None
-        """A failure of the engine itself; the trainer raises it."""
         segments = len(core.segments)
         self._conditions = [threading.Condition(self.lock) for _ in range(segments)]
         self._waiting = [0] * segments
+        # By segment: called with the lock held, so they must never wait.
         self.listeners: list[list[Callable[[], None]]] = [[] for _ in range(segments)]
-        """By segment: called with the lock held, so they must never wait."""
+        # Whether the trainer wakes others because it takes a batch: afterwards, it has
+        # pools serve their workers.
         self.trainer_pops = False
-        """Whether the trainer wakes others because it takes a batch: afterwards, it has
-        pools serve their workers."""
+        # Set by the trainer, under the lock, before it calls `sleep`.
         self.trainer_waits = False
-        """Set by the trainer, under the lock, before it calls `sleep`."""
+        # Whether the trainer may have work to do: in a segment where it is inline.
         self.work_came = True
-        """Whether the trainer may have work to do: in a segment where it is inline."""
         self._trainer: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def wake(self) -> None:
@@ -170,8 +170,8 @@ class PartsMeter:
 
     def __init__(self, count: int) -> None:
         self._rows = 0
+        # For each operation, its wall time (ns), its CPU time (ns), and the bytes.
         self.spent = [(0, 0, 0)] * count
-        """For each operation, its wall time (ns), its CPU time (ns), and the bytes."""
 
     def add(self, parts: Iterable[tuple[int, int, int]], rows: int) -> None:
         """Add the cost of a chunk.
@@ -197,10 +197,10 @@ class PartsMeter:
         )
 
 
+# Pieces at least this long always have their CPU time measured.
 LONG_NS = 1_000_000
-"""Pieces at least this long always have their CPU time measured."""
+# One in this many shorter pieces is measured.
 SOME = 64
-"""One in this many shorter pieces is measured."""
 
 
 class SampledClock:
@@ -240,8 +240,8 @@ class SampledClock:
         self._until = 0
         self._begun_ns: int | None = None
         self._spent_ns = self._run_ns = self._share = 0.0
+        # Nanoseconds of all pieces.
         self.total_ns = 0
-        """Nanoseconds of all pieces."""
 
     def begin(self) -> float | None:
         """Begin a piece; return its likely share of the time, or None if measured."""
@@ -268,8 +268,8 @@ class SampledClock:
         return spent_ns
 
 
+# As `LONG_NS`, for waits for a core: reading them takes some 15 us.
 QUEUE_LONG_NS = 5_000_000
-"""As `LONG_NS`, for waits for a core: reading them takes some 15 us."""
 
 
 def own_queue() -> SampledClock:
@@ -305,15 +305,15 @@ class WorkerMeter:
 
     def __init__(self, now_ns: int, workers: int = 1) -> None:
         self._since, self._workers = now_ns, workers
+        # The CPU clock of a worker thread.
         self.clock = SampledClock()
-        """The CPU clock of a worker thread."""
         self._rows = self._alive = self._run = self._cpu = 0
         self._squares = 0.0
         self._wait = dict.fromkeys(Wait, 0)
         self.waiting_for: Wait | None = None
         self._waiting_since = self._running_since = 0
+        # Leases that the worker has, including the one it works on.
         self.leases = 0
-        """Leases that the worker has, including the one it works on."""
 
     @property
     def begins(self) -> bool:
@@ -392,19 +392,19 @@ class Connector:
     ) -> None:
         self.engine_lock, self._core = engine_lock, engine_lock.core
         self.parts = PartsMeter(operations)
+        # The trainer's thread's waits for a core, while it works on the segment.
         self.own_queue = own_queue()
-        """The trainer's thread's waits for a core, while it works on the segment."""
         self.segment = segment
         self._finish = finish
+        # Called when a segment's only worker has looked at its copy of the data, with
+        # the path of what changed there, or an empty string.
         self.on_look: Callable[[str], object] = str
-        """Called when a segment's only worker has looked at its copy of the data, with
-        the path of what changed there, or an empty string."""
+        # Called with the reason once workers elsewhere are out of reach for good.
         self.on_lost: Callable[[str], object] = str
-        """Called with the reason once workers elsewhere are out of reach for good."""
         # Number of batches that workers are collating.
         self._finishing = 0
+        # The meters of the current workers; guarded by the lock.
         self.meters: set[WorkerMeter] = set()
-        """The meters of the current workers; guarded by the lock."""
         self._waits_for: Wait | None = None
         self._gone = WorkerReading()
 

@@ -37,18 +37,18 @@ from ..plan import PlannedBatch, Planning
 from .in_flight import InFlightBatch, Lease, Onward, Outcome, Reservations, Wait, runs
 from .metrics import ConnectorObservation
 
+# The trainer's end, among the segment numbers in `wakes`.
 FEED = -1
-"""The trainer's end, among the segment numbers in `wakes`."""
+# Wakes everybody who waits at a segment.
 ALL = 1 << 30
-"""Wakes everybody who waits at a segment."""
+# Work in one lease: long next to its hand-over (some 20 us), short next to a batch.
 LEASE_NS = 1_500_000
-"""Work in one lease: long next to its hand-over (some 20 us), short next to a batch."""
+# Work in a lease handed to another process, which takes some 300 us of CPU in all.
 FAR_LEASE_NS = 20_000_000
-"""Work in a lease handed to another process, which takes some 300 us of CPU in all."""
+# Longest lease of rows that mostly wait: these pay for the hand-over only later.
 PATIENCE_NS = 200_000_000
-"""Longest lease of rows that mostly wait: these pay for the hand-over only later."""
+# Weight of the latest lease in the estimated cost of a row.
 LEARNING = 0.3
-"""Weight of the latest lease in the estimated cost of a row."""
 
 
 class State(Enum):

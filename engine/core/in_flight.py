@@ -129,9 +129,9 @@ class Wait(Enum):
     """Credit, because the byte budget has no room for another batch."""
 
 
+# For each of several stages: its wall time (ns), its CPU time (ns), and the bytes of a
+# sample it produced.
 Parts = tuple[tuple[int, int, int], ...]
-"""For each of several stages: its wall time (ns), its CPU time (ns), and the bytes of a
-sample it produced."""
 
 
 @dataclass(slots=True)
@@ -365,10 +365,10 @@ class Reservations:
         self._charges: dict[int, Reservation] = {}
         self._image_size: int | None = None
         self._batch_bytes: int | None = None
+        # Charged now, and at most so far.
         self.held_bytes = self.peak_bytes = 0
-        """Charged now, and at most so far."""
+        # Callbacks to call, once no lock is held, because bytes became free.
         self.notifications: deque[Callable[[], None]] = deque()
-        """Callbacks to call, once no lock is held, because bytes became free."""
 
     def open(self, step: int, image_size: int | None, *, oldest: bool) -> bool:
         """Charge for a batch about to start; return False if it must wait for credit.

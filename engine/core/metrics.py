@@ -13,14 +13,14 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
+# Marks a field that grows: windows add up.
 TOTAL = {"combines": "total"}
-"""Marks a field that grows: windows add up."""
+# Marks a mean, over the record's time or over its rows.
 MEAN = {"combines": "mean"}
-"""Marks a mean, over the record's time or over its rows."""
+# Marks a mean that never exceeds 1.
 SHARE = {"combines": "share"}
-"""Marks a mean that never exceeds 1."""
+# Marks a record, or a tuple of records, of the same time; None stays None.
 PARTS = {"combines": "parts"}
-"""Marks a record, or a tuple of records, of the same time; None stays None."""
 
 
 class Totals:

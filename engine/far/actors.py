@@ -49,16 +49,16 @@ from .worker import (
 )
 
 LOGGER = logging.getLogger("penstock")
+# Longest wait of the pool's thread.
 TICK_S = 1.0
-"""Longest wait of the pool's thread."""
+# How long the head of the cluster may be silent: after 60 s Ray ends the program.
 SILENT_S = 20.0
-"""How long the head of the cluster may be silent: after 60 s Ray ends the program."""
+# How long a segment may be without any actor, in seconds.
 ALONE_S = 60.0
-"""How long a segment may be without any actor, in seconds."""
+# How long, if Ray may have to install packages for its actors first.
 INSTALL_S = 600.0
-"""How long, if Ray may have to install packages for its actors first."""
+# An actor that has not come up after this waits for room.
 PLACED_S = 15.0
-"""An actor that has not come up after this waits for room."""
 LOST = (
     "%s: %s. Workers of this machine go on in place of its actors; no sample is lost or"
     " repeated"
@@ -67,10 +67,10 @@ FEWER = (
     "%s: the Ray cluster has placed %d of %d actors so far. Work goes on with"
     " these; the others join when there is room"
 )
+# Seconds between two probes of the cluster's head.
 PROBE_S = 5.0
-"""Seconds between two probes of the cluster's head."""
+# How long the head may take to accept a connection.
 CONNECT_S = 2.0
-"""How long the head may take to accept a connection."""
 MISSING = (
     'executor="ray" needs Ray, which is not installed here (%s); run `pip install'
     ' penstock[ray]`, or use executor="process"'
@@ -85,12 +85,12 @@ SILENT = (
     "the head of the Ray cluster does not answer at %s; start the cluster again, or use"
     ' executor="process"'
 )
+# Options of an actor that claim a resource of a node, and its name there.
 DEMAND = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
-"""Options of an actor that claim a resource of a node, and its name there."""
+# A stage with actors: its engine, and the number of its segment there.
 Claim = tuple[object, int]
-"""A stage with actors: its engine, and the number of its segment there."""
+# Number of actors that fit on any node if they claim nothing.
 UNBOUNDED = 1 << 16
-"""Number of actors that fit on any node if they claim nothing."""
 
 
 class Actor:
@@ -141,10 +141,10 @@ class RemoteActor(FarChild):
     def __init__(self, handle: Any, number: int, generation: int) -> None:
         super().__init__(number, generation, WorkerMeter(0))
         self.handle = handle
+        # When it was created.
         self.asked_s = time.monotonic()
-        """When it was created."""
+        # Which process it is, in words; empty until it is at work.
         self.where = ""
-        """Which process it is, in words; empty until it is at work."""
 
     @property
     def ready(self) -> bool:
@@ -188,10 +188,10 @@ class ActorPool(FarPool[RemoteActor]):
         self._generation = 0
         self._parcel = self._pack()
         self._class = ray.remote(**options)(Actor)
+        # Handle what has come, one task each.
         self._arrivals: deque[Callable[[], None]] = deque()
-        """Handle what has come, one task each."""
+        # Since when no actor has been at work, in seconds; infinity while one is.
         self._alone_since_s = time.monotonic()
-        """Since when no actor has been at work, in seconds; infinity while one is."""
         self._short_told = False
         self._start()
 
@@ -377,8 +377,8 @@ def told(error: BaseException) -> str:
 
 BEFORE_WHY = re.compile(".*?The actor (?:died|is dead) because ")
 AFTER_WHY = re.compile(" (?:Some common causes|The actor never ran).*")
+# Characters of Ray's messages that are shown.
 MAX_TOLD = 600
-"""Characters of Ray's messages that are shown."""
 
 
 # The cluster
@@ -427,11 +427,11 @@ class RayCluster:
 
         self._ray, self._ours = ray, ours
         self._lock = threading.Lock()
+        # The actors that each stage wants: one, until it has a pool.
         self._claims: dict[Claim, int] = {}
-        """The actors that each stage wants: one, until it has a pool."""
         self._nodes: list[Mapping[str, float]] = []
+        # Address of its head: host:port.
         self.head = head_of(ray)
-        """Address of its head: host:port."""
         self._heard_s = time.monotonic()
         self._ended = threading.Event()
         self._ending: threading.Thread | None = None
@@ -556,8 +556,8 @@ def is_in(ray: Any, head: str) -> bool:
     return bool(ray.is_initialized()) and head_of(ray) == head
 
 
+# Guards `_joined`, and the beginning and end of connections.
 _joining = threading.Lock()
-"""Guards `_joined`, and the beginning and end of connections."""
 _joined: RayCluster | None = None
 
 

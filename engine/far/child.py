@@ -49,32 +49,33 @@ from .slabs import map_shared
 
 # The pipe
 
+# Size in bytes of the object that follows.
 HEADER = struct.Struct("!Q")
-"""Size in bytes of the object that follows."""
+# C's `struct cmsghdr`, which precedes descriptors (nothing else comes with a frame):
+# its length, level and type.
 CONTROL = struct.Struct("@Nii")
-"""C's `struct cmsghdr`, which precedes descriptors (nothing else comes with a frame):
-its length, level and type."""
 # Enough: a frame comes with two at most (a pipe and a page), and the system does not
 # join those of several frames in one read.
 MAX_DESCRIPTORS = 8
 # More than waits in a socket by default (212,992 bytes): one read takes all of it.
 READ_BYTES = 1 << 18
+# Larger frames are sent without the GIL: copying them takes a while.
 LARGE_BYTES = 1 << 16
-"""Larger frames are sent without the GIL: copying them takes a while."""
 ROOM = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL | socket.MSG_CMSG_CLOEXEC
 _ends: weakref.WeakSet[Pipe] = weakref.WeakSet()
 # Those that a child which is being forked keeps.
 _kept: tuple[Pipe, ...] = ()
+# Held during a fork, and while an end is open that is not in `_ends`: one being made,
+# copied or closed. Otherwise a child would keep a copy of it, and with it the pipe
+# open. (A socket that is being closed forgets its descriptor before the system closes
+# that.)
 _changing = threading.RLock()
-"""Held during a fork, and while an end is open that is not in `_ends`: one being made,
-copied or closed. Otherwise a child would keep a copy of it, and with it the pipe open.
-(A socket that is being closed forgets its descriptor before the system closes that.)"""
+# CPython releases the GIL around every socket call. While other threads compute,
+# getting it back takes some milliseconds, and with many threads all of them soon wait
+# for it. So data that has arrived is read, and data that there is room for is sent, by
+# calls that keep the GIL.
 _libc = ctypes.PyDLL(None, use_errno=True)
-"""CPython releases the GIL around every socket call. While other threads compute,
-getting it back takes some milliseconds, and with many threads all of them soon wait for
-it. So data that has arrived is read, and data that there is room for is sent, by calls
-that keep the GIL."""
 
 
 class IoVector(ctypes.Structure):
@@ -108,11 +109,11 @@ class Pipe:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._coming = bytearray()
+        # Data not sent yet, with the descriptors that go with it.
         self._leaving: deque[tuple[memoryview, Sequence[int]]] = deque()
-        """Data not sent yet, with the descriptors that go with it."""
+        # Descriptors that have arrived, in the order in which they were sent. They may
+        # be here before the object that they belong to. The receiver must close them.
         self.descriptors: deque[int] = deque()
-        """Descriptors that have arrived, in the order in which they were sent. They may
-        be here before the object that they belong to. The receiver must close them."""
         self._read = memoryview(bytearray(READ_BYTES))
         self._control = bytearray(ROOM)
         self._vector = IoVector(address_of(self._read), READ_BYTES)
@@ -484,12 +485,12 @@ TEXT_AT = 8 * WORDS
 REST = 1
 FIRST, EACH = 8, 4
 MAX_LANES = (WORDS - FIRST) // EACH
+# Stands for all rows of a task, when they are read at once.
 ALL_ROWS = -1
-"""Stands for all rows of a task, when they are read at once."""
+# How often a lane that rests looks whether it may go on.
 REST_LOOK_S = 0.0005
-"""How often a lane that rests looks whether it may go on."""
+# Asks a worker for its stacks. No library is known to use this signal.
 STACK_SIGNAL = signal.SIGRTMAX - 2
-"""Asks a worker for its stacks. No library is known to use this signal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,14 +31,14 @@ from .handover import dumps
 from .worker import Assignment, Result, failed_outcome
 
 LOGGER = logging.getLogger("penstock")
+# Deaths in a row, with no work done in between, that end the run. It is a large number
+# because a killed fork server takes all children with it that it was about to start.
 BARREN = 60
-"""Deaths in a row, with no work done in between, that end the run. It is a large number
-because a killed fork server takes all children with it that it was about to start."""
+# A worker that ends before it is at work counts as this many deaths: the next one would
+# do the same.
 NEVER_BEGUN = 20
-"""A worker that ends before it is at work counts as this many deaths: the next one
-would do the same."""
+# Workers that a sample may kill before it is given up.
 LIMIT = 5
-"""Workers that a sample may kill before it is given up."""
 
 
 class Blame:
@@ -104,8 +104,8 @@ class FarChild:
 
     def __init__(self, number: int, generation: int, meter: WorkerMeter) -> None:
         self.number, self.generation, self.meter = number, generation, meter
+        # What it was sent and has not returned, by number; it works on the first.
         self.errands: dict[int, Errand] = {}
-        """What it was sent and has not returned, by number; it works on the first."""
         self.numbers = count()
 
     @property
@@ -150,14 +150,14 @@ class FarPool(ServedPool, Generic[AChild]):
         self._program = segment.program
         self._per_batch = segment.per_batch or segment.unsplit
         self._children: list[AChild] = []
+        # How many children it may have.
         self._wanted = 0
-        """How many children it may have."""
+        # Recent duration of a lease, in nanoseconds.
         self._lease_ns = 0.0
-        """Recent duration of a lease, in nanoseconds."""
         self._blame = Blame()
         self._barren = 0
+        # Whether the thread must be woken when there may be work.
         self._listening = True
-        """Whether the thread must be woken when there may be work."""
 
     def _hear_of_work(self) -> None:
         if self._listening or self._engine_lock.closed:

@@ -41,23 +41,23 @@ from .child import (
 from .handover import loads, pack
 from .worker import Seeds, Worker, be_worker, daemonic, find_libraries, set_up_libraries
 
+# How long workers may take to finish their current tasks, in seconds. A worker that is
+# killed amid a sample keeps the locks that it shares with other processes.
 LEAVE_S = 0.5
-"""How long workers may take to finish their current tasks, in seconds. A worker that is
-killed amid a sample keeps the locks that it shares with other processes."""
+# How long the fork server may take to end by itself, in seconds.
 END_S = 1.0
-"""How long the fork server may take to end by itself, in seconds."""
+# What waitpid reports for a process that exits with status 1.
 FAILED = 1 << 8
-"""What waitpid reports for a process that exits with status 1."""
 BOOT = "import sys; sys.path[:] = {path}; from {module} import main; main()"
 
 
+# What a worker is started for: a segment, its number among the worker processes there,
+# from 0 and free when it starts, and seeds as for `be_worker`.
 Post = tuple[int, int, tuple[int, ...]]
-"""What a worker is started for: a segment, its number among the worker processes there,
-from 0 and free when it starts, and seeds as for `be_worker`."""
+# By segment: what a worker process works by, and the segment in the trainer.
 Works = Mapping[int, tuple[Recipe, SegmentRecipe]]
-"""By segment: what a worker process works by, and the segment in the trainer."""
+# Returns what workers do; loads it when it is called for the first time.
 Load = Callable[[], Works]
-"""Returns what workers do; loads it when it is called for the first time."""
 
 
 class ForkServer:
@@ -75,13 +75,13 @@ class ForkServer:
     def __init__(self, works: Works, seeds: Seeds, method: StartMethod) -> None:
         self._works, self._seeds = works, seeds
         self._method = method
+        # Guards the following, and sending: several worker pools start workers, and a
+        # pipe has one sender at a time.
         self._lock = threading.Lock()
-        """Guards the following, and sending: several worker pools start workers, and a
-        pipe has one sender at a time."""
+        # Workers of an earlier generation have an outdated copy of the dataset.
         self.generation = 0
-        """Workers of an earlier generation have an outdated copy of the dataset."""
+        # Whether it has ended, and waits to be renewed.
         self.expired = False
-        """Whether it has ended, and waits to be renewed."""
         self._server = self._start()
 
     def start_worker(self, segment: int, number: int) -> tuple[Pipe, StatusPage, int]:

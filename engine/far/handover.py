@@ -30,11 +30,12 @@ from ...system.printing import name_of
 from ..program.program import Filter, Map, Read, ReadOn
 from ..witness.reach import ObjectPart, walk
 
+# Pickling a numpy array below this size is faster than placing it.
 WORTH_BYTES = 4096
-"""Pickling a numpy array below this size is faster than placing it."""
+# The last protocol of pickle in which an array comes with its memory.
 WITH_DATA = 4
-"""The last protocol of pickle in which an array comes with its memory."""
 
+# By itemsize: a dtype that copies bits unchanged.
 BITS = {
     1: torch.uint8,
     2: torch.int16,
@@ -42,7 +43,6 @@ BITS = {
     8: torch.int64,
     16: torch.complex128,
 }
-"""By itemsize: a dtype that copies bits unchanged."""
 
 
 class Pickler(pickle.Pickler):
@@ -111,9 +111,9 @@ def loads(
     return pickle.loads(body, buffers=apart)  # noqa: S301 from our own process
 
 
+# A message that another machine can receive as it is: pickled without the memory of its
+# arrays, and the memory of each.
 Flat = tuple[bytes, list[NDArray[np.uint8]]]
-"""A message that another machine can receive as it is: pickled without the memory of
-its arrays, and the memory of each."""
 
 
 def flattened(message: object) -> Flat:
@@ -228,8 +228,8 @@ def _with_notes(error: Exception, of: BaseException) -> Exception:
 
 
 FORKED = 'options(multiprocessing_context="fork")'
+# What `__main__` is called in a process that multiprocessing did not fork.
 SPAWNED_MAIN = "__mp_main__"
-"""What `__main__` is called in a process that multiprocessing did not fork."""
 
 
 def pack(thing: Any, name: str, elsewhere: str = FORKED) -> bytes:

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from .fork_server import ForkServer
     from .worker import Seeds
 
+# Options of an actor: the pool itself replaces it, and repeats its work.
 ACTOR = {
     "num_cpus": 1,
     "scheduling_strategy": "SPREAD",
     "max_restarts": 0,
     "max_task_retries": 0,
 }
-"""Options of an actor: the pool itself replaces it, and repeats its work."""
 
 
 class FarPools(PoolMaker):
@@ -49,8 +49,8 @@ class FarPools(PoolMaker):
         self._actor_options = {**ACTOR, **(recipe.options.ray_options or {})}
         self._fork_server: ForkServer | None = None
         self._cluster: RayCluster | None = None
+        # The segments that have actors at first.
         self._claims: list[Claim] = []
-        """The segments that have actors at first."""
         self._actor_pools: list[ActorPool] = []
 
     @staticmethod

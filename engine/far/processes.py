@@ -56,25 +56,25 @@ NO_MORE = (
     "`ulimit -n` is %d, which leaves room for %d worker processes beside the other open"
     " files; training goes on with these. Raise it to get more"
 )
+# Descriptors that a child takes: its pipe, its page, and the process itself.
 CHILD_NEEDS = 3
-"""Descriptors that a child takes: its pipe, its page, and the process itself."""
+# Descriptors that are left for other uses.
 KEPT_FREE = 24
-"""Descriptors that are left for other uses."""
+# Most workers in one child: a GIL takes 20 to 100 us to change hands, and every thread
+# makes the wait for it that much longer.
 MAX_TOGETHER = 16
-"""Most workers in one child: a GIL takes 20 to 100 us to change hands, and every thread
-makes the wait for it that much longer."""
+# Rows that wait at a child for each of its workers, if these are several: as many as a
+# lease of its engine has where most of a row is a wait. With fewer, workers ran out.
 ROWS_EACH = 24
-"""Rows that wait at a child for each of its workers, if these are several: as many as a
-lease of its engine has where most of a row is a wait. With fewer, workers ran out."""
 
+# How long children may take to end if they still write to a cache, in seconds.
 STORE_S = 1.0
-"""How long children may take to end if they still write to a cache, in seconds."""
+# Lines of a stack that are shown.
 MAX_LINES = 40
-"""Lines of a stack that are shown."""
+# How long a stuck worker may take to write its stacks.
 STACKS_NS = 300_000_000
-"""How long a stuck worker may take to write its stacks."""
+# How long a killed worker may take to end before it no longer counts.
 GONE_NS = 2_000_000_000
-"""How long a killed worker may take to end before it no longer counts."""
 
 
 def children_for(workers: int, cores: int) -> int:
@@ -96,16 +96,16 @@ class WorkerChild(Child, FarChild):
         Child.__init__(self, pipe)
         FarChild.__init__(self, number, generation, meter)
         self.status_page = status_page
+        # Its part of all workers, as sent to it.
         self.share = Share(0, 0)
-        """Its part of all workers, as sent to it."""
+        # Unpacks what it makes.
         self.unpacker = Unpacker()
-        """Unpacks what it makes."""
+        # Task and row that took too long.
         self.stuck: tuple[int, int] | None = None
-        """Task and row that took too long."""
+        # When it was asked for its stacks, and when it was killed for being stuck.
         self.asked_ns = self.killed_ns = 0
-        """When it was asked for its stacks, and when it was killed for being stuck."""
+        # How it was stuck, in words; empty if it was not.
         self._stuck_how = ""
-        """How it was stuck, in words; empty if it was not."""
         self._kills = oom_kills()
 
     @property
@@ -230,21 +230,21 @@ class ProcessPool(FarPool[WorkerChild]):
     ) -> None:
         super().__init__(connector, recipe, "worker processes")
         segment, self._fork_server = self._segment, fork_server
+        # Children that it has before workers share one.
         self._cores = cores if segment.thread_safe else sys.maxsize
-        """Children that it has before workers share one."""
         self._most = 1 if segment.iterable else sys.maxsize
+        # The request, children and generation for which nothing is left to adjust.
         self._staffed: tuple[int, int, int] | None = None
-        """The request, children and generation for which nothing is left to adjust."""
+        # Whether the fork server had expired when children were last adjusted.
         self._expired = False
-        """Whether the fork server had expired when children were last adjusted."""
+        # The request that was shared out last, and the last one for which all workers
+        # have begun.
         self._shared = self._begun = 0
-        """The request that was shared out last, and the last one for which all workers
-        have begun."""
+        # Whether there was no shared memory for a batch; whether it serves no more;
+        # whether the trainer, in its own thread, has made room for work.
         self._short = self._ended = self._due = False
-        """Whether there was no shared memory for a batch; whether it serves no more;
-        whether the trainer, in its own thread, has made room for work."""
+        # Held while leases are handed out and results heard, by whichever thread.
         self._serving = threading.Lock()
-        """Held while leases are handed out and results heard, by whichever thread."""
         self._selector = DefaultSelector()
         self._selector.register(self._wakeup, EVENT_READ)
         self._start()

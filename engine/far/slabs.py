@@ -40,9 +40,9 @@ from ...system.shared_memory import shared_file
 from ..batch.layout import ALIGN, Allocate, Layout, block_bytes
 from .handover import flattened, loads, plain_dumps
 
+# Descriptors that batches leave to the user. Without a slab, batches travel through the
+# pipe.
 KEPT_FREE = 16
-"""Descriptors that batches leave to the user. Without a slab, batches travel through
-the pipe."""
 Block = ctypes.Array[ctypes.c_uint8]
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -58,8 +58,8 @@ _libc.mmap.argtypes = [
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
+# Everything that this process has mapped, by address.
 _blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
-"""Everything that this process has mapped, by address."""
 
 
 def map_shared(descriptor: int, nbytes: int) -> Block:
@@ -132,10 +132,10 @@ class Slab:
     ) -> None:
         self.key, self.nbytes = key, nbytes
         self.layout, self.rows = layout, rows
+        # Whether the receiver has its descriptor.
         self.sent = False
-        """Whether the receiver has its descriptor."""
+        # The open memory of a batch in it.
         self.memory: Any = None
-        """The open memory of a batch in it."""
         self.descriptor = shared_file("penstock", nbytes)
         try:
             self.block = map_shared(self.descriptor, nbytes)
@@ -175,17 +175,17 @@ class Sent(NamedTuple):
         return self.size if self.body is None else len(self.body) + sum(self.lengths)
 
 
+# Keys of slabs that a receiver no longer claims, as all arrays over them have died:
+# those that may be reused, and those that must not, as a fork has shared them.
 Returned = tuple[tuple[int, ...], tuple[int, ...]]
-"""Keys of slabs that a receiver no longer claims, as all arrays over them have died:
-those that may be reused, and those that must not, as a fork has shared them."""
 
 
 class Unpacker:
     """The receiver's side."""
 
     def __init__(self) -> None:
+        # By key, with the layout of the batches in it, and how many rows they have.
         self._slabs: dict[int, tuple[Block, Layout | None, int]] = {}
-        """By key, with the layout of the batches in it, and how many rows they have."""
         self._marks: dict[int, SlabMark] = {}
         self._died: deque[SlabMark] = deque()
         self._shared: set[int] = set()
@@ -276,14 +276,14 @@ class Shelf:
     def __init__(self, keep: int) -> None:
         self._keep = keep
         self._free: list[Slab] = []
+        # By the identity of their memory, while batches are made in them.
         self._lent: dict[int, Slab] = {}
-        """By the identity of their memory, while batches are made in them."""
+        # By key, those that the receiver holds, the oldest first.
         self._out: dict[int, Slab] = {}
-        """By key, those that the receiver holds, the oldest first."""
         self._forget: list[int] = []
         self._keys = itertools.count(1)
+        # Bytes of a slab for copies; the same for data of similar size.
         self._room = 0
-        """Bytes of a slab for copies; the same for data of similar size."""
         self._lock = threading.Lock()
 
     def lend(self, layout: Layout, rows: int) -> Any:

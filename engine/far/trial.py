@@ -31,10 +31,10 @@ from ..witness.witness import Witness
 from .child import Child, Pipe
 from .worker import set_up_libraries
 
+# How long the child may take to answer: it may wait for a thread that it lacks.
 WAIT_S = 5.0
-"""How long the child may take to answer: it may wait for a thread that it lacks."""
+# How long it may take to end after that, in seconds.
 END_S = 1.0
-"""How long it may take to end after that, in seconds."""
 
 
 def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:

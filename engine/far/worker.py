@@ -50,24 +50,25 @@ from .slabs import Returned, Sent, Shelf
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
+# Bytes of the budget here: the trainer's bounds what is assigned.
 UNBOUNDED = 1 << 62
-"""Bytes of the budget here: the trainer's bounds what is assigned."""
+# After how many seconds threads that only wait get the GIL from those that compute.
+# With Python's 5 ms, 24 readers beside one that computes were a fifth slower.
 SWITCH_S = 0.0005
-"""After how many seconds threads that only wait get the GIL from those that compute.
-With Python's 5 ms, 24 readers beside one that computes were a fifth slower."""
+# How long a worker may take to finish its rows; the trainer is less patient.
 END_S = 60.0
-"""How long a worker may take to finish its rows; the trainer is less patient."""
 THREAD_CAPS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
+# M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of the C library: blocks that it takes from the
+# system singly, and free memory at the end of the heap that it returns. It begins with
+# 128 kB, and adapts to these values itself, at most (mallopt(3)). Samples of 100 kB,
+# made and freed thousands of times a second, spent nearly half of the time on page
+# faults.
 KEPT_BYTES = {-3: 32 << 20, -1: 64 << 20}
-"""M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of the C library: blocks that it takes from the
-system singly, and free memory at the end of the heap that it returns. It begins with
-128 kB, and adapts to these values itself, at most (mallopt(3)). Samples of 100 kB, made
-and freed thousands of times a second, spent nearly half of the time on page faults."""
 
 
 def find_libraries() -> ThreadpoolController:
@@ -103,8 +104,8 @@ def set_up_libraries() -> None:
         sys.modules["cv2"].setNumThreads(0)
 
 
+# Returns the seeds for one more worker, by its segment and its number there.
 Seeds = Callable[[int, int], tuple[int, ...]]
-"""Returns the seeds for one more worker, by its segment and its number there."""
 
 
 def be_worker(segment: SegmentRecipe, seeds: tuple[int, ...], number: int) -> None:
@@ -217,8 +218,8 @@ class AssignedEngine:
             sys.setswitchinterval(SWITCH_S)
         counts = [len(each.program.stages) for each in recipe.segments]
         owners = chain.from_iterable(map(repeat, self._more, counts))
+        # Stages that do not take the time of its share of the workers.
         self._beside = {at for at, more in enumerate(owners) if more}
-        """Stages that do not take the time of its share of the workers."""
         self._share = Share(1, 1)
         self._watch = Witness(program.watched) if program.watched else None
         # Of what threads may not share; None once that is known.
@@ -402,10 +403,10 @@ def failed_outcome(chunk: Chunk, stage: str, error: Exception) -> Outcome:
 
 # In a worker process
 
+# Slabs that the trainer may hold, including those of batches it has not taken yet.
 KEEP = 40
-"""Slabs that the trainer may hold, including those of batches it has not taken yet."""
+# How often a worker that is the main thread looks whether it must end, at most.
 LISTEN_S = 0.005
-"""How often a worker that is the main thread looks whether it must end, at most."""
 
 
 class Worker:
@@ -432,12 +433,12 @@ class Worker:
         self._program = segment.program
         self._shelf = Shelf(KEEP)
         users = any(each.per_batch for each in recipe.segments)
+        # Whether a batch is its rows, as their layout says.
         self._bare = not (users or recipe.buffers.collate)
-        """Whether a batch is its rows, as their layout says."""
         numbers = cycle(range(MAX_LANES))
         self._receiver: threading.Thread | None = None
+        # Held while messages are received and heard, so that each is in its turn.
         self._taking = threading.Lock()
-        """Held while messages are received and heard, so that each is in its turn."""
         self._listened_s = 0.0
         self._engine = AssignedEngine(
             replace(recipe, buffers=replace(recipe.buffers, lend=self._lend)),
@@ -563,9 +564,9 @@ class Worker:
 process: Any = multiprocessing.process
 util: Any = multiprocessing.util
 
+# How long what the dataset has started may take to end, as with torch's workers. When a
+# loop ends, the fork server is less patient.
 LEAVE_S = 5.0
-"""How long what the dataset has started may take to end, as with torch's workers. When
-a loop ends, the fork server is less patient."""
 
 
 @contextlib.contextmanager

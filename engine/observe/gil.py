@@ -16,17 +16,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+# Shorter than the interpreter's switch interval of 5 ms, which the waits of other
+# threads restart when the probe falls asleep. After exactly 5 ms it would wake when the
+# GIL changes hands, and find it free: seen at 60 % of moments between two busy threads.
 SLEEP_S = 0.0035
-"""Shorter than the interpreter's switch interval of 5 ms, which the waits of other
-threads restart when the probe falls asleep. After exactly 5 ms it would wake when the
-GIL changes hands, and find it free: seen at 60 % of moments between two busy threads.
-"""
+# If it is later than this, beyond the scheduler's part, the GIL was held. Waking an
+# idle core takes 0.2 ms on a virtual machine (measured), a busy one 0.1 ms.
 LATE_NS = 300_000
-"""If it is later than this, beyond the scheduler's part, the GIL was held. Waking an
-idle core takes 0.2 ms on a virtual machine (measured), a busy one 0.1 ms."""
+# Moments in a burst: at least 0.18 s, and some 5 ms of CPU. Their share is accurate to
+# 0.14, twice its standard error.
 BURST = 50
-"""Moments in a burst: at least 0.18 s, and some 5 ms of CPU. Their share is accurate to
-0.14, twice its standard error."""
 
 
 class GilProbe:
@@ -40,9 +39,9 @@ class GilProbe:
     """
 
     def __init__(self) -> None:
+        # Share of moments, 0 to 1, at which others held the GIL in the last complete
+        # burst; None before that. Written by the burst's thread.
         self.held_share: float | None = None
-        """Share of moments, 0 to 1, at which others held the GIL in the last complete
-        burst; None before that. Written by the burst's thread."""
         self._closed = threading.Event()
         # Held while the probe's thread may sleep; `close` releases it.
         self._bed = threading.Lock()

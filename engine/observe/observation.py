@@ -32,10 +32,10 @@ from ..core.metrics import (
 )
 
 MIB = 1 << 20
+# Relative growth of the trainer's own part of a step that is worth acting on.
 MIN_GROWTH = 0.05
-"""Relative growth of the trainer's own part of a step that is worth acting on."""
+# Share of a step that the trainer must wait for faster loading to be felt.
 MIN_WAIT = 0.03
-"""Share of a step that the trainer must wait for faster loading to be felt."""
 
 
 def ratio(part: float, whole: float) -> float:
@@ -43,8 +43,8 @@ def ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
 
 
+# The API the user calls: the two use different words for some settings.
 Face = Literal["Pipeline", "DataLoader"]
-"""The API the user calls: the two use different words for some settings."""
 
 MoveOutcome = Literal["moved", "stays", "failed"]
 
@@ -373,8 +373,8 @@ class Observation(Printed, Totals):
 
 
 KnobName = Literal["num_parallel_workers", "prefetch_size", "executor", "host"]
+# A number, or one of a few kinds.
 Value = int | str
-"""A number, or one of a few kinds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ from .order import (
 )
 from .shuffles import GroupShuffle
 
+# Recently planned windows that are kept: a prefetching engine moves between a few.
 KEPT_WINDOWS = 4
-"""Recently planned windows that are kept: a prefetching engine moves between a few."""
 KEPT_EPOCHS = 3
 
 
@@ -221,8 +221,8 @@ class BudgetTimeline:
     def __init__(self, buckets: Buckets) -> None:
         self.epoch_length, self._buckets = buckets.length, buckets
         self._counted: Recent[tuple[int, ...]] = Recent(KEPT_EPOCHS)
+        # By epoch: batches before it.
         self._first: dict[int, int] = {0: 0}
-        """By epoch: batches before it."""
 
     def find(self, step: int) -> tuple[Span, int]:
         """Return the positions of the global `step`, and its number in its epoch."""

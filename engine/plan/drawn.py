@@ -205,11 +205,11 @@ class LateOrder(Iterator[Any]):
     ) -> None:
         self._batches = batches
         self._drawing, self._seed, self._generator = drawing, seed, generator
+        # The generators' states after the seed; None once the order has begun.
         self._before: object = _states(generator)
-        """The generators' states after the seed; None once the order has begun."""
         self._first: list[Any] = []
+        # The first batch, or what the sampler raised instead, if drawn early.
         self._error: Exception | None = None
-        """The first batch, or what the sampler raised instead, if drawn early."""
         drawing.undrawn = weakref.ref(self)
 
     def begin(self) -> None:
@@ -272,9 +272,9 @@ def _read(name: str, text: object) -> bytes | None:
     raise StateError(f"state `{name}` is not a torch generator's state; {CURE}")
 
 
+# Batches drawn for workers ahead of the one that the trainer takes next, if the order
+# cannot depend on what the trainer does.
 AHEAD = 128
-"""Batches drawn for workers ahead of the one that the trainer takes next, if the order
-cannot depend on what the trainer does."""
 
 
 EMPTY = (
@@ -303,14 +303,14 @@ class DrawnPlan(Planning):
         self._kept = 0
         self._batches: Iterator[Iterable[Any]] = iter(())
         self._epoch = self._first = self._position = 0
+        # Seed of the epoch, drawn when torch draws the base seed of its workers.
         self.seed = 0
-        """Seed of the epoch, drawn when torch draws the base seed of its workers."""
+        # Whether the samplers have no more for this epoch.
         self.exhausted = True
-        """Whether the samplers have no more for this epoch."""
+        # The first step that is not drawn yet.
         self.stop = 0
-        """The first step that is not drawn yet."""
+        # Batches that may be drawn in advance.
         self.most = AHEAD
-        """Batches that may be drawn in advance."""
         self._length: int | None = None
         self._first_batch: Iterable[Any] | None = None
 

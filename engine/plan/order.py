@@ -191,10 +191,10 @@ class AssignedPlan(Planning):
     """Batches, or rows of some, numbered as they come. The engine's lock guards it."""
 
     def __init__(self) -> None:
+        # Number of assignments received.
         self.stop = 0
-        """Number of assignments received."""
+        # Number of the oldest one that is not done.
         self.oldest = 0
-        """Number of the oldest one that is not done."""
         self._waiting: deque[tuple[PlannedBatch, int]] = deque()
 
     def add(self, planned: PlannedBatch, seed: int) -> None:

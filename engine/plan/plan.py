@@ -34,8 +34,8 @@ from .order import BatchPlan, Numbers, Order, Place, PlannedBatch, Rows, Span
 from .shard import Shard
 from .shuffles import PartShuffle, check_parts
 
+# Increased when states can no longer be read as before.
 STATE_VERSION = 1
-"""Increased when states can no longer be read as before."""
 
 Facts = Mapping[str, int | str]
 
@@ -360,10 +360,10 @@ class Timeline:
         return samples // size if self.drop_last else -(-samples // size)
 
 
+# What several ranks do with an epoch's short last batch, unless it is dropped. Each
+# delivers its regular share; rows beyond the true ones repeat the batch from its start.
+# With `pad_mask` they do not count, with `pad_repeat` they count like any other.
 Tail = Literal["pad_mask", "pad_repeat"]
-"""What several ranks do with an epoch's short last batch, unless it is dropped. Each
-delivers its regular share; rows beyond the true ones repeat the batch from its start.
-With `pad_mask` they do not count, with `pad_repeat` they count like any other."""
 
 # About this many rows are looked up at a time. The fixed cost of 90 array operations is
 # then a quarter of the total, and a jump elsewhere still costs well under 1 ms.

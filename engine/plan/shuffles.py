@@ -35,10 +35,10 @@ from .order import (
 )
 from .shard import Shard
 
+# Rounds whose shuffled groups are kept.
 KEPT_ROUNDS = 2
-"""Rounds whose shuffled groups are kept."""
+# The round whose permutation deals the data into parts.
 DEALING = -1
-"""The round whose permutation deals the data into parts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,11 +304,11 @@ class OfCached:
         )
 
 
+# The attribute of a function that may have a way together with those after it. Called
+# with these, it returns how many it takes along and a function for several samples, or
+# None. That one gets for each sample a function which returns the generator of the
+# first, the second, ... of them, valid until it is called again.
 FUSES = "__penstock_fused__"
-"""The attribute of a function that may have a way together with those after it. Called
-with these, it returns how many it takes along and a function for several samples, or
-None. That one gets for each sample a function which returns the generator of the first,
-the second, ... of them, valid until it is called again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,10 +385,10 @@ class Collate(Operation):
     def __init__(self, stage: str, collate: Collating | None, seed: int) -> None:
         self.stage = stage
         self._seed = seed
+        # Know whether calls change the `collate_fn`.
         self.calls = SeededCalls(collate)
-        """Know whether calls change the `collate_fn`."""
+        # Whether this is a worker process, whose threads may draw meanwhile.
         self.apart = False
-        """Whether this is a worker process, whose threads may draw meanwhile."""
 
     def run(self, work: Work) -> None:
         (gathered,) = work.samples

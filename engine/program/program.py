@@ -33,11 +33,11 @@ WANTS_ROWS = (
     "%s gets rows of a table: to make a dict of %d columns takes %.1f us each time. The"
     " same function after batch() gets whole columns"
 )
+# Names of the stages of which this was said.
 TOLD_OF_ROWS: set[str] = set()
-"""Names of the stages of which this was said."""
 
+# Observes which sample a worker is at: a `LaneStatus` (far/child.py).
 Watch = Any
-"""Observes which sample a worker is at: a `LaneStatus` (far/child.py)."""
 
 
 @dataclass(slots=True)
@@ -134,8 +134,8 @@ class Operation(ABC):
         """Let go of a place in the data; start over, without the first `skip` rows."""
 
 
+# Replaces the sample of a row whose function raised, until it is set aside.
 FAILED = object()
-"""Replaces the sample of a row whose function raised, until it is set aside."""
 
 
 def apply(work: Work, stage: str, calls: Iterable[Any], count: int) -> None:
@@ -348,19 +348,19 @@ NO_BATCH = (
 )
 
 
+# The method of an iterable that begins an epoch, given its number.
 NUMBERED = "__penstock_epoch__"
-"""The method of an iterable that begins an epoch, given its number."""
+# The method of a function that takes several samples at once.
 TOGETHER = "__penstock_rows__"
-"""The method of a function that takes several samples at once."""
+# Most samples that it takes.
 AT_ONCE = 16
-"""Most samples that it takes."""
+# Samples that a lease should have for it. With one photograph in each, two threads lost
+# a tenth of their time between the calls.
 WORTH_A_CALL = 8
-"""Samples that a lease should have for it. With one photograph in each, two threads
-lost a tenth of their time between the calls."""
 
 
+# Takes several samples, what each draws with, and the context.
 Rows: TypeAlias = Callable[..., Sequence[Any]]
-"""Takes several samples, what each draws with, and the context."""
 
 
 def offered(function: Any, name: str) -> Callable[..., Any] | None:
@@ -497,8 +497,8 @@ class BatchMap(Map):
         return repeat(work), (context.epoch,), (context.step,)
 
 
+# Numbers of stages are below 2 to the power of this.
 RANK_BITS = 32
-"""Numbers of stages are below 2 to the power of this."""
 
 
 @dataclass(frozen=True, slots=True)

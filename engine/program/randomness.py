@@ -35,8 +35,8 @@ T = TypeVar("T")
 States = tuple[Any, Any, torch.Tensor]
 
 
+# What makes numpy's seed another one: with the same, both would draw the same.
 NUMPYS = 0x9E3779B97F4A7C15
-"""What makes numpy's seed another one: with the same, both would draw the same."""
 
 
 def seed_global_generators(seed: int) -> None:
@@ -180,8 +180,8 @@ class SeededCalls:
         self._seeds: bool | None = None
         self._drew = False
         self._calls = 0  # that were seeded
+        # Whether calls change the subject; None before the first.
         self.keeps: bool | None = None
-        """Whether calls change the subject; None before the first."""
 
     def call(self, make: Callable[[], T], *seed: int, apart: bool = False) -> T:
         """Return the result of `make`; its draws depend on `seed` alone.
@@ -215,12 +215,12 @@ class SeededCalls:
         return made
 
 
+# Words of a Mersenne Twister's state.
 WORDS = 624
-"""Words of a Mersenne Twister's state."""
+# Words in torch's state before those: the first counts how many of them are left.
 BEFORE = 3
-"""Words in torch's state before those: the first counts how many of them are left."""
+# Where torch notes a spare normal number; drawing that one moves nothing else.
 SPARE = BEFORE + WORDS + 5
-"""Where torch notes a spare normal number; drawing that one moves nothing else."""
 Words = ctypes.Array[ctypes.c_uint32]
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+# cudaHostRegisterPortable: pinned for all devices of this process.
 PORTABLE = 1
-"""cudaHostRegisterPortable: pinned for all devices of this process."""
 
 
 class Bus:

@@ -29,9 +29,9 @@ from ..feed import Delivery, Host
 from ..plan import BatchPlan, Cursor
 from .cuda import Bus
 
+# Batches on the device ahead of the trainer's: one that is copied while the trainer
+# works, and one that is ready when a step is short.
 DEPTH = 2
-"""Batches on the device ahead of the trainer's: one that is copied while the trainer
-works, and one that is ready when a step is short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +148,8 @@ class Carrier:
         self._staged.clear()
 
 
+# What a copy reads, and the event after it.
 Source = tuple[torch.cuda.Event, list[torch.Tensor]]
-"""What a copy reads, and the event after it."""
 
 
 def sweep(sources: deque[Source]) -> None:
@@ -198,8 +198,8 @@ class Lane:
         self._depth = DEPTH
         self._ready = ready or is_ready
         self._ahead: deque[Ahead] = deque()
+        # Nanoseconds that the last `next` took after its batch was available.
         self.spent_ns = 0
-        """Nanoseconds that the last `next` took after its batch was available."""
 
     def cursor(self, host: Host) -> Cursor:
         """Return where the trainer's next batch starts."""

@@ -30,6 +30,7 @@ STREAM = "draws from one stream, in order"
 SEEKS = "moves the position of a descriptor, of which there is one"
 STATE = "changes while samples are made"
 
+# Package and name of a class (its module within the package may change), and why.
 TYPES: Mapping[str, str] = {
     "random.Random": STREAM,
     "numpy.Generator": STREAM,
@@ -64,13 +65,12 @@ TYPES: Mapping[str, str] = {
     "imageio.Reader": POSITION,
     "imageio.PluginV3": POSITION,
 }
-"""Package and name of a class (its module within the package may change), and why."""
 
+# lmdb's C types do not name their package.
 NAMELESS = {
     f"builtins.{name}": f"lmdb.{name}"
     for name in ("Environment", "Transaction", "Cursor")
 }
-"""lmdb's C types do not name their package."""
 
 ITERATORS = frozenset(
     (
@@ -87,12 +87,14 @@ ITERATORS = frozenset(
 ) - {itertools.count, itertools.repeat}  # one step of these is atomic
 
 
+# The global generators of `random`, numpy and torch.
 GLOBAL_STREAMS = (
     getattr(random, "_inst", None),
     getattr(np.random.mtrand, "_rand", None),
     torch.default_generator,
 )
-"""The global generators of `random`, numpy and torch."""
+# Classes that threads must not share, either: answers come in the order of questions,
+# whoever has asked.
 UNSHARED = frozenset(
     (
         "socket.socket",
@@ -101,8 +103,8 @@ UNSHARED = frozenset(
         "zmq.Socket",
     )
 )
-"""Classes that threads must not share, either: answers come in the order of questions,
-whoever has asked."""
+# Classes whose objects work in the process that made them: a forked copy lacks their
+# threads, or shares their connections.
 BOUND = UNSHARED | {
     "asyncio.AbstractEventLoop",
     "concurrent.Executor",
@@ -115,10 +117,8 @@ BOUND = UNSHARED | {
     "threading.Thread",
     "zmq.Context",
 }
-"""Classes whose objects work in the process that made them: a forked copy lacks their
-threads, or shares their connections."""
+# Packages whose objects connect to other processes.
 BETWEEN_PROCESSES = frozenset(("multiprocessing", "_multiprocessing", "socket", "zmq"))
-"""Packages whose objects connect to other processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +187,8 @@ def _is_written(thing: Any) -> bool:
 
 
 WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.FileIO)
+# Descriptors up to this one belong to the whole process.
 STDERR = 2
-"""Descriptors up to this one belong to the whole process."""
 
 
 def _notes_pid(thing: Any) -> bool:
@@ -199,8 +199,8 @@ def _notes_pid(thing: Any) -> bool:
     )
 
 
+# Names by which code makes a generator of its own.
 SEEDERS = frozenset(("Generator", "Random", "RandomState", "default_rng"))
-"""Names by which code makes a generator of its own."""
 
 
 def keeps_stream(data: Any, prepare: Any) -> bool:
@@ -216,6 +216,7 @@ def keeps_stream(data: Any, prepare: Any) -> bool:
     return any(_why(part.thing) is STREAM for part in walk(data, ""))
 
 
+# Types whose objects keep nothing between two calls, unless others do for them.
 STATELESS = WHOLE - {np.ndarray, torch.Tensor} | {
     types.FunctionType,
     types.BuiltinFunctionType,
@@ -224,7 +225,6 @@ STATELESS = WHOLE - {np.ndarray, torch.Tensor} | {
     frozenset,
     LRU_CACHE,  # what it keeps, any copy would compute as well
 }
-"""Types whose objects keep nothing between two calls, unless others do for them."""
 
 
 def is_stateless(thing: Any) -> bool:
@@ -313,6 +313,7 @@ def _type_name(thing: Any) -> str:
     return NAMELESS.get(name, name).removeprefix("builtins.")
 
 
+# Packages whose samplers do not see what the training loop does.
 STEADY = frozenset(
     (
         "penstock",
@@ -325,7 +326,6 @@ STEADY = frozenset(
         "transformers",
     )
 )
-"""Packages whose samplers do not see what the training loop does."""
 
 
 def may_watch(sampler: Any) -> bool:

@@ -25,14 +25,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+# Members examined of a container, from its start: the others are probably alike.
 MEMBERS = 32
-"""Members examined of a container, from its start: the others are probably alike."""
+# Attributes examined of an instance.
 ATTRIBUTES = 256
-"""Attributes examined of an instance."""
+# Levels examined: a file in a list of readers, in a dataset in a dataset, is at 5.
 DEPTH = 10
-"""Levels examined: a file in a list of readers, in a dataset in a dataset, is at 5."""
+# Objects examined in one walk: a few milliseconds.
 MAX_PARTS = 500
-"""Objects examined in one walk: a few milliseconds."""
 
 PLAIN = frozenset(
     (type(None), bool, int, float, complex, str, bytes, bytearray, range, slice)
@@ -55,11 +55,11 @@ WHOLE: frozenset[type] = PLAIN | {
     enum.Enum,
 }
 ITERABLE = (list, tuple, deque, set, frozenset)
+# Types whose objects have no attributes.
 BARE = frozenset((*ITERABLE, dict))
-"""Types whose objects have no attributes."""
 LRU_CACHE: type = type(lru_cache(int))
+# Methods through which a worker enters a user's object.
 ENTRIES = ("__getitem__", "__getitems__", "__call__", "forward")
-"""Methods through which a worker enters a user's object."""
 
 
 class ObjectPart(NamedTuple):
@@ -182,13 +182,13 @@ def is_a(thing: Any, kinds: type | tuple[type, ...]) -> bool:
     return issubclass(type(thing), kinds)
 
 
+# Attributes that objects of some built-in types keep for as long as they live.
 FIXED: Mapping[type, tuple[str, ...]] = {
     partial: ("func", "args", "keywords"),
     types.MethodType: ("__self__", "__func__"),
     types.BuiltinMethodType: ("__self__",),
     types.MethodWrapperType: ("__self__",),
 }
-"""Attributes that objects of some built-in types keep for as long as they live."""
 
 
 def _in_brackets(key: Any) -> str:
@@ -226,8 +226,8 @@ def _in_slots(
             yield None
 
 
+# Where an attribute of a class or a module is looked up.
 Place = tuple[Mapping[str, Any], str]
-"""Where an attribute of a class or a module is looked up."""
 
 
 def _looked_up(places: Iterable[Place]) -> Iterator[Any]:

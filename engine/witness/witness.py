@@ -43,8 +43,8 @@ from .reach import (
     walk,
 )
 
+# Looks without a change before others may join the only worker.
 SURE_LOOKS = 3
-"""Looks without a change before others may join the only worker."""
 
 
 class Witness:
@@ -67,8 +67,8 @@ class Witness:
         self._read: tuple[ReadFile, ...] = ()
         self._reused: str | None = None
         self._grows = False
+        # Whether samples were seen to draw from a global generator.
         self.drew = False
-        """Whether samples were seen to draw from a global generator."""
 
     def __enter__(self) -> None:
         self._files = read_places()
@@ -153,16 +153,16 @@ class Witness:
 
 
 MAX_VIEWS = 256
+# Members of one container that a look compares.
 MAX_MEMBERS = 256
-"""Members of one container that a look compares."""
+# Members of all containers that a look compares, the nearest ones first.
 MAX_ALL = 1 << 12
-"""Members of all containers that a look compares, the nearest ones first."""
+# Containers that each look compares, however soon it comes after the last one.
 NEAR = 32
-"""Containers that each look compares, however soon it comes after the last one."""
+# The share of the trainer's time for looking at the others, too.
 LOOKING = 5e-3
-"""The share of the trainer's time for looking at the others, too."""
+# The share of the trainer's time for comparing everything, arrays included.
 SHARE = 1e-3
-"""The share of the trainer's time for comparing everything, arrays included."""
 MIN_PAUSE_S = 1.0
 
 
@@ -264,19 +264,19 @@ def _held(view: View) -> tuple[Any, ...]:
 
 # What objects hold at a moment, to be compared later
 
+# Parts in one snapshot: some ten milliseconds.
 MAX_SUMMARIES = 1000
-"""Parts in one snapshot: some ten milliseconds."""
 PAGE = 4096
+# Pages read of an array that is larger than these, in bytes and number.
 PAGES = 16
-"""Pages read of an array that is larger than these, in bytes and number."""
+# Results in an `lru_cache` from which it counts: helpers keep a few, which any copy
+# would compute as well.
 MIN_CACHED = 4
-"""Results in an `lru_cache` from which it counts: helpers keep a few, which any copy
-would compute as well."""
+# Bytes read for one snapshot.
 MAX_READ = 2 << 20
-"""Bytes read for one snapshot."""
 MAX_DIGESTED = 1 << 13
+# Bytes that can be read while one member of a container is looked at.
 BYTES_A_MEMBER = 256
-"""Bytes that can be read while one member of a container is looked at."""
 
 
 def snapshot(things: Iterable[Any]) -> dict[str, Any]:

@@ -91,8 +91,8 @@ __all__ = [
 ]
 
 
+# Operators that MindSpore computes in Python.
 PYTHONS = (RandomErasing, RandomGrayscale, ToPIL)
-"""Operators that MindSpore computes in Python."""
 
 c_transforms = transforms = sys.modules[__name__]
 for _name in ("c_transforms", "transforms"):

@@ -52,13 +52,13 @@ def colored(image: Array, factor: float) -> Array:
 
 
 Change = Callable[[Array, float], Array]
+# The changes of `RandomColorAdjust`: what changes nothing, and how arrays change.
 CHANGES: dict[str, tuple[float, Change]] = {
     "brightness": (1, brightened),
     "contrast": (1, contrasted),
     "saturation": (1, colored),
     "hue": (0, hue_shifted),
 }
-"""The changes of `RandomColorAdjust`: what changes nothing, and how arrays change."""
 
 
 @dataclass(frozen=True, slots=True)

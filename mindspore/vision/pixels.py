@@ -21,13 +21,13 @@ from ...pipeline.image.geometry import described
 from .utils import Border, Inter
 
 Array = NDArray[Any]
+# Two rows of three: where a pixel of the old image goes.
 Matrix = tuple[float, float, float, float, float, float]
-"""Two rows of three: where a pixel of the old image goes."""
 
+# Steps per pixel in which OpenCV computes positions.
 SCALE = 1024
-"""Steps per pixel in which OpenCV computes positions."""
+# Names of interpolations in torch.
 MODES = {Inter.LINEAR: "bilinear", Inter.CUBIC: "bicubic"}
-"""Names of interpolations in torch."""
 
 
 def is_picture(image: object) -> bool:
@@ -297,14 +297,14 @@ def pixels_at(image: Array, y: Array, x: Array, fill: Any) -> Array:
 
 # Colors.
 
+# Shares of red, green and blue in grey, of 2**15.
 GRAY = np.array((9798, 19235, 3735))
-"""Shares of red, green and blue in grey, of 2**15."""
+# Steps of hue.
 CIRCLE = 256
-"""Steps of hue."""
 LEVELS = np.maximum(np.arange(256), 1)
 BY_VALUE = np.rint((255 << 12) / LEVELS).astype(np.int32)
+# What saturation and hue are multiplied by, in OpenCV's fixed point.
 BY_SPREAD = np.rint((CIRCLE << 12) / (6.0 * LEVELS)).astype(np.int32)
-"""What saturation and hue are multiplied by, in OpenCV's fixed point."""
 
 
 def gray_of(image: Array) -> Array:

@@ -13,10 +13,10 @@ import PIL.Image
 from ...errors import check, whole_number
 from ..drawing import RandomOperator, Rng
 
+# The smallest and the largest value; both are included.
 Range = tuple[float, float]
-"""The smallest and the largest value; both are included."""
+# (height, width) in pixels, or one number.
 Size = int | Sequence[int]
-"""(height, width) in pixels, or one number."""
 
 
 class Inter(IntEnum):

@@ -118,18 +118,17 @@ def _is_known(stage: PerSample) -> bool:
     return isinstance(stage, SourceStage) and bool(stage.waits or stage.thread_safe)
 
 
+# Number of concurrent coroutines if the user gives none. It depends on how long they
+# wait, not on cores. 64 reads of 20 ms are 3,200 a second, about what one core of
+# Python can use.
 PERMITS = 64
-"""Number of concurrent coroutines if the user gives none. It depends on how long they
-wait, not on cores. 64 reads of 20 ms are 3,200 a second, about what one core of Python
-can use.
-"""
+# Upper bound of concurrent coroutines: stores dislike more reads in flight.
 MAX_PERMITS = 4096
-"""Upper bound of concurrent coroutines: stores dislike more reads in flight."""
 
 
 Working = PerSample | CacheStage
+# A stage that makes or stores samples, and its number in the pipeline.
 Numbered = tuple[int, Working]
-"""A stage that makes or stores samples, and its number in the pipeline."""
 
 
 def fused(

@@ -45,6 +45,8 @@ from .geometry import (
     resize,
 )
 
+# The formats that are read, if Pillow can read them. The others start a program (EPS
+# starts Ghostscript), or do not hold photographs.
 FORMATS = (
     "AVIF",
     "BMP",
@@ -58,8 +60,6 @@ FORMATS = (
     "TIFF",
     "WEBP",
 )
-"""The formats that are read, if Pillow can read them. The others start a program (EPS
-starts Ghostscript), or do not hold photographs."""
 
 
 def decode(sample: Any) -> Any:
@@ -245,12 +245,12 @@ def size_of(image: Any) -> tuple[int, int]:
 
 # Crops, in native code.
 
+# A box whose edges lie inside iMCUs, with rows and columns left out on all sides.
 TRIED = Box(19, 21, 33, 35)
-"""A box whose edges lie inside iMCUs, with rows and columns left out on all sides."""
+# Height and width in pixels of the images on which the extension is tried.
 TRIED_SIDE = 96
-"""Height and width in pixels of the images on which the extension is tried."""
+# Pixels of a JPEG's side, beyond which the extension takes no image.
 MAX_SIDE = 65_500
-"""Pixels of a JPEG's side, beyond which the extension takes no image."""
 SAMPLINGS = ("444", "422", "440", "420", "Gray")
 
 

@@ -29,18 +29,18 @@ from numpy.typing import NDArray
 
 from ...errors import SampleError
 
+# `uint8 [H, W, 3]`, RGB.
 Image: TypeAlias = NDArray[np.uint8]
-"""`uint8 [H, W, 3]`, RGB."""
+# `[m, 2]`: x and y in pixels.
 Points = NDArray[np.float64]
-"""`[m, 2]`: x and y in pixels."""
+# The smallest and the largest value; both are included.
 Range: TypeAlias = tuple[float, float]
-"""The smallest and the largest value; both are included."""
 
+# The value of pixels around an image, 0 to 255: one number, or one per channel.
 Fill = int | tuple[int, int, int]
-"""The value of pixels around an image, 0 to 255: one number, or one per channel."""
 
+# Boxes drawn before the central one is taken.
 TRIES = 10
-"""Boxes drawn before the central one is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +202,8 @@ def nearest_places(before: int, after: int) -> torch.Tensor:
     return torch.from_numpy(np.minimum(middles.astype(np.int64), before - 1))
 
 
+# Two rows of three, as for Pillow's `transform`.
 Matrix = tuple[float, float, float, float, float, float]
-"""Two rows of three, as for Pillow's `transform`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +241,8 @@ class Warp:
         return made
 
 
+# Where an operator moves the places of an image.
 Transform: TypeAlias = Placement | Warp
-"""Where an operator moves the places of an image."""
 
 
 def resize(image: Image, height: int, width: int, *, antialias: bool) -> Image:
@@ -278,19 +278,19 @@ def writable(image: Image) -> Image:
 
 # Samples.
 
+# A whole image file.
 Encoded: TypeAlias = bytes | bytearray | memoryview
-"""A whole image file."""
 Flags = NDArray[np.bool_]
 
+# Names with one entry per box; an operator's `per_box` adds others.
 PER_BOX = frozenset(
     ("boxes", "labels", "area", "iscrowd", "scores", "masks", "keypoints")
 )
-"""Names with one entry per box; an operator's `per_box` adds others."""
 
+# The key of the image in a dict.
 IMAGE = "image"
-"""The key of the image in a dict."""
+# The entries of a dict that move with the pixels.
 ANNOTATIONS = frozenset(("boxes", "masks", "mask", "keypoints"))
-"""The entries of a dict that move with the pixels."""
 
 CURE = (
     "an operator takes an image, a tuple that starts with an image, or a dict with an"

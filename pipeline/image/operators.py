@@ -50,8 +50,8 @@ from .geometry import (
 
 DECODER = CropDecoder()
 USUAL_SIZE = "224 pixels are usual"
+# The n of the scales 1/n at which libjpeg decodes faster than at full size.
 REDUCTIONS = (8, 4, 2)
-"""The n of the scales 1/n at which libjpeg decodes faster than at full size."""
 
 
 def placed_sample(

@@ -39,15 +39,15 @@ from .geometry import (
     writable,
 )
 
+# Changes by a factor.
 ENHANCERS: dict[str, Any] = {
     "brightness": PIL.ImageEnhance.Brightness,
     "saturation": PIL.ImageEnhance.Color,
     "contrast": PIL.ImageEnhance.Contrast,
     "sharpness": PIL.ImageEnhance.Sharpness,
 }
-"""Changes by a factor."""
+# The changes of `color_jitter`, and the amounts that leave an image as it is.
 UNCHANGED = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.0}
-"""The changes of `color_jitter`, and the amounts that leave an image as it is."""
 
 
 def changed_picture(
@@ -155,10 +155,13 @@ class color_jitter:
 # reduced search space", 2019. The list of changes, and the amount that a magnitude
 # stands for in each, are those of torchvision's `RandAugment` with its 31 bins.
 
+# Distance of a factor from 1.
 MAX_FACTOR = 0.9
-"""Distance of a factor from 1."""
+# Bits, of eight, that may be cleared.
 MAX_POSTERIZED = 4
-"""Bits, of eight, that may be cleared."""
+# The warps, and the largest amount of each: pixels of shift per pixel of distance, a
+# share of the side in its direction (images in the paper have 331 pixels), and degrees.
+# Its sign is drawn, as for a factor.
 WARPS = {
     "shear x": 0.3,
     "shear y": 0.3,
@@ -166,9 +169,6 @@ WARPS = {
     "shift y": 150 / 331,
     "rotate": 30.0,
 }
-"""The warps, and the largest amount of each: pixels of shift per pixel of distance, a
-share of the side in its direction (images in the paper have 331 pixels), and degrees.
-Its sign is drawn, as for a factor."""
 CHANGES = (
     *WARPS,
     *ENHANCERS,
@@ -447,9 +447,9 @@ def pair_of(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
 # From pixels to the floats that a model is trained on.
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
+# Mean and standard deviation of ImageNet's training set by channel, for pixels scaled
+# to 0 to 1: the values that torchvision's models were trained with.
 IMAGENET_STD = (0.229, 0.224, 0.225)
-"""Mean and standard deviation of ImageNet's training set by channel, for pixels scaled
-to 0 to 1: the values that torchvision's models were trained with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -551,12 +551,12 @@ class normalize:
         return made
 
 
+# The types of pixels' values, and those of their bits.
 BITS = {
     torch.float32: torch.int32,
     torch.float16: torch.int16,
     torch.bfloat16: torch.int16,
 }
-"""The types of pixels' values, and those of their bits."""
 
 
 def no_images(given: Any) -> SampleError:

@@ -17,12 +17,12 @@ from .row_groups import RowGroup, RowGroups, groups_bytes
 from .source import PerProcess, Source, digest, prints_of_rows
 
 OPEN_FILES = 256
+# Default number of row groups that a process keeps: two windows of 16.
 GROUPS = 32
-"""Default number of row groups that a process keeps: two windows of 16."""
+# Row groups read before it shows whether each is read once.
 MANY_READS = 96
-"""Row groups read before it shows whether each is read once."""
+# Rows read for each one returned, above which the user is warned.
 WASTE = 4
-"""Rows read for each one returned, above which the user is warned."""
 LOGGER = logging.getLogger("penstock")
 WASTED = (
     "%s reads %d rows for each one it returns: a row group is read as a whole, and has"

@@ -38,14 +38,14 @@ from .folder import SUFFIXES, Paths, is_image
 from .patience import PATIENCE, HedgedReads, Patience, ShortBodyError
 from .source import Source, digest
 
+# The first byte of a part of a file, and the byte after its last one.
 Part = tuple[int, int]
-"""The first byte of a part of a file, and the byte after its last one."""
 
 
+# More than any segment reads at once, because botocore has no "unlimited".
 S3_CONNECTIONS = 1024
-"""More than any segment reads at once, because botocore has no "unlimited"."""
+# Seconds without data after which a connection is dropped and the read retried.
 STALLED_S = 60.0
-"""Seconds without data after which a connection is dropped and the read retried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,8 +301,8 @@ class Session:
     """A file system that one loop uses, from the first read until the loop ends."""
 
     def __init__(self, store: Store, over: Any) -> None:
+        # fsspec's instance, once the file system is open.
         self.files: Any = None
-        """fsspec's instance, once the file system is open."""
         self.hedged = HedgedReads()
         self._store, self._over = store, over
         # The first reads of a loop begin together: one opens, and the others wait.

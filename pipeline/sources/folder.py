@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from ...errors import check
 from .source import Source
 
+# Suffixes of image files, in upper or lower case.
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 )
-"""Suffixes of image files, in upper or lower case."""
+# The beginning of a URL, even if a `Path` dropped one of two slashes.
 URL = re.compile(r"[A-Za-z][\w+.-]+:/")
-"""The beginning of a URL, even if a `Path` dropped one of two slashes."""
 
 
 @dataclass(frozen=True)
@@ -204,12 +204,12 @@ def empty(top: Path, folders: list[str]) -> str:
 
 # Files one by one, or by a pattern.
 
+# Files or URLs one by one, or one pattern that matches them.
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""Files or URLs one by one, or one pattern that matches them."""
+# Numbers from one to another, or alternatives.
 BRACES = re.compile(r"[{](?:(\d+)[.][.](\d+)|([^{}]*,[^{}]*))[}]")
-"""Numbers from one to another, or alternatives."""
+# More names than this in braces are taken for a mistake.
 MAX_FILES = 1_000_000
-"""More names than this in braces are taken for a mistake."""
 
 
 def files_here(source: str, paths: Paths) -> tuple[str, ...]:

@@ -37,10 +37,10 @@ class Database:
 
 
 # Weak: once no source has a database open, the user may open it in another way.
+# The databases that this process opened or inherited.
 OPEN: WeakValueDictionary[str, Database] = WeakValueDictionary()
-"""The databases that this process opened or inherited."""
+# Guards `OPEN`: two threads that miss a database would open it twice, an error.
 LOCK = threading.Lock()
-"""Guards `OPEN`: two threads that miss a database would open it twice, an error."""
 
 
 def database(path: str) -> Database:

@@ -103,10 +103,10 @@ class Patience:
 
 PATIENCE = Patience()
 MAX_WAIT_S = 20.0
+# Draws apart from the generators of the user's program.
 JITTER = random.SystemRandom()
-"""Draws apart from the generators of the user's program."""
+# Statuses below 500 that ask the client to retry.
 LATER = frozenset((408, 425, 429))
-"""Statuses below 500 that ask the client to retry."""
 LOGGER = logging.getLogger("penstock")
 
 
@@ -114,13 +114,13 @@ class ShortBodyError(OSError):
     """A server sent less than the whole file."""
 
 
+# Exceptions of libraries for a failed connection that are not `OSError`s.
 PASSING = (
     ("aiohttp", "ClientError"),
     ("botocore.exceptions", "ConnectionError"),
     ("botocore.exceptions", "HTTPClientError"),
     ("botocore.exceptions", "IncompleteReadError"),
 )
-"""Exceptions of libraries for a failed connection that are not `OSError`s."""
 
 
 def may_pass(error: BaseException) -> bool:
@@ -152,44 +152,42 @@ def tell_of_retry(state: RetryCallState) -> None:
 
 # Second requests for late reads.
 
+# The number of finished reads needed to estimate how long a read takes.
 KNOWN = 20
-"""The number of finished reads needed to estimate how long a read takes."""
+# Seconds after which a read is late until there is an estimate.
 UNKNOWN_LATE_S = 1.0
-"""Seconds after which a read is late until there is an estimate."""
+# The number of latest reads in the estimate.
 REMEMBERED = 1000
-"""The number of latest reads in the estimate."""
+# The quantile of read times used as the estimate. It is not the 95 % of the paper,
+# because the first reads, which open connections, may be the other 5 %.
 LATE = 0.9
-"""The quantile of read times used as the estimate. It is not the 95 % of the paper,
-because the first reads, which open connections, may be the other 5 %.
-"""
+# A read is late after this many times the estimate, so few are that will end soon.
 LEEWAY = 2.0
-"""A read is late after this many times the estimate, so few are that will end soon."""
+# The largest share of requests that repeat another, apart from one in `REST_S`: when
+# all reads are late the store is slow, and when all stall nothing else gets them going.
 MAX_SHARE = 0.05
-"""The largest share of requests that repeat another, apart from one in `REST_S`: when
-all reads are late the store is slow, and when all stall nothing else gets them going.
-"""
 REST_S = 1.0
+# Requests that may be repeated besides: a share of the first few reads is none.
 FIRST_FEW = 10
-"""Requests that may be repeated besides: a share of the first few reads is none."""
+# For one read: the second one may stall as well.
 MAX_REQUESTS = 3
-"""For one read: the second one may stall as well."""
+# Seconds, at least, between two looks at whether a read may be repeated.
 LOOK_S = 0.05
-"""Seconds, at least, between two looks at whether a read may be repeated."""
 
 
 class HedgedReads:
     """Reads files in one event loop and requests late ones again."""
 
     def __init__(self) -> None:
+        # Seconds that reads took, in the order in which they finished.
         self._latest: deque[float] = deque()
-        """Seconds that reads took, in the order in which they finished."""
         self._sorted: list[float] = []
+        # The time from which a request may be repeated whatever its share.
         self._rested_s = 0.0
-        """The time from which a request may be repeated whatever its share."""
+        # Number of files requested.
         self.asked = 0
-        """Number of files requested."""
+        # Number of further requests for them.
         self.hedged = 0
-        """Number of further requests for them."""
 
     async def read(
         self, function: Callable[[str], Awaitable[bytes]], path: str

@@ -16,12 +16,12 @@ from ...errors import check
 from .columnar import Parquet, check_groups, counted, group_sizes
 from .files import Part, Store, find_files
 
+# Bytes that are read, too, rather than by a request more.
 GAP = 1 << 16
-"""Bytes that are read, too, rather than by a request more."""
+# Bytes of columns that one request brings at most, but for a column that has more.
 MAX_PART = 1 << 28
-"""Bytes of columns that one request brings at most, but for a column that has more."""
+# Files whose ends are read side by side.
 COUNTED_AT_ONCE = 16
-"""Files whose ends are read side by side."""
 
 
 class StoredFile(io.RawIOBase):

@@ -19,14 +19,14 @@ from ...engine.batch.array_rows import Block, TableRows
 from .source import PerProcess
 
 Indices = Sequence[int] | NDArray[np.int64]
+# A process keeps groups of at most this part of the memory budget.
 SHARE = 8
-"""A process keeps groups of at most this part of the memory budget."""
+# Groups are joined if they take at most one of so many parts of that.
 PARTS = 2
-"""Groups are joined if they take at most one of so many parts of that."""
+# They are joined if two requests in a row want the same ones: this share of all.
 ALIKE = 0.9
-"""They are joined if two requests in a row want the same ones: this share of all."""
+# Sets of them that a process keeps: some threads begin a window, others end one.
 JOINED = 2
-"""Sets of them that a process keeps: some threads begin a window, others end one."""
 
 
 def groups_bytes() -> int:
@@ -133,8 +133,8 @@ class JoinedGroups:
         first, *_ = parts = [*groups.values()]
         sizes = [len(part) for part in parts]
         stops = np.cumsum(sizes)
+        # By number of a group: its first row here, or -1.
         self.begins = np.full(count, -1, np.int64)
-        """By number of a group: its first row here, or -1."""
         self.begins[[*groups]] = stops - sizes
         self.names, self.blocks = first.names, []
         for names in first.kinds():
@@ -268,10 +268,10 @@ class RowGroups:
         weigh = None if mapped else attrgetter("nbytes")
         self._groups: PerProcess[RowGroup] = PerProcess(load, kept, weigh, groups_bytes)
         self._joined = PerProcess(self._join, JOINED)
+        # The groups of the last rows that were in several.
         self._needed: frozenset[int] = frozenset()
-        """The groups of the last rows that were in several."""
+        # Those to be taken from as one, and whether each group is one of them.
         self._together = frozenset[int](), np.zeros(len(self._ends), np.bool_)
-        """Those to be taken from as one, and whether each group is one of them."""
 
     def __len__(self) -> int:
         return int(self._ends[-1])

@@ -34,12 +34,12 @@ from .source import PerProcess, Source, digest, prints_of_rows
 if TYPE_CHECKING:
     from .files import Store
 
+# A key, and the name of a field.
 NAME = re.compile(r"((?:.*/|)[^./]+)[.]([^/]*)")
-"""A key, and the name of a field."""
+# Files about the shard itself, which webdataset skips.
 NOTES = re.compile(r"__[^/]*__(/|$)")
-"""Files about the shard itself, which webdataset skips."""
+# Name, first byte and bytes of a file in a tar.
 Member = tuple[str, int, int]
-"""Name, first byte and bytes of a file in a tar."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,21 +128,20 @@ def members_of(path: str, file: Any) -> list[Member]:
     return found
 
 
+# Fields that webdataset unpickles, which would run code in them.
 PICKLES = frozenset(("pkl", "pickle", "pyd", "pth", "pt"))
-"""Fields that webdataset unpickles, which would run code in them."""
+# Decoders by the suffix of a field's name; other fields stay bytes.
 READS: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
     **dict.fromkeys(("txt", "text", "transcript"), bytes.decode),
     **dict.fromkeys(("json", "jsn"), json.loads),
     "npy": lambda data: npy.read_array(io.BytesIO(data), allow_pickle=False),
 }
-"""Decoders by the suffix of a field's name; other fields stay bytes."""
+# The open tar files of each process.
 OPEN_TARS = 256
-"""The open tar files of each process."""
+# Samples side by side are read at once up to this size. Beyond it, a read takes as long
+# as copying its bytes, so larger ones gain nothing.
 RUN_BYTES = 1 << 20
-"""Samples side by side are read at once up to this size. Beyond it, a read takes as
-long as copying its bytes, so larger ones gain nothing.
-"""
 
 
 class Extent(NamedTuple):
@@ -317,11 +316,11 @@ class WebDataset(Shards):
 
 # Shards in a store.
 
+# Read with a header after a gap; as long as headers lie close, each read doubles.
 FIRST_BYTES = 1 << 16
-"""Read with a header after a gap; as long as headers lie close, each read doubles."""
 MAX_BYTES = 1 << 22
+# Shards whose headers are read side by side.
 INDEXED_AT_ONCE = 16
-"""Shards whose headers are read side by side."""
 
 
 class RemoteShards(Shards):

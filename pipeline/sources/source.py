@@ -192,8 +192,8 @@ class PerProcess(Generic[T]):
 
 # The user's datasets.
 
+# Modules whose iterators cannot restart: generators, `zip`, open files.
 ONCE = frozenset(("builtins", "itertools", "_csv", "_io"))
-"""Modules whose iterators cannot restart: generators, `zip`, open files."""
 
 
 def is_iterable(dataset: Any) -> bool:

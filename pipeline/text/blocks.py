@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from ...errors import SampleError, SpecError, check, whole_number
 from .tokens import FROM_ZERO, IDS, MASK, Ids, ids_in, row
 
+# Documents read at a time to measure their lengths.
 MEASURED = 1024
-"""Documents read at a time to measure their lengths."""
+# Part of the fingerprint. The number goes up when a release makes other blocks of the
+# same documents.
 FORMAT = "penstock.text.PackedBlocks 1"
-"""Part of the fingerprint. The number goes up when a release makes other blocks of the
-same documents."""
 
 
 class PackedBlocks:
@@ -346,9 +346,9 @@ class Rooms:
 
     def __init__(self, size: int) -> None:
         self._size, self._opened, self._number = size, 0, 0
+        # Sorted: the room, a number that sinks with each group, and its blocks. So a
+        # group never compares its blocks, and the newest of a room is found first.
         self._groups: list[tuple[Any, ...]] = []
-        """Sorted: the room, a number that sinks with each group, and its blocks. So a
-        group never compares its blocks, and the newest of a room is found first."""
 
     def fill(self, width: int, count: int) -> NDArray[np.int64]:
         """Place pieces of one width in blocks with the same room.

@@ -16,13 +16,13 @@ from ...errors import SampleError, SpecError, check, whole_number
 from ...system.printing import Bare, call
 from .tokens import IDS, MASK, described, pad
 
+# One list per text, under the tokenizer's names: `input_ids`, `attention_mask`, ...
 Columns: TypeAlias = Mapping[str, list[list[int]]]
-"""One list per text, under the tokenizer's names: `input_ids`, `attention_mask`, ..."""
 
+# The variable that tells the package `tokenizers` whether to use threads.
 PARALLELISM = "TOKENIZERS_PARALLELISM"
-"""The variable that tells the package `tokenizers` whether to use threads."""
+# The process that loaded this module.
 IMPORTED_IN = os.getpid()
-"""The process that loaded this module."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

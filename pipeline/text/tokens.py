@@ -20,8 +20,8 @@ from torch.utils.data import default_collate
 
 from ...errors import SampleError, check, whole_number
 
+# Token ids, or other integers.
 Ids: TypeAlias = NDArray[np.int64]
-"""Token ids, or other integers."""
 
 FROM_ZERO = "tokenizers number their tokens from 0"
 
@@ -30,8 +30,8 @@ MASK = "attention_mask"
 LABELS = "labels"
 SPECIAL = "special_tokens_mask"
 WORDS = "word_ids"
+# The label that `torch.nn.functional.cross_entropy` ignores by default.
 IGNORED = -100
-"""The label that `torch.nn.functional.cross_entropy` ignores by default."""
 
 
 def integers(value: Any, name: str) -> Ids:
@@ -99,8 +99,8 @@ def described(value: object) -> str:
 
 # Masks: which tokens a model has to predict.
 
+# Shares that add up to 1 on paper may exceed it slightly in floating point.
 ROUNDING = 1e-9
-"""Shares that add up to 1 on paper may exceed it slightly in floating point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +273,7 @@ def matching(value: Any, name: str, ids: Ids) -> Ids:
 
 To: TypeAlias = Literal["longest"] | int | tuple[int, ...]
 
+# The entries with one number per token, and their values in padding.
 PER_TOKEN: Mapping[str, int] = {
     MASK: 0,
     "document_ids": -1,
@@ -281,7 +282,6 @@ PER_TOKEN: Mapping[str, int] = {
     "token_type_ids": 0,
     WORDS: -1,
 }
-"""The entries with one number per token, and their values in padding."""
 
 
 @dataclass(frozen=True, slots=True)
