@@ -194,8 +194,7 @@ class Pipeline(Face):
         Args:
             shards: paths or URLs, each with braces if you like, or one pattern that
                 matches them: "train-*.tar", "s3://bucket/train-{000..146}.tar". The
-                headers of shards in a store are read now, side by side; a sample is
-                then a request for its bytes.
+                headers of shards in a store are read now; a sample is then a request.
             fields: the fields of each sample, a tuple: `("jpg", "cls")`. None: samples
                 are dicts of all fields and `__key__`. Fields that end in cls, index,
                 txt, json or npy are decoded; all others are `bytes`. Nothing is
