@@ -34,6 +34,7 @@ from .errors import (
     StateError,
     WorkerError,
 )
+from .system.garbage import collected_later as _collected_later
 
 if _typing.TYPE_CHECKING:
     from .autotune.log import on_verdict
@@ -93,8 +94,9 @@ def __getattr__(name: str) -> object:
     if name in ("detection", "image", "optim", "schedule", "testing", "text"):
         return _importlib.import_module(f".pipeline.{name}", __name__)
     if name in _LAZY:
-        found = getattr(_importlib.import_module(_LAZY[name], __name__), name)
-        return globals().setdefault(name, found)
+        with _collected_later():
+            module = _importlib.import_module(_LAZY[name], __name__)
+        return globals().setdefault(name, getattr(module, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

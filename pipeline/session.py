@@ -33,6 +33,7 @@ import torch
 from .. import config
 from ..engine.plan import BatchPlan, Cursor
 from ..errors import PenstockError, check, set_on, users_frames
+from ..system.garbage import collected_later
 from ..system.printing import Printed, found_name
 from ..system.shared_memory import runtime_folder
 
@@ -322,9 +323,15 @@ class Slot:
             self._forget()
         return self._loops_lock
 
+    @contextlib.contextmanager
+    def beginning(self) -> Iterator[None]:
+        """Let one thread begin a loop, which imports much; collect garbage after it."""
+        with collected_later(), self.loops_lock:
+            yield
+
     def start(self, recipe: Recipe, cursor: Cursor, rank: int) -> Run:
         """Return a run that goes on at `cursor`; end the loop that is busy now."""
-        with self.loops_lock:
+        with self.beginning():
             return looping_threads.run(lambda: self._start(recipe, cursor, rank))
 
     def _start(self, recipe: Recipe, cursor: Cursor, rank: int) -> Run:
@@ -442,7 +449,8 @@ class Slot:
             return
         self.stop_tuning()
         if settings.autotune:
-            self._start_tuning(run, settings)
+            with collected_later():
+                self._start_tuning(run, settings)
 
     def _start_tuning(self, run: Run, settings: config.Settings) -> None:
         # Import this when needed: it would take a fifth of the time to import penstock.

@@ -8,6 +8,7 @@
     file_locks.py     locks that end with the process that holds them
     run_queue.py      how long threads waited for a core
     printing.py       how stages print
+    garbage.py        collections of garbage that come later
 
 Nothing here knows about samples or batches.
 """

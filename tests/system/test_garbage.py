@@ -1,0 +1,67 @@
+"""Collections of garbage come later, and only if the program wants any."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from penstock.system.garbage import collected_later
+
+BEGINNING = """
+import gc
+import torch.utils.data
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return index
+
+collections = []
+gc.callbacks.append(
+    lambda phase, info: phase == "start" and collections.append(info["generation"])
+)
+import penstock as ps
+ps.set_enable_autotune(True)
+next(iter(MADE))
+print(max(collections, default=0), gc.isenabled())
+"""
+FACES = (
+    "ps.DataLoader(Samples(), 8)",
+    "ps.DataLoader(Samples(), 8, num_workers=1)",
+    "ps.Pipeline.from_dataset(Samples()).batch(8)",
+)
+
+
+def test_garbage_is_collected_again_afterwards_if_it_was_before() -> None:
+    with collected_later():
+        assert not gc.isenabled()
+        with collected_later():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with collected_later():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_it_is_collected_again_after_an_error() -> None:
+    with pytest.raises(KeyError), collected_later():
+        raise KeyError
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_first_batch_does_not_wait_for_a_full_collection(face: str) -> None:
+    program = BEGINNING.replace("MADE", face)
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    generation, enabled = run.stdout.split()
+    assert (int(generation) < 2, enabled) == (True, "True")
