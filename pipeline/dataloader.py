@@ -229,7 +229,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
 
     def __iter__(self) -> Any:
         """Run a new epoch, or the rest of the epoch that a loaded state left off in."""
-        with self._slot.beginning():
+        with self._slot.loop_change():
             return looping_threads.run(self._loop)
 
     def _loop(self) -> Any:

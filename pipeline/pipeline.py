@@ -193,14 +193,13 @@ class Pipeline(Face):
 
         Args:
             shards: paths or URLs, each with braces if you like, or one pattern that
-                matches them: "train-*.tar", "s3://bucket/train-{000..146}.tar". The
-                headers of shards in a store are read now; a sample is then a request.
+                matches them: "train-*.tar", "s3://bucket/train-{000..146}.tar". Headers
+                of shards in a store are read now; a sample is a request then.
             fields: the fields of each sample, a tuple: `("jpg", "cls")`. None: samples
                 are dicts of all fields and `__key__`. Fields that end in cls, index,
                 txt, json or npy are decoded; all others are `bytes`. Nothing is
                 unpickled.
-            storage_options: options of the URLs' file system, named as in its fsspec
-                package.
+            storage_options: options of the URLs' file system, as fsspec names them.
             **options: as for `from_dataset`.
 
         Raises:
@@ -619,7 +618,7 @@ class Pipeline(Face):
         A pipeline runs one loop at a time: a new loop ends the previous one. If you
         leave a loop early, by `break` or an exception, its workers stop.
         """
-        with self._slot.beginning():
+        with self._slot.loop_change():
             recipe = self._compiled()
         cursor = self._next or recipe.planned.start(self._epoch)
         self._next, self._epoch = None, cursor.epoch + 1

@@ -39,7 +39,7 @@ from ..system.shared_memory import runtime_folder
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
-    from ..autotune.policies.policy import Values
+    from ..autotune.policies import Values
     from ..autotune.saved import Saved
     from ..autotune.tuner import Tuner
     from ..engine.feed import Delivery
@@ -192,7 +192,7 @@ class Epoch(Iterator[Any]):
             self._process = os.getpid()
         if not self._delivered:
             return self._slot.next(self._run)
-        with self._slot.loops_lock:
+        with self._slot.loop_change():
             ours = self._slot.loops == self._number
             return self._slot.next(self._run) if ours else None
 
@@ -316,22 +316,20 @@ class Slot:
         segments = [_begun(each, values, known.executors) for each in recipe.segments]
         return replace(recipe, segments=tuple(segments))
 
-    @property
-    def loops_lock(self) -> threading.RLock:
-        """Held to begin a loop, or to end one: several threads may loop over a face."""
+    @contextlib.contextmanager
+    def loop_change(self) -> Iterator[None]:
+        """Begin a loop, or end one: several threads may loop over a face.
+
+        The first one imports much; garbage is collected after it.
+        """
         if os.getpid() != self._owner:
             self._forget()
-        return self._loops_lock
-
-    @contextlib.contextmanager
-    def beginning(self) -> Iterator[None]:
-        """Let one thread begin a loop, which imports much; collect garbage after it."""
-        with collected_later(), self.loops_lock:
+        with collected_later(), self._loops_lock:
             yield
 
     def start(self, recipe: Recipe, cursor: Cursor, rank: int) -> Run:
         """Return a run that goes on at `cursor`; end the loop that is busy now."""
-        with self.beginning():
+        with self.loop_change():
             return looping_threads.run(lambda: self._start(recipe, cursor, rank))
 
     def _start(self, recipe: Recipe, cursor: Cursor, rank: int) -> Run:
