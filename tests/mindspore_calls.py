@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mindspore_peer import Points, unpack_mindrecords, write_cifar, write_mnist
+from mindspore_files import unpack_mindrecords, write_cifar, write_mnist
+from mindspore_peer import Points
 from PIL import Image
 
 HERE = Path(__file__).parent
@@ -571,7 +572,7 @@ KEYWORDS: Values = {
 
 def write_data(folder: Path) -> None:
     """Write the files that calls read."""
-    from mindspore_peer import write_tfrecord
+    from mindspore_files import write_tfrecord
 
     (folder / "images" / "a").mkdir(parents=True)
     for at in range(2):

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mindspore_peer import outcome, programs, unpack_mindrecords, write_files
+from mindspore_files import unpack_mindrecords, write_files
+from mindspore_peer import outcome, programs
 
 import penstock.mindspore as ds
 
