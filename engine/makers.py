@@ -468,7 +468,7 @@ class PlanMaker:
             if isinstance(failure.error, KeyboardInterrupt):
                 raise failure.error  # at once: it was meant for the loop
         in_flight.failures += work.failures
-        work.failures = None
+        work.failures = []
         buffers = self.recipe.buffers
         in_flight.buffer = BatchBuffer(buffers, in_flight.plan)
         self._program.finish(work, in_flight.buffer)

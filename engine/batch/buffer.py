@@ -270,6 +270,7 @@ class BatchBuffer:
         self._opened = maker.keep or maker.collate is not None
         self._layout: Layout | None = None
         self.memory: Any = None
+        # Samples by row, as they are, until the batch is collated.
         self.kept: dict[int, Any] = {}
 
     def _open(self, layout: Layout | None) -> None:
@@ -311,12 +312,8 @@ class BatchBuffer:
                 pass
             else:
                 return layout.row_bytes * len(rows)
-        self.keep(rows, samples)
-        return size_of_all(samples)
-
-    def keep(self, rows: Sequence[int], samples: Sequence[Any]) -> None:
-        """Keep samples as they are, until the batch is collated."""
         self.kept.update(zip(rows, samples, strict=True))
+        return size_of_all(samples)
 
     @property
     def sealed(self) -> bool:
@@ -330,13 +327,20 @@ class BatchBuffer:
 
     def collect(self, failed: tuple[int, ...]) -> Any:
         """Return the batch, with failed rows filled in."""
-        layout = self._layout
-        if layout is None or self.kept:
-            return self._gather(failed)
-        if failed:
-            for row, donor in donors(failed, self.rows):
+        maker, layout = self.maker, self._layout
+        if maker.keep:
+            return self.samples(failed)
+        pairs = donors(failed, self.rows) if failed else []
+        if layout is not None and not self.kept:
+            for row, donor in pairs:
                 layout.write(self.memory, row, [layout.read(self.memory, donor)])
-        return layout.seal(self.memory)
+            return layout.seal(self.memory)
+        samples = self.samples(failed)
+        samples |= {row: samples[donor] for row, donor in pairs}
+        collate = maker.collate or collate_by_default
+        if maker.whole:
+            return collate(samples[0])
+        return collate([samples[row] for row in range(self.rows)])
 
     def samples(self, failed: tuple[int, ...]) -> dict[int, Any]:
         """Return the samples by row, including those in the batch's memory."""
@@ -348,18 +352,6 @@ class BatchBuffer:
             row: kept[row] if row in kept else layout.read(self.memory, row)
             for row in present
         }
-
-    def _gather(self, failed: tuple[int, ...]) -> Any:
-        """Collect the samples in row order and collate them at once."""
-        samples = self.samples(failed)
-        if self.maker.keep:
-            return samples
-        if failed:
-            samples |= {row: samples[donor] for row, donor in donors(failed, self.rows)}
-        collate = self.maker.collate or collate_by_default
-        if self.maker.whole:
-            return collate(samples[0])
-        return collate([samples[row] for row in range(self.rows)])
 
 
 def donors(failed: tuple[int, ...], rows: int) -> list[tuple[int, int]]:

@@ -55,11 +55,10 @@ class EngineLock:
         self.core, self.clock = core, clock
         # A failure of the engine itself; the trainer raises it.
         self.broken: BaseException | None = None
-        segments = len(core.segments)
-        self._conditions = [threading.Condition(self.lock) for _ in range(segments)]
-        self._waiting = [0] * segments
+        # By segment: where workers wait for it to be woken.
+        self.conditions = [threading.Condition(self.lock) for _ in core.segments]
         # By segment: called with the lock held, so they must never wait.
-        self.listeners: list[list[Callable[[], None]]] = [[] for _ in range(segments)]
+        self.listeners: list[list[Callable[[], None]]] = [[] for _ in core.segments]
         # Whether the trainer wakes others because it takes a batch: afterwards, it has
         # pools serve their workers.
         self.trainer_pops = False
@@ -78,19 +77,10 @@ class EngineLock:
             if self.core.segments[at].inline:
                 self.work_came = True
                 self.wake_trainer()
-            if self._waiting[at]:
-                self._conditions[at].notify(count)
+            self.conditions[at].notify(count)
             for listener in self.listeners[at]:
                 listener()
         wakes.clear()
-
-    def wait(self, at: int) -> None:
-        """Wait until segment `at` is woken. For workers."""
-        self._waiting[at] += 1
-        try:
-            self._conditions[at].wait()
-        finally:
-            self._waiting[at] -= 1
 
     def sleep(self) -> None:
         """Wait, without the lock, until `wake_trainer`; may also return without one.
@@ -442,7 +432,7 @@ class Connector:
                 lease = self._attempt(meter)
                 if lease is not None:
                     return lease
-                engine_lock.wait(self.segment)
+                engine_lock.conditions[self.segment].wait()
         return None
 
     def try_take(self, meter: WorkerMeter) -> Lease | None:

@@ -272,7 +272,8 @@ class Core:
         self, lease: Lease, outcome: Outcome, now_ns: int
     ) -> InFlightBatch | None:
         """Take back a lease; return its batch if all its rows are finished."""
-        self._wake_who_paused()
+        if self.state is State.PAUSED:  # whoever paused waits for the last of the work
+            self._wake(FEED)
         if lease not in self.leases:
             return None
         self.leases.discard(lease)
@@ -300,7 +301,8 @@ class Core:
     def deliver(self, in_flight: InFlightBatch, batch: Any, now_ns: int) -> None:
         """Put a finished batch into the outbox, or before its next segment."""
         number = in_flight.number
-        self._wake_who_paused()
+        if self.state is State.PAUSED:  # as in `settle`
+            self._wake(FEED)
         current = self.batches_in_flight.get(number) is in_flight
         if not current or self.state is State.CLOSED:
             return
@@ -371,8 +373,8 @@ class Core:
 
     def set_prefetch(self, at: int, batches: int) -> None:
         """Let segment `at` work this many batches ahead; its leases may grow."""
-        self.segments[at].prefetch = batches
-        self._set_capacity(at)
+        state = self.segments[at]
+        state.prefetch, state.gauge.capacity = batches, batches * self.batch_rows
         self._widened(at, ALL)
 
     def set_workers(
@@ -401,11 +403,6 @@ class Core:
         self._widened(at, ALL)
 
     # Their parts
-
-    def _wake_who_paused(self) -> None:
-        """Let whoever paused check whether the last of the work has come back."""
-        if self.state is State.PAUSED:
-            self._wake(FEED)
 
     def _limit(self, at: int) -> int:
         """Return the last step that segment `at` may work on.
@@ -464,8 +461,8 @@ class Core:
         if count == self.batch_rows or (plan.last and count < self.batch_rows):
             return in_flight  # an epoch's short last batch is no new batch size
         self.batch_rows = count
-        for at in range(len(self.segments)):
-            self._set_capacity(at)
+        for at, state in enumerate(self.segments):
+            state.gauge.capacity = state.prefetch * count
             if len(self.batches_in_flight) > 1:  # the limit may have grown
                 self._wake(at, 1)
         return in_flight
@@ -480,10 +477,6 @@ class Core:
         for number, state in enumerate(self.segments[:at]):
             if number in (0, at - 1) or state.ready:
                 self._wake(number, 1)
-
-    def _set_capacity(self, at: int) -> None:
-        state = self.segments[at]
-        state.gauge.capacity = state.prefetch * self.batch_rows
 
     def _lease_rows(self, in_flight: InFlightBatch, state: SegmentState) -> Lease:
         """Hand out planned rows, and wake workers for the rest of them or the next.
@@ -615,14 +608,6 @@ class Core:
 
     def _wake(self, at: int, count: int = ALL) -> None:
         self.wakes[at] = self.wakes.get(at, 0) + count
-
-    def __repr__(self) -> str:
-        waiting = " ".join(str(state.waiting) for state in self.segments)
-        return (
-            f"<Core step {self.head}: {len(self.batches_in_flight)} batches in flight, "
-            f"{len(self.leases)} leases, rows waiting {waiting}, "
-            f"{len(self.outbox)} batches ready>"
-        )
 
 
 def begun(core: Core, step: int, planned: PlannedBatch) -> InFlightBatch:

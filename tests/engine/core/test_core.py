@@ -574,12 +574,3 @@ def test_the_bytes_of_a_waiting_row_are_measured() -> None:
     assert one.core.segments[1].row_bytes == 0.0
     one.settle(0, Settling(ns_per_row=1))
     assert one.core.segments[1].row_bytes == 30.0
-
-
-def test_the_core_shows_its_state_in_one_line() -> None:
-    one = course([4])
-    one.take(0)
-    assert repr(one.core) == (
-        "<Core step 0: 1 batches in flight, 1 leases, rows waiting 0 0, "
-        "0 batches ready>"
-    )
