@@ -36,8 +36,6 @@ from .witness.witness import Witness
 from .workers import Coroutines, Inline, Kind, Threads, Watches, WorkerPool, no_watch
 
 Made = Onward | Finished | Gathered | FailedBatch
-# Creates the pool of one kind for this segment.
-MakePool = Callable[[Kind], WorkerPool]
 
 # Kinds of workers in other processes.
 FAR = ("process", "ray")
@@ -58,7 +56,7 @@ class Segment:
     Args:
         recipe: what it is.
         connector: hands out its work.
-        make_pool: creates its workers.
+        make_pool: creates its workers, of one kind.
         alone: whether no other segment makes samples. Several move to processes
             together, which is not theirs to do.
     """
@@ -67,7 +65,7 @@ class Segment:
         self,
         recipe: SegmentRecipe,
         connector: Connector,
-        make_pool: MakePool,
+        make_pool: Callable[[Kind], WorkerPool],
         *,
         alone: bool = True,
     ) -> None:
@@ -221,10 +219,9 @@ class Segment:
         if not self.recipe.program.watched:
             return ""
         if self.executor in FAR:
-            why = self._changes_there
-            return why or ("" if self.witness.sure_elsewhere else UNSURE)
-        why, _, _ = self.witness.verdict("thread").partition(";")
-        return why
+            sure = self.witness.sure_elsewhere
+            return self._changes_there or ("" if sure else UNSURE)
+        return self.witness.verdict("thread").partition(";")[0]
 
     def _hear_of_copy(self, path: str) -> None:
         """Keep the only worker alone once the data changes in it."""

@@ -564,12 +564,8 @@ class Coroutines(ServedPool):
         now_ns = time.thread_time_ns()
         outcome.cpu_ns, self._cpu_ns = now_ns - self._cpu_ns, now_ns
         self._connector.settle(lease, outcome, meter)
-        await self._yield()
-
-    async def _yield(self) -> None:
-        """Let other tasks run whose wait is over."""
         try:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # so that others run whose wait is over
         except asyncio.CancelledError:
             if self._engine_lock.closed:
                 raise

@@ -37,10 +37,6 @@ from .layout import (
 Collate = Callable[[list[Any]], Any]
 
 
-# Lends memory for a batch of so many rows, as `Layout.open` returns it.
-Lend = Callable[[Layout, int], Any]
-
-
 def on_heap(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Allocate on the CPU, whatever torch.set_default_device() says.
 
@@ -121,8 +117,9 @@ class Buffers:
     it may turn samples that cannot be sent into a batch that can."""
     allocate: Allocate = on_heap
     """Allocates the memory of batches."""
-    lend: Lend | None = None
-    """Lends memory instead that other processes read; None: none do."""
+    lend: Callable[[Layout, int], Any] | None = None
+    """Lends memory for so many rows instead, as `Layout.open` returns it, which other
+    processes read; None: none do."""
     pin: Callable[[Any], Any] | None = None
     """Applied to every batch that workers have made, before the trainer asks for it:
     moves it to pinned memory. None: the batch stays where it is."""

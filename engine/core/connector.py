@@ -479,9 +479,7 @@ class Connector:
             work: works on a lease of all rows.
         """
         with self.engine_lock.lock:
-            if self.engine_lock.closed:
-                return None
-            in_flight = pop_unmade(self._core)
+            in_flight = None if self.engine_lock.closed else pop_unmade(self._core)
         if in_flight is None:
             return None
         chunk = in_flight.chunk(0, len(in_flight.rows))

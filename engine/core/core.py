@@ -303,11 +303,15 @@ class Core:
         number = in_flight.number
         if self.state is State.PAUSED:  # as in `settle`
             self._wake(FEED)
-        current = self.batches_in_flight.get(number) is in_flight
-        if not current or self.state is State.CLOSED:
-            return
-        if isinstance(batch, Onward):
-            self._forward(in_flight, batch, now_ns)
+        if self.batches_in_flight.get(number) is not in_flight:
+            return  # it was dropped meanwhile
+        if isinstance(batch, Onward):  # it waits for its segment
+            at, chunk = batch.segment, in_flight.chunk(0, len(in_flight.rows))
+            self._skip(in_flight, at)
+            nbytes = self.reservations.held(number)
+            self.segments[at].push(Lease(at, chunk, [batch.data], in_flight, nbytes))
+            self._show_waiting(at, now_ns)
+            self._wake(at, 1)
             return
         self._skip(in_flight, len(self.segments))
         whole = len(in_flight.rows.indices) >= self.batch_rows
@@ -555,16 +559,6 @@ class Core:
             state.push(Lease(at, chunk, samples, lease.in_flight, each * rows))
             self._wake(at, 1)
         self._show_waiting(at, now_ns)
-
-    def _forward(self, in_flight: InFlightBatch, onward: Onward, now_ns: int) -> None:
-        """Let a whole batch wait for its segment."""
-        at = onward.segment
-        self._skip(in_flight, at)
-        chunk = in_flight.chunk(0, len(in_flight.rows))
-        nbytes = self.reservations.held(in_flight.number)
-        self.segments[at].push(Lease(at, chunk, [onward.data], in_flight, nbytes))
-        self._show_waiting(at, now_ns)
-        self._wake(at, 1)
 
     def _skip(self, in_flight: InFlightBatch, stop: int) -> None:
         """Mark a batch as done for the segments on whole batches up to `stop`.

@@ -15,10 +15,9 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -159,12 +158,6 @@ class Outcome:
     changed: str | None = None
     """Which data changed in a worker process, if the user asked for one worker: a path,
     or an empty string if nothing changed. None if nobody has looked."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Outcome, _values(self)
-
-
-_values = attrgetter(*(each.name for each in fields(Outcome)))
 
 
 def runs(offsets: list[int] | None, count: int) -> list[tuple[int, int, int]]:

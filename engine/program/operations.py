@@ -115,14 +115,12 @@ class SeededRead(Calling):
     def _draws(self, work: Work) -> bool:
         """Read and return False; if anything was drawn, undo that and return True."""
         self.undrawn.look()
-        first = Work(work.chunk, work.random, [], watch=work.watch)
-        Read(self.stage, self.get, self.get_many, self.whole).run(first)
-        if self.undrawn.drawn:
-            self.undrawn.put_back()
-            return True
-        work.samples, work.offsets = first.samples, first.offsets
-        work.failures = first.failures
-        return False
+        Read(self.stage, self.get, self.get_many, self.whole).run(work)
+        if not self.undrawn.drawn:
+            return False
+        self.undrawn.put_back()
+        work.samples, work.offsets, work.failures = [], None, []
+        return True
 
     def _read_seeded(self, work: Work) -> None:
         in_trainer = os.getpid() == self.trainer
@@ -198,15 +196,12 @@ class Stored:
         return context.image_size if self.sized else None
 
 
-Step = Read | Map | Stored
-
-
 @dataclass(frozen=True, slots=True)
 class Cached(Calling):
     """The steps to a sample: a read, functions and caches; the last is a cache."""
 
     stage: str
-    steps: tuple[Step, ...]
+    steps: tuple[Read | Map | Stored, ...]
     waits: bool = False
     """Whether its functions are coroutine functions, which an event loop awaits."""
 

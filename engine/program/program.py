@@ -542,9 +542,8 @@ def timed(
     operation.run(work)
     cpu_ns = time.thread_time_ns() - begun_ns if share is None else 0
     run_ns = time.perf_counter_ns() - start_ns
-    if share is not None:
-        cpu_ns = int(share * run_ns)
-    return run_ns, cpu_ns, size_of(work.samples[0]) if work.samples else 0
+    nbytes = size_of(work.samples[0]) if work.samples else 0
+    return run_ns, cpu_ns if share is None else int(share * run_ns), nbytes
 
 
 @dataclass(frozen=True, slots=True)
