@@ -174,13 +174,11 @@ class Segment:
 
     def knobs(self) -> Iterable[Knob]:
         """Return what may be changed while it runs; inline there is nothing."""
-        recipe = self.recipe
-        low, high = recipe.bounds
         if self.inline is not None:
             return
-        why = self._why_alone()
-        most = self.pool.statistics().most
-        high = 1 if why else max(low, min(high, most))
+        recipe, why = self.recipe, self._why_alone()
+        low, high = recipe.bounds
+        high = 1 if why else max(low, min(high, self.pool.statistics().most))
         held = "" if why in ("", UNSURE) else Restriction.ALONE.format(why)
         yield Knob(
             operator=recipe.name,

@@ -103,8 +103,8 @@ class WorkerPool(ABC):
     def statistics(self) -> PoolStatistics:
         """Return the numbers of workers. The engine lock must not be held."""
         with self._connector.engine_lock.lock:
-            meters = self._connector.meters
-            return PoolStatistics(len(self._present), sum(m.begins for m in meters))
+            beginning = sum(meter.begins for meter in self._connector.meters)
+            return PoolStatistics(len(self._present), beginning)
 
     def threads(self) -> list[str]:
         """Return the /proc folders of its threads, without the caller's."""
@@ -251,8 +251,7 @@ class Inline(WorkerPool):
         self._left = False
         # Rows done so far.
         self.done = 0
-        self._rows = self._run_ns = 0
-        self._slowest = (0, 0)
+        self._rows, self._run_ns, self._slowest = 0, 0, (0, 0)
 
     @property
     def tally(self) -> tuple[int, int]:
@@ -271,8 +270,8 @@ class Inline(WorkerPool):
         lease = self._connector.try_take(self._meter)
         if lease is None:
             return False
-        queue = self._connector.own_queue
-        counts = self._watch is None  # elsewhere the trainer reads the queue
+        # Elsewhere the trainer reads the queue.
+        queue, counts = self._connector.own_queue, self._watch is None
         if counts:
             queue.begin()
         outcome = self.outcome(lease)

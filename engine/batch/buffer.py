@@ -319,8 +319,7 @@ class BatchBuffer:
 
     def let_go(self) -> None:
         """Release everything: the batch is made, and stands on its own from now on."""
-        self._layout = self.memory = None
-        self.kept = {}
+        self._layout, self.memory, self.kept = None, None, {}
 
     def collect(self, failed: tuple[int, ...]) -> Any:
         """Return the batch, with failed rows filled in."""

@@ -236,11 +236,9 @@ class SampledClock:
     def begin(self) -> float | None:
         """Begin a piece; return its likely share of the time, or None if measured."""
         if self._last_ns < self._long_ns and self._until:
-            self._until -= 1
-            self._begun_ns = None
+            self._until, self._begun_ns = self._until - 1, None
             return self._share
-        self._until = SOME
-        self._begun_ns = self._read()
+        self._until, self._begun_ns = SOME, self._read()
         return None
 
     def end(self, run_ns: int) -> int:
@@ -298,8 +296,7 @@ class WorkerMeter:
         # The CPU clock of a worker thread.
         self.clock = SampledClock()
         self._rows = self._alive = self._run = self._cpu = 0
-        self._squares = 0.0
-        self._wait = dict.fromkeys(Wait, 0)
+        self._squares, self._wait = 0.0, dict.fromkeys(Wait, 0)
         self.waiting_for: Wait | None = None
         self._waiting_since = self._running_since = 0
         # Leases that the worker has, including the one it works on.
@@ -384,8 +381,7 @@ class Connector:
         self.parts = PartsMeter(operations)
         # The trainer's thread's waits for a core, while it works on the segment.
         self.own_queue = own_queue()
-        self.segment = segment
-        self._finish = finish
+        self.segment, self._finish = segment, finish
         # Called when a segment's only worker has looked at its copy of the data, with
         # the path of what changed there, or an empty string.
         self.on_look: Callable[[str], object] = str

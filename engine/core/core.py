@@ -65,9 +65,8 @@ class Gauge:
     __slots__ = ("_area", "_empty", "_full", "_last", "capacity", "level")
 
     def __init__(self, capacity: int, now_ns: int) -> None:
-        self.capacity, self.level = capacity, 0
+        self.capacity, self.level, self._last = capacity, 0, now_ns
         self._area = self._empty = self._full = 0
-        self._last = now_ns
 
     def move(self, level: int, now_ns: int) -> None:
         """End the current interval, and continue at `level` rows."""
@@ -196,9 +195,8 @@ class SegmentState:
             self.push(lease.part(wanted, rows))
             return lease.part(0, wanted)
         # Leases that follow without a gap are added, while they fit.
-        in_flight, ready = lease.in_flight, self.ready
-        first = lease.chunk.first_row
-        stop = first + len(lease.chunk)
+        in_flight, first = lease.in_flight, lease.chunk.first_row
+        ready, stop = self.ready, first + rows
         while (
             ready
             and ready[0][:2] == (in_flight.number, stop)
@@ -210,7 +208,7 @@ class SegmentState:
             lease.input_bytes += more.input_bytes
             if lease.inputs is not None and more.inputs is not None:
                 lease.inputs = [*lease.inputs, *more.inputs]
-        if stop - first > len(lease.chunk):
+        if stop - first > rows:
             base = in_flight.first_row
             lease.chunk = in_flight.chunk(first - base, stop - base)
         return lease
@@ -255,8 +253,9 @@ class Core:
         lease: Lease | Wait = Wait.CREDIT
         if state.ready:
             number = state.ready[0][0]
-            due = number == state.head or not state.in_order
-            due = due and (state.ahead or not state.inline or number == self.head)
+            due = (number == state.head or not state.in_order) and (
+                number == self.head or state.ahead or not state.inline
+            )
             if runs and due and number <= self._limit(at):
                 lease = self._lease_ready(at, state, now_ns)
         elif at > 0 and runs:
@@ -325,10 +324,9 @@ class Core:
 
     def pop(self, now_ns: int) -> tuple[InFlightBatch, Any] | None:
         """Take the next batch in order, or None if it is not ready."""
-        if self.head not in self.outbox:
+        step, ready = self.head, self.outbox.pop(self.head, None)
+        if ready is None:
             return None
-        step = self.head
-        ready = self.outbox.pop(step)
         del self.batches_in_flight[step]
         self.reservations.close(step)
         self.head = step + 1
@@ -425,8 +423,7 @@ class Core:
         advances meanwhile. That is one batch more than it may work on now, as the
         trainer takes one.
         """
-        rows = self.batch_rows
-        limit = self.head - 1
+        rows, limit = self.batch_rows, self.head - 1
         reader: SegmentState | None = None
         for state in reversed(self.segments[at:]):
             theirs = limit
@@ -458,8 +455,7 @@ class Core:
         if not self.reservations.open(step, plan.image_size, oldest=oldest):
             known = self.reservations.expected(plan.image_size) is not None
             return Wait.MEMORY if known else Wait.CREDIT
-        in_flight = begun(self, step, planned)
-        self.batches_in_flight[step] = in_flight
+        in_flight = self.batches_in_flight[step] = begun(self, step, planned)
         self.next_step = step + 1
         count = len(in_flight.rows.indices)
         if count == self.batch_rows or (plan.last and count < self.batch_rows):
@@ -574,8 +570,7 @@ class Core:
 
     def _count(self, in_flight: InFlightBatch, at: int, outcome: Outcome) -> None:
         """Subtract finished rows; failed or dropped ones are finished everywhere."""
-        gone = len(outcome.failures) + outcome.dropped
-        remaining = in_flight.remaining
+        gone, remaining = len(outcome.failures) + outcome.dropped, in_flight.remaining
         remaining[at] -= outcome.done
         for later in range(at + 1, self.placing + 1):
             remaining[later] -= gone

@@ -378,8 +378,7 @@ class Collate(Operation):
     """
 
     def __init__(self, stage: str, collate: Collating | None, seed: int) -> None:
-        self.stage = stage
-        self._seed = seed
+        self.stage, self._seed = stage, seed
         # Know whether calls change the `collate_fn`.
         self.calls = SeededCalls(collate)
         # Whether this is a worker process, whose threads may draw meanwhile.

@@ -235,8 +235,9 @@ class Read(Calling):
             fetch(work, self.stage, self.get_many)
             return
         if self.get_many is not None:
-            wanted = work.chunk.indices
-            indices = wanted if self.by_array else wanted.tolist()
+            indices = (
+                work.chunk.indices if self.by_array else work.chunk.indices.tolist()
+            )
             try:
                 samples = self.get_many(indices)
             except Exception:  # noqa: BLE001 one by one, the bad sample shows itself
@@ -447,8 +448,7 @@ class Map(Calling):
         work.keep(work.samples, [sample is not None for sample in work.samples])
 
     def _extras(self, work: Work) -> tuple[Any, ...]:
-        chunk = work.chunk
-        at = work.offsets if work.offsets is not None else slice(None)
+        chunk, at = work.chunk, slice(None) if work.offsets is None else work.offsets
         return (
             repeat(work),
             chunk.rounds[at].tolist(),
