@@ -407,8 +407,10 @@ class BatchWork:
 
 def batch_error(failure: Failure, plan: BatchPlan) -> BaseException:
     """Return a function's exception, with a note that identifies the batch."""
-    where = f"the batch of epoch {plan.epoch}, step {plan.step}"
-    add_note(failure.error, f"{NOTE}{failure.stage}, {where}")
+    add_note(
+        failure.error,
+        f"{NOTE}{failure.stage}, the batch of epoch {plan.epoch}, step {plan.step}",
+    )
     return failure.error
 
 

@@ -186,8 +186,10 @@ class Buffers:
             in_flight.failures.clear()
             return kept
         # The error that cut an iterable short was raised already, unless substituted.
-        noted = [f for f in in_flight.failures if self.substitute or not f.cut_short]
-        failures = sorted(noted, key=lambda failure: failure.row)
+        failures = sorted(
+            (f for f in in_flight.failures if self.substitute or not f.cut_short),
+            key=lambda failure: failure.row,
+        )
         in_flight.failures.clear()  # breaks a cycle: the tracebacks' frames hold it
         if (failed := self.failed(failures, plan)) is not None:
             return failed
@@ -377,8 +379,10 @@ def collate_by_default(samples: list[Any]) -> Any:
 
 def is_default_unchanged() -> bool:
     """Whether nobody has registered other functions for `default_collate` to call."""
-    functions = torchs.default_collate_fn_map.values()
-    return all(each.__module__ == torchs.__name__ for each in functions)
+    return all(
+        each.__module__ == torchs.__name__
+        for each in torchs.default_collate_fn_map.values()
+    )
 
 
 def _stacked(tensors: Sequence[torch.Tensor], **how: Any) -> torch.Tensor:

@@ -321,8 +321,9 @@ def process_byte_budget() -> ByteBudget:
     global _byte_budget  # noqa: PLW0603 one a process, made when first wanted
     with _making:
         if _byte_budget is None:
-            chosen = config.current.memory_bytes is not None
-            _byte_budget = ByteBudget(config.memory_bytes(), chosen=chosen)
+            _byte_budget = ByteBudget(
+                config.memory_bytes(), chosen=config.current.memory_bytes is not None
+            )
         return _byte_budget
 
 

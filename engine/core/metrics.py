@@ -54,8 +54,9 @@ def _combined(
         weights: those of the record around; the first one is negative if taken away.
     """
     if isinstance(second, tuple):
-        pairs = zip(first, second, strict=True)
-        return tuple(_combined(a, b, sign, weights) for a, b in pairs)
+        return tuple(
+            _combined(a, b, sign, weights) for a, b in zip(first, second, strict=True)
+        )
     if first is None or second is None:
         return second
     if by := second.weight:

@@ -388,6 +388,7 @@ class Collate(Operation):
         (gathered,) = work.samples
         plan = gathered.plan
         # Workers of other segments may draw at the same time.
-        seeds = self._seed, plan.epoch, plan.batch
-        made = self.calls.call(gathered.collate, *seeds, apart=self.apart)
+        made = self.calls.call(
+            gathered.collate, self._seed, plan.epoch, plan.batch, apart=self.apart
+        )
         work.samples = [made.data if isinstance(made, Finished) else made]
