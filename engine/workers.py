@@ -383,9 +383,10 @@ class Threads(WorkerPool):
             self._wanted = int(changes.get("wanted", self._wanted))
             self._most = changes.get("most", self._most)
             self._asked = int(min(self._wanted, self._most))
-            name = f"penstock {self._name}"
             new = [
-                threading.Thread(target=self._work, name=name, daemon=True)
+                threading.Thread(
+                    target=self._work, name=f"penstock {self._name}", daemon=True
+                )
                 for _ in range(self._asked - self._staying)
             ]
             self._present.update(new)

@@ -128,8 +128,9 @@ class Buffers:
 
     def open(self, planned: PlannedBatch) -> BatchBuffer:
         """Open the buffer of a batch, or of some of its rows, which stay samples."""
-        maker = self if planned.whole else replace(self, keep=True)
-        return BatchBuffer(maker, planned.plan)
+        return BatchBuffer(
+            self if planned.whole else replace(self, keep=True), planned.plan
+        )
 
     @property
     def elsewhere(self) -> Buffers:

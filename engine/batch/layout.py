@@ -428,15 +428,14 @@ def write_rows(
 
 def block_bytes(layout: Layout, rows: int) -> int:
     """Return the bytes of one block of memory for a batch, its leaves aligned."""
-    total = 0
+    leaves: list[int] = []
 
     def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        nonlocal total
-        total += -(-dtype.itemsize * math.prod(shape) // ALIGN) * ALIGN
+        leaves.append(-(-dtype.itemsize * math.prod(shape) // ALIGN) * ALIGN)
         return torch.empty(0, dtype=dtype, device="cpu")
 
     layout.open(rows, allocate)
-    return total
+    return sum(leaves)
 
 
 def learn(sample: Any) -> Layout | None:

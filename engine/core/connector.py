@@ -483,8 +483,9 @@ class Connector:
         if self.engine_lock.closed:  # meanwhile: nobody is left to take it
             return None
         self.parts.add(outcome.parts, outcome.done)
-        state = self._core.segments[self.segment]
-        state.learn(outcome.run_ns, outcome.cpu_ns, outcome.done)
+        self._core.segments[self.segment].learn(
+            outcome.run_ns, outcome.cpu_ns, outcome.done
+        )
         in_flight.failures += outcome.failures
         in_flight.dropped, in_flight.ended = outcome.dropped, outcome.ended
         outcome.failures.clear()  # for the reason in `settle`

@@ -545,8 +545,7 @@ class Core:
         outputs, offsets = outcome.outputs or [], outcome.offsets
         if not outputs:
             return
-        at = lease.segment + 1
-        each = max(0, outcome.nbytes) // len(outputs)
+        at, each = lease.segment + 1, max(0, outcome.nbytes) // len(outputs)
         state = self.segments[at]
         for start, stop, first in runs(offsets, len(outputs)):
             chunk = lease.chunk.part(first, first + stop - start)
