@@ -317,12 +317,11 @@ class Inline(WorkerPool):
 
 # Held around a fork: otherwise a child could inherit it locked, without its holder.
 _torch_threads = threading.Lock()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_torch_threads.acquire,
-        after_in_parent=_torch_threads.release,
-        after_in_child=_torch_threads.release,
-    )
+os.register_at_fork(
+    before=_torch_threads.acquire,
+    after_in_parent=_torch_threads.release,
+    after_in_child=_torch_threads.release,
+)
 
 
 def use_one_torch_thread() -> None:
