@@ -24,14 +24,16 @@ from .batch.buffer import BatchBuffer, FailedBatch, Finished, Gathered
 from .batch.layout import size_of, size_of_all
 from .core.connector import LONG_NS, PartsMeter, SampledClock, own_queue
 from .core.in_flight import ByteBudget, Chunk, Failure, InFlightBatch
-from .core.metrics import ConnectorObservation, PartReading, WorkerReading
 from .feed import Delivery, Host, PlannedFeed, RepackFeed
 from .observe.observation import (
+    ConnectorObservation,
     Move,
     MoveOutcome,
     Observation,
+    PartReading,
     Restriction,
     SegmentObservation,
+    WorkerReading,
     parts_of,
     ratio,
 )

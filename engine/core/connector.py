@@ -24,9 +24,14 @@ from typing import Any
 
 from ...system.run_queue import waited_ns
 from ...system.wakeup import NOTICE_S
+from ..observe.observation import (
+    ConnectorObservation,
+    PartReading,
+    WorkerReading,
+    total_of,
+)
 from .core import ALL, FEED, Core, State, pop_unmade
 from .in_flight import InFlightBatch, Lease, Outcome, Wait
-from .metrics import ConnectorObservation, PartReading, WorkerReading, total_of
 
 
 class ReaderLost(Exception):

@@ -33,9 +33,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from ..observe.observation import ConnectorObservation
 from ..plan import PlannedBatch, Planning
 from .in_flight import InFlightBatch, Lease, Onward, Outcome, Reservations, Wait, runs
-from .metrics import ConnectorObservation
 
 # The trainer's end, among the segment numbers in `wakes`.
 FEED = -1
