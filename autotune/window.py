@@ -17,9 +17,9 @@ from functools import reduce
 from math import ceil, inf
 from operator import attrgetter
 
-from ..engine.core.metrics import ConnectorObservation
 from ..engine.observe.observation import (
     MIN_WAIT,
+    ConnectorObservation,
     Observation,
     PartObservation,
     SegmentObservation,

@@ -24,14 +24,16 @@ from .batch.buffer import BatchBuffer, FailedBatch, Finished, Gathered
 from .batch.layout import size_of, size_of_all
 from .core.connector import LONG_NS, PartsMeter, SampledClock, own_queue
 from .core.in_flight import ByteBudget, Chunk, Failure, InFlightBatch
-from .core.metrics import ConnectorObservation, PartReading, WorkerReading
 from .feed import Delivery, Host, PlannedFeed, RepackFeed
 from .observe.observation import (
+    ConnectorObservation,
     Move,
     MoveOutcome,
     Observation,
+    PartReading,
     Restriction,
     SegmentObservation,
+    WorkerReading,
     parts_of,
     ratio,
 )
@@ -468,7 +470,7 @@ class PlanMaker:
             if isinstance(failure.error, KeyboardInterrupt):
                 raise failure.error  # at once: it was meant for the loop
         in_flight.failures += work.failures
-        work.failures = None
+        work.failures = []
         buffers = self.recipe.buffers
         in_flight.buffer = BatchBuffer(buffers, in_flight.plan)
         self._program.finish(work, in_flight.buffer)

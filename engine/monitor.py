@@ -9,14 +9,16 @@ import torch
 
 from ..system.run_queue import Times
 from .core.connector import EngineLock
-from .core.metrics import ConnectorObservation, PartReading, WorkerReading
 from .observe.gil import GilProbe
 from .observe.observation import (
     MIN_WAIT,
+    ConnectorObservation,
     Observation,
+    PartReading,
     Restriction,
     SegmentObservation,
     TrainerObservation,
+    WorkerReading,
     parts_of,
 )
 from .plan import Planning

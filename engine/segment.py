@@ -36,8 +36,6 @@ from .witness.witness import Witness
 from .workers import Coroutines, Inline, Kind, Threads, Watches, WorkerPool, no_watch
 
 Made = Onward | Finished | Gathered | FailedBatch
-# Creates the pool of one kind for this segment.
-MakePool = Callable[[Kind], WorkerPool]
 
 # Kinds of workers in other processes.
 FAR = ("process", "ray")
@@ -58,7 +56,7 @@ class Segment:
     Args:
         recipe: what it is.
         connector: hands out its work.
-        make_pool: creates its workers.
+        make_pool: creates its workers, of one kind.
         alone: whether no other segment makes samples. Several move to processes
             together, which is not theirs to do.
     """
@@ -67,7 +65,7 @@ class Segment:
         self,
         recipe: SegmentRecipe,
         connector: Connector,
-        make_pool: MakePool,
+        make_pool: Callable[[Kind], WorkerPool],
         *,
         alone: bool = True,
     ) -> None:
@@ -176,13 +174,11 @@ class Segment:
 
     def knobs(self) -> Iterable[Knob]:
         """Return what may be changed while it runs; inline there is nothing."""
-        recipe = self.recipe
-        low, high = recipe.bounds
         if self.inline is not None:
             return
-        why = self._why_alone()
-        most = self.pool.statistics().most
-        high = 1 if why else max(low, min(high, most))
+        recipe, why = self.recipe, self._why_alone()
+        low, high = recipe.bounds
+        high = 1 if why else max(low, min(high, self.pool.statistics().most))
         held = "" if why in ("", UNSURE) else Restriction.ALONE.format(why)
         yield Knob(
             operator=recipe.name,
@@ -221,10 +217,9 @@ class Segment:
         if not self.recipe.program.watched:
             return ""
         if self.executor in FAR:
-            why = self._changes_there
-            return why or ("" if self.witness.sure_elsewhere else UNSURE)
-        why, _, _ = self.witness.verdict("thread").partition(";")
-        return why
+            sure = self.witness.sure_elsewhere
+            return self._changes_there or ("" if sure else UNSURE)
+        return self.witness.verdict("thread").partition(";")[0]
 
     def _hear_of_copy(self, path: str) -> None:
         """Keep the only worker alone once the data changes in it."""
@@ -412,8 +407,10 @@ class BatchWork:
 
 def batch_error(failure: Failure, plan: BatchPlan) -> BaseException:
     """Return a function's exception, with a note that identifies the batch."""
-    where = f"the batch of epoch {plan.epoch}, step {plan.step}"
-    add_note(failure.error, f"{NOTE}{failure.stage}, {where}")
+    add_note(
+        failure.error,
+        f"{NOTE}{failure.stage}, the batch of epoch {plan.epoch}, step {plan.step}",
+    )
     return failure.error
 
 

@@ -103,8 +103,8 @@ class WorkerPool(ABC):
     def statistics(self) -> PoolStatistics:
         """Return the numbers of workers. The engine lock must not be held."""
         with self._connector.engine_lock.lock:
-            meters = self._connector.meters
-            return PoolStatistics(len(self._present), sum(m.begins for m in meters))
+            beginning = sum(meter.begins for meter in self._connector.meters)
+            return PoolStatistics(len(self._present), beginning)
 
     def threads(self) -> list[str]:
         """Return the /proc folders of its threads, without the caller's."""
@@ -251,8 +251,7 @@ class Inline(WorkerPool):
         self._left = False
         # Rows done so far.
         self.done = 0
-        self._rows = self._run_ns = 0
-        self._slowest = (0, 0)
+        self._rows, self._run_ns, self._slowest = 0, 0, (0, 0)
 
     @property
     def tally(self) -> tuple[int, int]:
@@ -271,8 +270,8 @@ class Inline(WorkerPool):
         lease = self._connector.try_take(self._meter)
         if lease is None:
             return False
-        queue = self._connector.own_queue
-        counts = self._watch is None  # elsewhere the trainer reads the queue
+        # Elsewhere the trainer reads the queue.
+        queue, counts = self._connector.own_queue, self._watch is None
         if counts:
             queue.begin()
         outcome = self.outcome(lease)
@@ -318,12 +317,11 @@ class Inline(WorkerPool):
 
 # Held around a fork: otherwise a child could inherit it locked, without its holder.
 _torch_threads = threading.Lock()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_torch_threads.acquire,
-        after_in_parent=_torch_threads.release,
-        after_in_child=_torch_threads.release,
-    )
+os.register_at_fork(
+    before=_torch_threads.acquire,
+    after_in_parent=_torch_threads.release,
+    after_in_child=_torch_threads.release,
+)
 
 
 def use_one_torch_thread() -> None:
@@ -384,9 +382,10 @@ class Threads(WorkerPool):
             self._wanted = int(changes.get("wanted", self._wanted))
             self._most = changes.get("most", self._most)
             self._asked = int(min(self._wanted, self._most))
-            name = f"penstock {self._name}"
             new = [
-                threading.Thread(target=self._work, name=name, daemon=True)
+                threading.Thread(
+                    target=self._work, name=f"penstock {self._name}", daemon=True
+                )
                 for _ in range(self._asked - self._staying)
             ]
             self._present.update(new)
@@ -564,12 +563,8 @@ class Coroutines(ServedPool):
         now_ns = time.thread_time_ns()
         outcome.cpu_ns, self._cpu_ns = now_ns - self._cpu_ns, now_ns
         self._connector.settle(lease, outcome, meter)
-        await self._yield()
-
-    async def _yield(self) -> None:
-        """Let other tasks run whose wait is over."""
         try:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # so that others run whose wait is over
         except asyncio.CancelledError:
             if self._engine_lock.closed:
                 raise

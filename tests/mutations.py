@@ -119,7 +119,7 @@ MUTATIONS = [
     Mutation(CORE, "and ready[0][:2] == (in_flight.number, stop)", "and ready[0][0] == in_flight.number"),
     Mutation(CORE, "return lease.input_bytes - rest.input_bytes", "return lease.input_bytes"),
     Mutation(CORE, "remaining[later] -= gone", "remaining[later] -= 0"),
-    Mutation(CORE, "self.batches_in_flight.get(number) is in_flight", "True"),
+    Mutation(CORE, "self.batches_in_flight.get(number) is not in_flight", "False"),
     Mutation(CORE, "(plan.last and count < self.batch_rows)", "plan.last"),
     # Nobody sleeps over work
     Mutation(CORE, "        if left == 0:\n            self._wake(0, 1)\n        elif", "        if"),
@@ -132,7 +132,7 @@ MUTATIONS = [
     Mutation(CORE, "limit = max(limit, theirs + 1)", "pass"),
     # States
     Mutation(CORE, "            self.state = State.RUNNING\n", "            pass\n"),
-    Mutation(CORE, "        if self.state is State.PAUSED:\n            self._wake(FEED)", "        if False:\n            pass"),
+    Mutation(CORE, "if self.state is State.PAUSED:  # whoever paused", "if False:  # whoever paused"),
     Mutation(CORE, "if runs and due and number", "if due and number"),
     Mutation(CORE, "        self.state = State.CLOSED\n", ""),
     # Bytes

@@ -167,12 +167,8 @@ class ArrayRowReader:
 def columns_of(dataset: Any) -> tuple[Column, ...] | None:
     """Return the arrays whose rows are the samples of a dataset, or None."""
     kind = type(dataset)
-    if kind is TensorDataset:
-        tensors = dataset.tensors
-        plain = all(type(each) is torch.Tensor and each.ndim for each in tensors)
-        return tuple(tensors) if plain else None
-    if kind is StackDataset:
-        stacked = dataset.datasets
+    if kind in (TensorDataset, StackDataset):
+        stacked = dataset.tensors if kind is TensorDataset else dataset.datasets
         columns = tuple(stacked.values() if isinstance(stacked, dict) else stacked)
         return columns if columns and all(map(is_column, columns)) else None
     return (dataset,) if is_column(dataset) else None

@@ -37,10 +37,6 @@ from .layout import (
 Collate = Callable[[list[Any]], Any]
 
 
-# Lends memory for a batch of so many rows, as `Layout.open` returns it.
-Lend = Callable[[Layout, int], Any]
-
-
 def on_heap(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Allocate on the CPU, whatever torch.set_default_device() says.
 
@@ -121,8 +117,9 @@ class Buffers:
     it may turn samples that cannot be sent into a batch that can."""
     allocate: Allocate = on_heap
     """Allocates the memory of batches."""
-    lend: Lend | None = None
-    """Lends memory instead that other processes read; None: none do."""
+    lend: Callable[[Layout, int], Any] | None = None
+    """Lends memory for so many rows instead, as `Layout.open` returns it, which other
+    processes read; None: none do."""
     pin: Callable[[Any], Any] | None = None
     """Applied to every batch that workers have made, before the trainer asks for it:
     moves it to pinned memory. None: the batch stays where it is."""
@@ -131,8 +128,9 @@ class Buffers:
 
     def open(self, planned: PlannedBatch) -> BatchBuffer:
         """Open the buffer of a batch, or of some of its rows, which stay samples."""
-        maker = self if planned.whole else replace(self, keep=True)
-        return BatchBuffer(maker, planned.plan)
+        return BatchBuffer(
+            self if planned.whole else replace(self, keep=True), planned.plan
+        )
 
     @property
     def elsewhere(self) -> Buffers:
@@ -189,8 +187,10 @@ class Buffers:
             in_flight.failures.clear()
             return kept
         # The error that cut an iterable short was raised already, unless substituted.
-        noted = [f for f in in_flight.failures if self.substitute or not f.cut_short]
-        failures = sorted(noted, key=lambda failure: failure.row)
+        failures = sorted(
+            (f for f in in_flight.failures if self.substitute or not f.cut_short),
+            key=lambda failure: failure.row,
+        )
         in_flight.failures.clear()  # breaks a cycle: the tracebacks' frames hold it
         if (failed := self.failed(failures, plan)) is not None:
             return failed
@@ -270,6 +270,7 @@ class BatchBuffer:
         self._opened = maker.keep or maker.collate is not None
         self._layout: Layout | None = None
         self.memory: Any = None
+        # Samples by row, as they are, until the batch is collated.
         self.kept: dict[int, Any] = {}
 
     def _open(self, layout: Layout | None) -> None:
@@ -311,12 +312,8 @@ class BatchBuffer:
                 pass
             else:
                 return layout.row_bytes * len(rows)
-        self.keep(rows, samples)
-        return size_of_all(samples)
-
-    def keep(self, rows: Sequence[int], samples: Sequence[Any]) -> None:
-        """Keep samples as they are, until the batch is collated."""
         self.kept.update(zip(rows, samples, strict=True))
+        return size_of_all(samples)
 
     @property
     def sealed(self) -> bool:
@@ -325,18 +322,24 @@ class BatchBuffer:
 
     def let_go(self) -> None:
         """Release everything: the batch is made, and stands on its own from now on."""
-        self._layout = self.memory = None
-        self.kept = {}
+        self._layout, self.memory, self.kept = None, None, {}
 
     def collect(self, failed: tuple[int, ...]) -> Any:
         """Return the batch, with failed rows filled in."""
-        layout = self._layout
-        if layout is None or self.kept:
-            return self._gather(failed)
-        if failed:
-            for row, donor in donors(failed, self.rows):
+        maker, layout = self.maker, self._layout
+        if maker.keep:
+            return self.samples(failed)
+        pairs = donors(failed, self.rows) if failed else []
+        if layout is not None and not self.kept:
+            for row, donor in pairs:
                 layout.write(self.memory, row, [layout.read(self.memory, donor)])
-        return layout.seal(self.memory)
+            return layout.seal(self.memory)
+        samples = self.samples(failed)
+        samples |= {row: samples[donor] for row, donor in pairs}
+        collate = maker.collate or collate_by_default
+        if maker.whole:
+            return collate(samples[0])
+        return collate([samples[row] for row in range(self.rows)])
 
     def samples(self, failed: tuple[int, ...]) -> dict[int, Any]:
         """Return the samples by row, including those in the batch's memory."""
@@ -348,18 +351,6 @@ class BatchBuffer:
             row: kept[row] if row in kept else layout.read(self.memory, row)
             for row in present
         }
-
-    def _gather(self, failed: tuple[int, ...]) -> Any:
-        """Collect the samples in row order and collate them at once."""
-        samples = self.samples(failed)
-        if self.maker.keep:
-            return samples
-        if failed:
-            samples |= {row: samples[donor] for row, donor in donors(failed, self.rows)}
-        collate = self.maker.collate or collate_by_default
-        if self.maker.whole:
-            return collate(samples[0])
-        return collate([samples[row] for row in range(self.rows)])
 
 
 def donors(failed: tuple[int, ...], rows: int) -> list[tuple[int, int]]:
@@ -389,8 +380,10 @@ def collate_by_default(samples: list[Any]) -> Any:
 
 def is_default_unchanged() -> bool:
     """Whether nobody has registered other functions for `default_collate` to call."""
-    functions = torchs.default_collate_fn_map.values()
-    return all(each.__module__ == torchs.__name__ for each in functions)
+    return all(
+        each.__module__ == torchs.__name__
+        for each in torchs.default_collate_fn_map.values()
+    )
 
 
 def _stacked(tensors: Sequence[torch.Tensor], **how: Any) -> torch.Tensor:

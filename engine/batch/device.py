@@ -19,9 +19,6 @@ from ...system.printing import call
 # Mean and standard deviation of each channel, for values from 0 to 1.
 Normalize = tuple[Sequence[float], Sequence[float]]
 
-# Copies a tensor to the device.
-Carry = Callable[[torch.Tensor], torch.Tensor]
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DeviceStage:
@@ -104,7 +101,9 @@ class ToDevice:
             self._scale = (1 / (255 * std)).to(stage.dtype).to(stage.device)
             self._shift = (-mean / std).to(stage.dtype).to(stage.device)
 
-    def __call__(self, data: Any, carry: Carry | None = None) -> Any:
+    def __call__(
+        self, data: Any, carry: Callable[[torch.Tensor], torch.Tensor] | None = None
+    ) -> Any:
         """Return the batch on the device.
 
         Args:

@@ -40,12 +40,6 @@ NUMBERS: dict[type, torch.dtype] = {
     float: torch.float64,
     bool: torch.bool,
 }
-# numpy's types for these numbers.
-KINDS: dict[type, type[np.generic]] = {
-    int: np.int64,
-    float: np.float64,
-    bool: np.bool_,
-}
 # The kinds of numpy's types whose values are these numbers in Python.
 PYTHONS = {int: "iu", float: "f", bool: "b"}
 
@@ -207,7 +201,7 @@ class NumberLeaf(Leaf):
 
     def together(self, samples: Sequence[Any], allocate: Allocate) -> Any:  # noqa: ARG002
         # Copied, because memory that numpy owns cannot be resized.
-        made = self._array(samples).astype(KINDS[self.kind], copy=False)
+        made: NDArray[Any] = self._array(samples).astype(self.kind, copy=False)
         return torch.from_numpy(made).clone()
 
     def _array(self, samples: Sequence[Any]) -> NDArray[Any]:
@@ -217,7 +211,7 @@ class NumberLeaf(Leaf):
             return samples
         same(list(map(type, samples)), self.kind)
         try:
-            return np.array(samples, KINDS[self.kind])
+            return np.array(samples, self.kind)
         except OverflowError as error:
             raise Misfit from error
 
@@ -388,7 +382,7 @@ class MappingNode(Node):
             kind = values.dtype.kind
             same([kind in PYTHONS[leaves[name].kind] for name in names], fact=True)
             # One call for all columns: each releases the GIL, and waits to get it back.
-            whole = torch.from_numpy(values.astype(KINDS[leaves[names[0]].kind]))
+            whole = torch.from_numpy(values.astype(leaves[names[0]].kind))
             columns: Any = torch.unbind_copy(whole, 1)  # type: ignore[func-returns-value]
             made |= zip(names, columns, strict=True)
         for name, column in samples.others.items():
@@ -428,15 +422,14 @@ def write_rows(
 
 def block_bytes(layout: Layout, rows: int) -> int:
     """Return the bytes of one block of memory for a batch, its leaves aligned."""
-    total = 0
+    leaves: list[int] = []
 
     def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        nonlocal total
-        total += -(-dtype.itemsize * math.prod(shape) // ALIGN) * ALIGN
+        leaves.append(-(-dtype.itemsize * math.prod(shape) // ALIGN) * ALIGN)
         return torch.empty(0, dtype=dtype, device="cpu")
 
     layout.open(rows, allocate)
-    return total
+    return sum(leaves)
 
 
 def learn(sample: Any) -> Layout | None:

@@ -24,9 +24,14 @@ from typing import Any
 
 from ...system.run_queue import waited_ns
 from ...system.wakeup import NOTICE_S
+from ..observe.observation import (
+    ConnectorObservation,
+    PartReading,
+    WorkerReading,
+    total_of,
+)
 from .core import ALL, FEED, Core, State, pop_unmade
 from .in_flight import InFlightBatch, Lease, Outcome, Wait
-from .metrics import ConnectorObservation, PartReading, WorkerReading, total_of
 
 
 class ReaderLost(Exception):
@@ -55,11 +60,10 @@ class EngineLock:
         self.core, self.clock = core, clock
         # A failure of the engine itself; the trainer raises it.
         self.broken: BaseException | None = None
-        segments = len(core.segments)
-        self._conditions = [threading.Condition(self.lock) for _ in range(segments)]
-        self._waiting = [0] * segments
+        # By segment: where workers wait for it to be woken.
+        self.conditions = [threading.Condition(self.lock) for _ in core.segments]
         # By segment: called with the lock held, so they must never wait.
-        self.listeners: list[list[Callable[[], None]]] = [[] for _ in range(segments)]
+        self.listeners: list[list[Callable[[], None]]] = [[] for _ in core.segments]
         # Whether the trainer wakes others because it takes a batch: afterwards, it has
         # pools serve their workers.
         self.trainer_pops = False
@@ -78,19 +82,10 @@ class EngineLock:
             if self.core.segments[at].inline:
                 self.work_came = True
                 self.wake_trainer()
-            if self._waiting[at]:
-                self._conditions[at].notify(count)
+            self.conditions[at].notify(count)
             for listener in self.listeners[at]:
                 listener()
         wakes.clear()
-
-    def wait(self, at: int) -> None:
-        """Wait until segment `at` is woken. For workers."""
-        self._waiting[at] += 1
-        try:
-            self._conditions[at].wait()
-        finally:
-            self._waiting[at] -= 1
 
     def sleep(self) -> None:
         """Wait, without the lock, until `wake_trainer`; may also return without one.
@@ -246,11 +241,9 @@ class SampledClock:
     def begin(self) -> float | None:
         """Begin a piece; return its likely share of the time, or None if measured."""
         if self._last_ns < self._long_ns and self._until:
-            self._until -= 1
-            self._begun_ns = None
+            self._until, self._begun_ns = self._until - 1, None
             return self._share
-        self._until = SOME
-        self._begun_ns = self._read()
+        self._until, self._begun_ns = SOME, self._read()
         return None
 
     def end(self, run_ns: int) -> int:
@@ -308,8 +301,7 @@ class WorkerMeter:
         # The CPU clock of a worker thread.
         self.clock = SampledClock()
         self._rows = self._alive = self._run = self._cpu = 0
-        self._squares = 0.0
-        self._wait = dict.fromkeys(Wait, 0)
+        self._squares, self._wait = 0.0, dict.fromkeys(Wait, 0)
         self.waiting_for: Wait | None = None
         self._waiting_since = self._running_since = 0
         # Leases that the worker has, including the one it works on.
@@ -394,8 +386,7 @@ class Connector:
         self.parts = PartsMeter(operations)
         # The trainer's thread's waits for a core, while it works on the segment.
         self.own_queue = own_queue()
-        self.segment = segment
-        self._finish = finish
+        self.segment, self._finish = segment, finish
         # Called when a segment's only worker has looked at its copy of the data, with
         # the path of what changed there, or an empty string.
         self.on_look: Callable[[str], object] = str
@@ -442,7 +433,7 @@ class Connector:
                 lease = self._attempt(meter)
                 if lease is not None:
                     return lease
-                engine_lock.wait(self.segment)
+                engine_lock.conditions[self.segment].wait()
         return None
 
     def try_take(self, meter: WorkerMeter) -> Lease | None:
@@ -489,9 +480,7 @@ class Connector:
             work: works on a lease of all rows.
         """
         with self.engine_lock.lock:
-            if self.engine_lock.closed:
-                return None
-            in_flight = pop_unmade(self._core)
+            in_flight = None if self.engine_lock.closed else pop_unmade(self._core)
         if in_flight is None:
             return None
         chunk = in_flight.chunk(0, len(in_flight.rows))
@@ -499,8 +488,9 @@ class Connector:
         if self.engine_lock.closed:  # meanwhile: nobody is left to take it
             return None
         self.parts.add(outcome.parts, outcome.done)
-        state = self._core.segments[self.segment]
-        state.learn(outcome.run_ns, outcome.cpu_ns, outcome.done)
+        self._core.segments[self.segment].learn(
+            outcome.run_ns, outcome.cpu_ns, outcome.done
+        )
         in_flight.failures += outcome.failures
         in_flight.dropped, in_flight.ended = outcome.dropped, outcome.ended
         outcome.failures.clear()  # for the reason in `settle`

@@ -33,9 +33,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from ..observe.observation import ConnectorObservation
 from ..plan import PlannedBatch, Planning
 from .in_flight import InFlightBatch, Lease, Onward, Outcome, Reservations, Wait, runs
-from .metrics import ConnectorObservation
 
 # The trainer's end, among the segment numbers in `wakes`.
 FEED = -1
@@ -65,9 +65,8 @@ class Gauge:
     __slots__ = ("_area", "_empty", "_full", "_last", "capacity", "level")
 
     def __init__(self, capacity: int, now_ns: int) -> None:
-        self.capacity, self.level = capacity, 0
+        self.capacity, self.level, self._last = capacity, 0, now_ns
         self._area = self._empty = self._full = 0
-        self._last = now_ns
 
     def move(self, level: int, now_ns: int) -> None:
         """End the current interval, and continue at `level` rows."""
@@ -196,9 +195,8 @@ class SegmentState:
             self.push(lease.part(wanted, rows))
             return lease.part(0, wanted)
         # Leases that follow without a gap are added, while they fit.
-        in_flight, ready = lease.in_flight, self.ready
-        first = lease.chunk.first_row
-        stop = first + len(lease.chunk)
+        in_flight, first = lease.in_flight, lease.chunk.first_row
+        ready, stop = self.ready, first + rows
         while (
             ready
             and ready[0][:2] == (in_flight.number, stop)
@@ -210,7 +208,7 @@ class SegmentState:
             lease.input_bytes += more.input_bytes
             if lease.inputs is not None and more.inputs is not None:
                 lease.inputs = [*lease.inputs, *more.inputs]
-        if stop - first > len(lease.chunk):
+        if stop - first > rows:
             base = in_flight.first_row
             lease.chunk = in_flight.chunk(first - base, stop - base)
         return lease
@@ -255,8 +253,9 @@ class Core:
         lease: Lease | Wait = Wait.CREDIT
         if state.ready:
             number = state.ready[0][0]
-            due = number == state.head or not state.in_order
-            due = due and (state.ahead or not state.inline or number == self.head)
+            due = (number == state.head or not state.in_order) and (
+                number == self.head or state.ahead or not state.inline
+            )
             if runs and due and number <= self._limit(at):
                 lease = self._lease_ready(at, state, now_ns)
         elif at > 0 and runs:
@@ -272,7 +271,8 @@ class Core:
         self, lease: Lease, outcome: Outcome, now_ns: int
     ) -> InFlightBatch | None:
         """Take back a lease; return its batch if all its rows are finished."""
-        self._wake_who_paused()
+        if self.state is State.PAUSED:  # whoever paused waits for the last of the work
+            self._wake(FEED)
         if lease not in self.leases:
             return None
         self.leases.discard(lease)
@@ -300,12 +300,17 @@ class Core:
     def deliver(self, in_flight: InFlightBatch, batch: Any, now_ns: int) -> None:
         """Put a finished batch into the outbox, or before its next segment."""
         number = in_flight.number
-        self._wake_who_paused()
-        current = self.batches_in_flight.get(number) is in_flight
-        if not current or self.state is State.CLOSED:
-            return
-        if isinstance(batch, Onward):
-            self._forward(in_flight, batch, now_ns)
+        if self.state is State.PAUSED:  # as in `settle`
+            self._wake(FEED)
+        if self.batches_in_flight.get(number) is not in_flight:
+            return  # it was dropped meanwhile
+        if isinstance(batch, Onward):  # it waits for its segment
+            at, chunk = batch.segment, in_flight.chunk(0, len(in_flight.rows))
+            self._skip(in_flight, at)
+            nbytes = self.reservations.held(number)
+            self.segments[at].push(Lease(at, chunk, [batch.data], in_flight, nbytes))
+            self._show_waiting(at, now_ns)
+            self._wake(at, 1)
             return
         self._skip(in_flight, len(self.segments))
         whole = len(in_flight.rows.indices) >= self.batch_rows
@@ -319,10 +324,9 @@ class Core:
 
     def pop(self, now_ns: int) -> tuple[InFlightBatch, Any] | None:
         """Take the next batch in order, or None if it is not ready."""
-        if self.head not in self.outbox:
+        step, ready = self.head, self.outbox.pop(self.head, None)
+        if ready is None:
             return None
-        step = self.head
-        ready = self.outbox.pop(step)
         del self.batches_in_flight[step]
         self.reservations.close(step)
         self.head = step + 1
@@ -371,8 +375,8 @@ class Core:
 
     def set_prefetch(self, at: int, batches: int) -> None:
         """Let segment `at` work this many batches ahead; its leases may grow."""
-        self.segments[at].prefetch = batches
-        self._set_capacity(at)
+        state = self.segments[at]
+        state.prefetch, state.gauge.capacity = batches, batches * self.batch_rows
         self._widened(at, ALL)
 
     def set_workers(
@@ -402,11 +406,6 @@ class Core:
 
     # Their parts
 
-    def _wake_who_paused(self) -> None:
-        """Let whoever paused check whether the last of the work has come back."""
-        if self.state is State.PAUSED:
-            self._wake(FEED)
-
     def _limit(self, at: int) -> int:
         """Return the last step that segment `at` may work on.
 
@@ -424,8 +423,7 @@ class Core:
         advances meanwhile. That is one batch more than it may work on now, as the
         trainer takes one.
         """
-        rows = self.batch_rows
-        limit = self.head - 1
+        rows, limit = self.batch_rows, self.head - 1
         reader: SegmentState | None = None
         for state in reversed(self.segments[at:]):
             theirs = limit
@@ -457,15 +455,14 @@ class Core:
         if not self.reservations.open(step, plan.image_size, oldest=oldest):
             known = self.reservations.expected(plan.image_size) is not None
             return Wait.MEMORY if known else Wait.CREDIT
-        in_flight = begun(self, step, planned)
-        self.batches_in_flight[step] = in_flight
+        in_flight = self.batches_in_flight[step] = begun(self, step, planned)
         self.next_step = step + 1
         count = len(in_flight.rows.indices)
         if count == self.batch_rows or (plan.last and count < self.batch_rows):
             return in_flight  # an epoch's short last batch is no new batch size
         self.batch_rows = count
-        for at in range(len(self.segments)):
-            self._set_capacity(at)
+        for at, state in enumerate(self.segments):
+            state.gauge.capacity = state.prefetch * count
             if len(self.batches_in_flight) > 1:  # the limit may have grown
                 self._wake(at, 1)
         return in_flight
@@ -480,10 +477,6 @@ class Core:
         for number, state in enumerate(self.segments[:at]):
             if number in (0, at - 1) or state.ready:
                 self._wake(number, 1)
-
-    def _set_capacity(self, at: int) -> None:
-        state = self.segments[at]
-        state.gauge.capacity = state.prefetch * self.batch_rows
 
     def _lease_rows(self, in_flight: InFlightBatch, state: SegmentState) -> Lease:
         """Hand out planned rows, and wake workers for the rest of them or the next.
@@ -552,8 +545,7 @@ class Core:
         outputs, offsets = outcome.outputs or [], outcome.offsets
         if not outputs:
             return
-        at = lease.segment + 1
-        each = max(0, outcome.nbytes) // len(outputs)
+        at, each = lease.segment + 1, max(0, outcome.nbytes) // len(outputs)
         state = self.segments[at]
         for start, stop, first in runs(offsets, len(outputs)):
             chunk = lease.chunk.part(first, first + stop - start)
@@ -562,16 +554,6 @@ class Core:
             state.push(Lease(at, chunk, samples, lease.in_flight, each * rows))
             self._wake(at, 1)
         self._show_waiting(at, now_ns)
-
-    def _forward(self, in_flight: InFlightBatch, onward: Onward, now_ns: int) -> None:
-        """Let a whole batch wait for its segment."""
-        at = onward.segment
-        self._skip(in_flight, at)
-        chunk = in_flight.chunk(0, len(in_flight.rows))
-        nbytes = self.reservations.held(in_flight.number)
-        self.segments[at].push(Lease(at, chunk, [onward.data], in_flight, nbytes))
-        self._show_waiting(at, now_ns)
-        self._wake(at, 1)
 
     def _skip(self, in_flight: InFlightBatch, stop: int) -> None:
         """Mark a batch as done for the segments on whole batches up to `stop`.
@@ -587,8 +569,7 @@ class Core:
 
     def _count(self, in_flight: InFlightBatch, at: int, outcome: Outcome) -> None:
         """Subtract finished rows; failed or dropped ones are finished everywhere."""
-        gone = len(outcome.failures) + outcome.dropped
-        remaining = in_flight.remaining
+        gone, remaining = len(outcome.failures) + outcome.dropped, in_flight.remaining
         remaining[at] -= outcome.done
         for later in range(at + 1, self.placing + 1):
             remaining[later] -= gone
@@ -615,14 +596,6 @@ class Core:
 
     def _wake(self, at: int, count: int = ALL) -> None:
         self.wakes[at] = self.wakes.get(at, 0) + count
-
-    def __repr__(self) -> str:
-        waiting = " ".join(str(state.waiting) for state in self.segments)
-        return (
-            f"<Core step {self.head}: {len(self.batches_in_flight)} batches in flight, "
-            f"{len(self.leases)} leases, rows waiting {waiting}, "
-            f"{len(self.outbox)} batches ready>"
-        )
 
 
 def begun(core: Core, step: int, planned: PlannedBatch) -> InFlightBatch:

@@ -15,10 +15,9 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -159,12 +158,6 @@ class Outcome:
     changed: str | None = None
     """Which data changed in a worker process, if the user asked for one worker: a path,
     or an empty string if nothing changed. None if nobody has looked."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Outcome, _values(self)
-
-
-_values = attrgetter(*(each.name for each in fields(Outcome)))
 
 
 def runs(offsets: list[int] | None, count: int) -> list[tuple[int, int, int]]:
@@ -328,8 +321,9 @@ def process_byte_budget() -> ByteBudget:
     global _byte_budget  # noqa: PLW0603 one a process, made when first wanted
     with _making:
         if _byte_budget is None:
-            chosen = config.current.memory_bytes is not None
-            _byte_budget = ByteBudget(config.memory_bytes(), chosen=chosen)
+            _byte_budget = ByteBudget(
+                config.memory_bytes(), chosen=config.current.memory_bytes is not None
+            )
         return _byte_budget
 
 

@@ -115,14 +115,12 @@ class SeededRead(Calling):
     def _draws(self, work: Work) -> bool:
         """Read and return False; if anything was drawn, undo that and return True."""
         self.undrawn.look()
-        first = Work(work.chunk, work.random, [], watch=work.watch)
-        Read(self.stage, self.get, self.get_many, self.whole).run(first)
-        if self.undrawn.drawn:
-            self.undrawn.put_back()
-            return True
-        work.samples, work.offsets = first.samples, first.offsets
-        work.failures = first.failures
-        return False
+        Read(self.stage, self.get, self.get_many, self.whole).run(work)
+        if not self.undrawn.drawn:
+            return False
+        self.undrawn.put_back()
+        work.samples, work.offsets, work.failures = [], None, []
+        return True
 
     def _read_seeded(self, work: Work) -> None:
         in_trainer = os.getpid() == self.trainer
@@ -198,15 +196,12 @@ class Stored:
         return context.image_size if self.sized else None
 
 
-Step = Read | Map | Stored
-
-
 @dataclass(frozen=True, slots=True)
 class Cached(Calling):
     """The steps to a sample: a read, functions and caches; the last is a cache."""
 
     stage: str
-    steps: tuple[Step, ...]
+    steps: tuple[Read | Map | Stored, ...]
     waits: bool = False
     """Whether its functions are coroutine functions, which an event loop awaits."""
 
@@ -383,8 +378,7 @@ class Collate(Operation):
     """
 
     def __init__(self, stage: str, collate: Collating | None, seed: int) -> None:
-        self.stage = stage
-        self._seed = seed
+        self.stage, self._seed = stage, seed
         # Know whether calls change the `collate_fn`.
         self.calls = SeededCalls(collate)
         # Whether this is a worker process, whose threads may draw meanwhile.
@@ -394,6 +388,7 @@ class Collate(Operation):
         (gathered,) = work.samples
         plan = gathered.plan
         # Workers of other segments may draw at the same time.
-        seeds = self._seed, plan.epoch, plan.batch
-        made = self.calls.call(gathered.collate, *seeds, apart=self.apart)
+        made = self.calls.call(
+            gathered.collate, self._seed, plan.epoch, plan.batch, apart=self.apart
+        )
         work.samples = [made.data if isinstance(made, Finished) else made]

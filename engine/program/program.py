@@ -12,7 +12,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat, starmap
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
@@ -49,7 +49,7 @@ class Work:
     samples: Sequence[Any]
     offsets: list[int] | None = None
     """Rows of the chunk that `samples` belong to; None means all."""
-    failures: list[Failure] | None = None
+    failures: list[Failure] = field(default_factory=list)
     dropped: int = 0
     ended: bool = False
     watch: Watch | None = None
@@ -102,7 +102,6 @@ class Work:
         offset = at if self.offsets is None else self.offsets[at]
         stage = getattr(error, "penstock_stage", stage)  # of several in one
         index, row = self.chunk.index(offset), self.chunk.first_row + offset
-        self.failures = self.failures or []
         self.failures.append(Failure(error, stage, index, row, cut_short))
 
     def fail_all(self, error: BaseException, stage: str) -> None:
@@ -151,17 +150,14 @@ def apply(work: Work, stage: str, calls: Iterable[Any], count: int) -> None:
     while len(results) < count:
         try:
             results.extend(calls)
+            if len(results) < count:  # extend took a StopIteration for the end
+                raise SampleError(STOPPED.format(stage))  # noqa: TRY301 set aside below
         except BaseException as error:
             if len(results) >= count:  # a Ctrl-C after the last call had finished
                 raise
             failed.add(len(results))
             work.fail(len(results), error, stage)
             results.append(FAILED)
-        else:
-            if len(results) < count:  # extend took a StopIteration for the end
-                failed.add(len(results))
-                work.fail(len(results), SampleError(STOPPED.format(stage)), stage)
-                results.append(FAILED)
     work.continue_with(results, failed)
 
 
@@ -239,8 +235,9 @@ class Read(Calling):
             fetch(work, self.stage, self.get_many)
             return
         if self.get_many is not None:
-            wanted = work.chunk.indices
-            indices = wanted if self.by_array else wanted.tolist()
+            indices = (
+                work.chunk.indices if self.by_array else work.chunk.indices.tolist()
+            )
             try:
                 samples = self.get_many(indices)
             except Exception:  # noqa: BLE001 one by one, the bad sample shows itself
@@ -291,7 +288,7 @@ class ReadOn(Operation):
         while at < wanted and not self._ended:
             error = self._read(samples, wanted - at)
             offsets += range(at, at + len(samples) - len(offsets))
-            at = len(samples) + len(work.failures or ())
+            at = len(samples) + len(work.failures)
             if error is not None:
                 work.fail(at, error, self.stage, cut_short=self._ended)
                 at += 1
@@ -451,8 +448,7 @@ class Map(Calling):
         work.keep(work.samples, [sample is not None for sample in work.samples])
 
     def _extras(self, work: Work) -> tuple[Any, ...]:
-        chunk = work.chunk
-        at = work.offsets if work.offsets is not None else slice(None)
+        chunk, at = work.chunk, slice(None) if work.offsets is None else work.offsets
         return (
             repeat(work),
             chunk.rounds[at].tolist(),
@@ -519,9 +515,9 @@ class Filter(Calling):
         """Keep the samples whose answer is true."""
         answers = results.samples
         apply(results, self.stage, map(bool, answers), len(answers))
-        failed = {failure.row for failure in results.failures or ()}
-        work.failures = [*(work.failures or ()), *(results.failures or ())]
-        results.failures = None
+        failed = {failure.row for failure in results.failures}
+        work.failures += results.failures
+        results.failures.clear()  # breaks a cycle: the tracebacks' frames hold it
         if failed:
             work.keep(work.samples, [row not in failed for row in work.rows()])
         work.dropped += results.samples.count(False)
@@ -546,9 +542,8 @@ def timed(
     operation.run(work)
     cpu_ns = time.thread_time_ns() - begun_ns if share is None else 0
     run_ns = time.perf_counter_ns() - start_ns
-    if share is not None:
-        cpu_ns = int(share * run_ns)
-    return run_ns, cpu_ns, size_of(work.samples[0]) if work.samples else 0
+    nbytes = size_of(work.samples[0]) if work.samples else 0
+    return run_ns, cpu_ns if share is None else int(share * run_ns), nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -678,7 +673,7 @@ class Program:
         """Place or return the remaining rows; their times are unknown."""
         outcome = Outcome(
             done=len(work.chunk),
-            failures=work.failures or [],
+            failures=work.failures,
             dropped=work.dropped,
             ended=work.ended,
         )

@@ -174,12 +174,11 @@ class SeededCalls:
     """
 
     def __init__(self, subject: Any) -> None:
-        self._subject = [subject]
-        self._undrawn = Undrawn()
+        self._subject, self._undrawn = [subject], Undrawn()
         # Whether each call is seeded; None: the first one is, and will show.
         self._seeds: bool | None = None
-        self._drew = False
-        self._calls = 0  # that were seeded
+        # Whether a call drew, and how many were seeded.
+        self._drew, self._calls = False, 0
         # Whether calls change the subject; None before the first.
         self.keeps: bool | None = None
 

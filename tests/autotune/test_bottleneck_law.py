@@ -9,8 +9,8 @@ import pytest
 from penstock.autotune.policies.bottleneck_law import BottleneckLaw, LawMemory
 from penstock.autotune.policies.policy import KnobKey, KnobView, Situation
 from penstock.autotune.trial import Decision, DecisionOutcome, Measure
-from penstock.engine.core.metrics import ConnectorObservation
 from penstock.engine.observe.observation import (
+    ConnectorObservation,
     ContentionObservation,
     Observation,
     TrainerObservation,

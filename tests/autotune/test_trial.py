@@ -6,10 +6,10 @@ import pytest
 
 from penstock.autotune.trial import Decision, Trial, Verdict
 from penstock.autotune.window import cost_s, enough, joined
-from penstock.engine.core.metrics import WorkerReading
 from penstock.engine.observe.observation import (
     Observation,
     TrainerObservation,
+    WorkerReading,
 )
 from support.windows import READ, at_ease, rate, starved
 

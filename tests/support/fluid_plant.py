@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from penstock.engine.core.metrics import ConnectorObservation
 from penstock.engine.observe.observation import (
+    ConnectorObservation,
     Knob,
     Move,
     Observation,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.autotune.policies.policy import KnobKey, KnobView, Situation
-from penstock.engine.core.metrics import ConnectorObservation
 from penstock.engine.observe.observation import (
+    ConnectorObservation,
     Observation,
     SegmentObservation,
     TrainerObservation,

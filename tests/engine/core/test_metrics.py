@@ -18,7 +18,7 @@ from penstock.engine.core.connector import (
 )
 from penstock.engine.core.core import Gauge
 from penstock.engine.core.in_flight import Wait
-from penstock.engine.core.metrics import ConnectorObservation, WorkerReading
+from penstock.engine.observe.observation import ConnectorObservation, WorkerReading
 
 S = 1_000_000_000
 

@@ -13,10 +13,10 @@ import penstock as ps
 from penstock.config import Settings
 from penstock.engine import run
 from penstock.engine.core.in_flight import ByteBudget
-from penstock.engine.core.metrics import ConnectorObservation
 from penstock.engine.engine import Engine
 from penstock.engine.monitor import Monitor, unmeasured
 from penstock.engine.observe.observation import (
+    ConnectorObservation,
     Observation,
     SegmentObservation,
     TrainerObservation,

@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from penstock.engine.core.metrics import ConnectorObservation
-from penstock.engine.observe.observation import Knob, SegmentObservation
+from penstock.engine.observe.observation import (
+    ConnectorObservation,
+    Knob,
+    SegmentObservation,
+)
 from support.simulator.machine import Parts
 from support.simulator.workload import SimulatedStage, Workload
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.core.metrics import MEAN, PARTS, SHARE, TOTAL, Totals
+from penstock.engine.observe.observation import MEAN, PARTS, SHARE, TOTAL, Totals
 
 
 @dataclass(frozen=True)
