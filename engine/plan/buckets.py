@@ -30,10 +30,6 @@ from .order import (
 )
 from .shuffles import GroupShuffle
 
-# Recently planned windows that are kept: a prefetching engine moves between a few.
-KEPT_WINDOWS = 4
-KEPT_EPOCHS = 3
-
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
@@ -105,8 +101,9 @@ class Buckets:
     window: int
     span: int = field(init=False, compare=False)
     """Number of positions in a window."""
+    # A prefetching engine moves between a few windows.
     _planned: Recent[PlannedWindow] = field(
-        default_factory=lambda: Recent(KEPT_WINDOWS),
+        default_factory=lambda: Recent(4),
         init=False,
         repr=False,
         compare=False,
@@ -166,8 +163,13 @@ class Buckets:
         seeds = [s.seed for s in steps if isinstance(s, Shuffle | GroupShuffle)]
         if not seeds:
             return PlannedWindow(places, ends)
+        # The batches in another order; a short last one stays where it is.
+        count = ends.size if self.size is None else ends.size - 1
         key = f"penstock buckets, seed {seeds[-1]}, epoch {epoch}, window {window}"
-        return shuffled(places, ends, key, short_last=self.size is not None)
+        order = np.append(drawn_order(key, count), np.arange(count, ends.size))
+        starts = np.append(0, ends[:-1])
+        moved = [places[starts[batch] : ends[batch]] for batch in order]
+        return PlannedWindow(np.concatenate(moved), np.cumsum((ends - starts)[order]))
 
     def _cut(self, lengths: Numbers) -> Numbers:
         """Return where the batches end; `lengths` descend, so its first counts."""
@@ -190,24 +192,6 @@ class Buckets:
         )
 
 
-def shuffled(
-    places: Numbers, ends: Numbers, key: str, *, short_last: bool
-) -> PlannedWindow:
-    """Return a window with its batches in another order.
-
-    Args:
-        places: places of its samples, batch by batch.
-        ends: ends of its batches.
-        key: determines the order.
-        short_last: leave the last batch where it is.
-    """
-    count = ends.size - 1 if short_last else ends.size
-    order = np.append(drawn_order(key, count), np.arange(count, ends.size))
-    starts = np.append(0, ends[:-1])
-    moved = [places[starts[batch] : ends[batch]] for batch in order]
-    return PlannedWindow(np.concatenate(moved), np.cumsum((ends - starts)[order]))
-
-
 class BudgetTimeline:
     """All batches of all epochs if each has as many samples as its tokens allow.
 
@@ -215,12 +199,12 @@ class BudgetTimeline:
     Any thread may ask: at worst, two threads count the same.
     """
 
+    # No batch's size is known in advance.
     runs: tuple[Any, ...] = ()
-    """Empty: no batch's size is known in advance."""
 
     def __init__(self, buckets: Buckets) -> None:
         self.epoch_length, self._buckets = buckets.length, buckets
-        self._counted: Recent[tuple[int, ...]] = Recent(KEPT_EPOCHS)
+        self._counted: Recent[tuple[int, ...]] = Recent(3)
         # By epoch: batches before it.
         self._first: dict[int, int] = {0: 0}
 
@@ -265,8 +249,8 @@ class BudgetTimeline:
         ends = self._buckets.planned(epoch, window).ends
         start = begin + int(ends[number - 1]) if number else begin
         stop = begin + int(ends[number])
-        step = self.first_step(epoch) + batch
-        return Span(Place(epoch, start, step, self.epoch_length), stop, stop - start)
+        place = Place(epoch, start, self.first_step(epoch) + batch, self.epoch_length)
+        return Span(place, stop, stop - start)
 
     def batch_of(self, epoch: int, position: int) -> int:
         """Return the batch of `epoch` that holds `position`, or the epoch's end."""
@@ -274,15 +258,14 @@ class BudgetTimeline:
             return self.steps_in(epoch)
         window, offset = divmod(position, self._buckets.span)
         ends = self._buckets.planned(epoch, window).ends
-        batch = int(np.searchsorted(ends, offset, side="right"))
-        return self._before(epoch)[window] + batch
+        return self._before(epoch)[window] + int(np.searchsorted(ends, offset, "right"))
 
     def _before(self, epoch: int) -> tuple[int, ...]:
         """Return the batches before each window of `epoch`, and after the last one."""
 
         def count() -> tuple[int, ...]:
-            windows = range(self._buckets.windows)
-            planned = (self._buckets.planned(epoch, window) for window in windows)
-            return tuple(accumulate((each.ends.size for each in planned), initial=0))
+            plan, windows = self._buckets.planned, range(self._buckets.windows)
+            sizes = (plan(epoch, window).ends.size for window in windows)
+            return tuple(accumulate(sizes, initial=0))
 
         return self._counted.get(epoch, count)

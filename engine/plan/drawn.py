@@ -277,12 +277,6 @@ def _read(name: str, text: object) -> bytes | None:
 AHEAD = 128
 
 
-EMPTY = (
-    "batch {} of the batch sampler is empty; it must contain at least one index, unless"
-    " the trainer itself loads it: with num_workers=0"
-)
-
-
 class DrawnPlan(Planning):
     """The batches of the current epoch.
 
@@ -372,7 +366,11 @@ class DrawnPlan(Planning):
             if indices is not None:
                 rows = _indices(indices, whole=self._whole)
                 if len(rows) == 0:
-                    raise SpecError(EMPTY.format(self.stop - self._first))
+                    raise SpecError(
+                        f"batch {self.stop - self._first} of the batch sampler is empty"
+                        "; it must contain at least one index, unless the trainer"
+                        " itself loads it: with num_workers=0"
+                    )
                 step, position = self.stop, self._position
                 plan = self._planned(len(rows))
                 positions = np.arange(position, position + len(rows))

@@ -35,8 +35,6 @@ from .order import (
 )
 from .shard import Shard
 
-# Rounds whose shuffled groups are kept.
-KEPT_ROUNDS = 2
 # The round whose permutation deals the data into parts.
 DEALING = -1
 
@@ -90,8 +88,9 @@ class GroupShuffle:
     groups: Groups
     seed: int
     window: int
+    # The end of a round is loaded while the next one begins.
     _kept: Recent[ShuffledGroups] = field(
-        default_factory=lambda: Recent(KEPT_ROUNDS),
+        default_factory=lambda: Recent(2),
         init=False,
         repr=False,
         compare=False,
