@@ -117,7 +117,12 @@ class Engine:
         for at, finding in late.items():
             segment, before = self.segments[at], asked[at].executor
             outcome: MoveOutcome = "stays" if before == "process" else "moved"
-            note(segment, "process", outcome, OPENED_LATE.format(finding), old=before)
+            why = (
+                f"since the first sample {finding}, which threads must not share, so"
+                " each process has its own; pass from_dataset(thread_safe=True) if"
+                " threads may share it"
+            )
+            note(segment, "process", outcome, why, old=before)
 
     def __enter__(self) -> Self:
         """Start the workers."""
@@ -210,8 +215,8 @@ class Engine:
     def _judge(self, at: int, made: Any) -> None:
         """Judge by its first batch whether an inline segment may work ahead."""
         segment, recipe = self.segments[at], self.segments[at].recipe
-        collate = self.recipe.buffers.collate
-        subjects = (collate,) if recipe.in_order else recipe.subjects
+        buffers = self.recipe.buffers
+        subjects = (buffers.collate,) if recipe.in_order else recipe.subjects
         segment.witness.note_made(made, subjects)
         if not segment.witness.verdict("thread"):
             segment.connector.keeps_nothing()
@@ -440,8 +445,7 @@ class Engine:
         if suited is None:
             return
         segment.undecided = False
-        alone_s = run_ns / 1e9 / max(rows, 1)
-        segment.recipe = replace(segment.recipe, alone_s_per_row=alone_s)
+        segment.recipe = replace(segment.recipe, alone_s_per_row=run_ns / 1e9 / rows)
         if suited.executor == "inline":
             note(segment, "inline", "stays", suited.reason)
         elif self._move_or_note(segment, suited.executor):
@@ -484,9 +488,3 @@ class Engine:
             raise self.engine_lock.broken
         if self.engine_lock.closed:
             raise PenstockError(CLOSED)
-
-
-OPENED_LATE = (
-    "since the first sample {}, which threads must not share, so each process has its"
-    " own; pass from_dataset(thread_safe=True) if threads may share it"
-)

@@ -32,10 +32,6 @@ from .trainer_cost import TrainerMeter
 
 # How often the process that reads an iterable may die with no batch in between.
 LOSSES = 5
-UNREADABLE = (
-    "the process that reads the iterable died {} times with no batch in between; look"
-    " for a crash in native code, or for the system's out-of-memory killer"
-)
 # How many samples before a tail are tried if all of the tail's own failed.
 NEAR = 16
 
@@ -69,8 +65,8 @@ class Faults:
         if plan.epoch != self._epoch:
             self._epoch, self._count = plan.epoch, 0
         self._count += len(failures)
-        length = self._length or max(1000, plan.start + plan.n_rows)
-        allowed = int(self._share * length)
+        known = max(1000, plan.start + plan.n_rows)
+        allowed = int(self._share * (self._length or known))
         if self._count > allowed:
             error = failures[0].annotated(plan.epoch, plan.step)
             add_note(
@@ -134,8 +130,7 @@ class PlannedFeed:
                     del finished, planned
         if finished.failures:
             self.faults.add(finished.failures, plan)
-            rows = tuple(failure.row for failure in finished.failures)
-            plan = plan._replace(substituted=rows)
+            plan = plan._replace(substituted=tuple(f.row for f in finished.failures))
         self._last = plan
         return Delivery(finished.data, plan)
 
@@ -177,8 +172,9 @@ class PlannedFeed:
                 return None
             if segment.per_batch:
                 continue
-            random = SampleRandom(recipe.seed)
-            samples = segment.program.run(chunk, samples, None, random).outputs
+            samples = segment.program.run(
+                chunk, samples, None, SampleRandom(recipe.seed)
+            ).outputs
             if not samples:
                 break
         return samples
@@ -249,7 +245,11 @@ class RepackFeed:
             self._lost += 1
             if self._lost > LOSSES:
                 times, self._lost = self._lost, 0
-                raise WorkerError(UNREADABLE.format(times)) from lost
+                raise WorkerError(
+                    f"the process that reads the iterable died {times} times with no"
+                    " batch in between; look for a crash in native code, or for the"
+                    " system's out-of-memory killer"
+                ) from lost
             self._restart()
             return
         self._over = in_flight.plan.last or in_flight.ended
@@ -362,11 +362,10 @@ class Host(ABC):
     `read` and `knobs`, at the same time.
     """
 
+    # The engine; None if the trainer makes the batches by itself.
     engine: Engine | None = None
-    """The engine; None if the trainer makes the batches by itself."""
-
+    # The latest moves of its work between kinds of workers, and their reasons.
     moves: deque[Move]
-    """The latest moves of its work between kinds of workers, and their reasons."""
     kind = "trainer"  # or "process", if all of its work is in worker processes
 
     @property

@@ -75,7 +75,22 @@ class Options:
             "; leave it out to let penstock choose",
         )
         check_name(self.name)
-        check_ray_options(self.ray_options)
+        if self.ray_options is not None:  # Ray itself checks their values
+            check(
+                isinstance(self.ray_options, Mapping)
+                and set(self.ray_options) <= set(RAY_OPTIONS),
+                f"`ray_options` are the options of a Ray actor that place it,"
+                f" {', '.join(RAY_OPTIONS)}, got {self.ray_options!r}; pass, for"
+                ' example, ray_options={"num_cpus": 0.5}',
+            )
+            amounts = [self.ray_options.get(name, 0) for name in RAY_OPTIONS[:3]]
+            amounts += dict(self.ray_options.get("resources") or {}).values()
+            check(
+                all(isinstance(each, (int, float)) and each >= 0 for each in amounts),
+                "`ray_options` claim amounts >= 0 of num_cpus, num_gpus, memory and"
+                f" resources, got {self.ray_options!r}; leave out what an actor need"
+                " not have",
+            )
 
     def __repr__(self) -> str:
         return "" if self == AS_SHIPPED else call(".options", self)
@@ -105,29 +120,6 @@ RAY_OPTIONS = (
     "scheduling_strategy",
     "runtime_env",
 )
-
-
-def check_ray_options(options: Any) -> None:
-    """Check options for Ray actors; Ray itself checks their values.
-
-    Raises:
-        SpecError: they are not a mapping of such options.
-    """
-    if options is None:
-        return
-    check(
-        isinstance(options, Mapping) and set(options) <= set(RAY_OPTIONS),
-        f"`ray_options` are the options of a Ray actor that place it,"
-        f" {', '.join(RAY_OPTIONS)}, got {options!r}; pass, for example,"
-        ' ray_options={"num_cpus": 0.5}',
-    )
-    amounts = (options.get(name, 0) for name in RAY_OPTIONS[:3])
-    claimed = [*amounts, *dict(options.get("resources") or {}).values()]
-    check(
-        all(isinstance(each, (int, float)) and each >= 0 for each in claimed),
-        f"`ray_options` claim amounts >= 0 of num_cpus, num_gpus, memory and resources,"
-        f" got {options!r}; leave out what an actor need not have",
-    )
 
 
 AS_SHIPPED = Options()

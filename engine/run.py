@@ -43,14 +43,6 @@ NAME = "Pipeline"
 HISTORY = 10
 # Minimum time between two of them, in seconds: enough for the last ten seconds.
 NOTE_S = 1.0
-CHANGED = (
-    "`{}` has changed since workers load: batches made ahead are made again, and the"
-    " trainer loads from here on, so that each change shows in the next batch"
-)
-FAILED = (
-    "workers could not make a batch ({}); the trainer makes it, and all from here on,"
-    " as without workers"
-)
 # A longer pause between two epochs, in seconds, means that the trainer did something
 # else.
 PAUSE_S = 1.0
@@ -88,8 +80,9 @@ class Run:
         self._direct = recipe if alone and first.executor == "auto" else None
         # The workers that the knob requests; None: no change.
         self._workers: Kind | None = None
-        one_by_one = self._lane is None and not recipe.repack
-        self.contention = ContentionMeter(one_by_one=one_by_one)
+        self.contention = ContentionMeter(
+            one_by_one=self._lane is None and not recipe.repack
+        )
         # Why the engine may not move to another process; empty if it may.
         self._stays = why_stays(recipe)
         # Whether threads have yet to load, which processes then replace.
@@ -115,8 +108,8 @@ class Run:
             self._settle_in(host)
             # The host that the knob requests; the trainer's thread moves the engine.
             self._wanted, self._before = self._kind, self.read()
+            # State at the first batch of a host, for which workers had to start.
             self._warm: tuple[Host | None, Observation] = None, self._before
-            """State at the first batch of a host, for which workers had to start."""
             self._note(host.read())
         except BaseException:  # Ctrl-C, and nobody knows of this run yet
             if host is not None:
@@ -209,8 +202,7 @@ class Run:
             self._take_back()
         elif self._wanted == self._kind:
             engine = self.host.engine
-            rest = None if engine is None else engine.rest
-            self.contention.given(rest, plan)
+            self.contention.given(None if engine is None else engine.rest, plan)
         else:
             self.contention.reset()
             try:
@@ -336,9 +328,16 @@ class Run:
             if self._closed or not is_of_worker(error):
                 raise
             said = f"{type(error).__name__}: {error}".partition("\n")[0]
-            why = FAILED.format(said)
+            why = (
+                f"workers could not make a batch ({said}); the trainer makes it, and"
+                " all from here on, as without workers"
+            )
         if (path := watch.changed()) is not None:
-            why = CHANGED.format(path)
+            why = (
+                f"`{path}` has changed since workers load: batches made ahead are made"
+                " again, and the trainer loads from here on, so that each change shows"
+                " in the next batch"
+            )
         if why:
             # Out of the handler: the trainer's own error has no other one before it.
             self._come_home(cursor, why)
@@ -534,7 +533,6 @@ class Run:
     def _whole(self, host: Host, reading: Observation) -> Observation:
         """Return a reading of the host, completed with what is known here."""
         recipe, found = self._recipe, (cache.statistics() for cache in self._caches)
-        caches = tuple(each for each in found if each is not None)
         knobs = (k for k in host.knobs() if k.name == "num_parallel_workers")
         held = {k.operator: k.held or self.tried.get(k.operator, "") for k in knobs}
         segments = reading.segments
@@ -548,7 +546,7 @@ class Run:
             )
         return replace(
             reading,
-            caches=caches,
+            caches=tuple(each for each in found if each is not None),
             segments=segments,
             host=host.kind,
             contention=self.contention.comparison,
