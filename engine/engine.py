@@ -252,16 +252,21 @@ class Engine:
         Raises:
             SpecError: something in the programs can no longer be sent to workers.
         """
+        end: int | None = None  # all batches may be made
         if self.recipe.options.persistent_workers:
-            if self.reservations.byte_budget.resume(self._suspends):
-                self._open_until(None)
-            return
-        if self._in_epochs:
-            self._pools.renew()
-        self._in_epochs = True
-        plan = self.recipe.plan
-        assert not isinstance(plan, AssignedPlan)  # epochs begin in the trainer
-        self._open_until(plan.first_step(epoch + 1))
+            if not self.reservations.byte_budget.resume(self._suspends):
+                return
+        else:
+            if self._in_epochs:
+                self._pools.renew()
+            self._in_epochs = True
+            plan = self.recipe.plan
+            assert not isinstance(plan, AssignedPlan)  # epochs begin in the trainer
+            end = plan.first_step(epoch + 1)
+        with self.engine_lock.lock:
+            self.engine_lock.core.extend(end)
+            self.engine_lock.core.unpause()
+            self.engine_lock.wake()
 
     def end_epoch(self) -> None:
         """End worker processes that may not outlive the epoch, which is over.
@@ -283,13 +288,6 @@ class Engine:
                 core.extend(core.head)
                 engine_lock.wake()
         engine_lock.notify_others()
-
-    def _open_until(self, step: int | None) -> None:
-        """Let batches before a step be made; None: all."""
-        with self.engine_lock.lock:
-            self.engine_lock.core.extend(step)
-            self.engine_lock.core.unpause()
-            self.engine_lock.wake()
 
     def move(self, segment: Segment, kind: Kind) -> None:
         """Give a segment workers of another kind. For the trainer's thread.
@@ -445,7 +443,9 @@ class Engine:
         if suited is None:
             return
         segment.undecided = False
-        segment.recipe = replace(segment.recipe, alone_s_per_row=run_ns / 1e9 / rows)
+        segment.recipe = replace(
+            segment.recipe, alone_s_per_row=run_ns / 1e9 / max(rows, 1)
+        )
         if suited.executor == "inline":
             note(segment, "inline", "stays", suited.reason)
         elif self._move_or_note(segment, suited.executor):

@@ -62,10 +62,11 @@ class Monitor:
             begun_next = self._engine_lock.core.next_step
         self._look_at_gil(now_ns / 1e9, trainer)
         segments: list[SegmentObservation] = []
-        for at, segment in enumerate(self._segments):
+        for segment, look, pool, work in zip(
+            self._segments, looks, pools, read, strict=True
+        ):
             feeding = segments[-1].output if segments else None
-            work = looks[at], pools[at], *read[at]
-            segments.append(_segment(segment, feeding, *work))
+            segments.append(_segment(segment, feeding, look, pool, *work))
         return Observation(
             time_s=now_ns / 1e9,
             window_s=window_s,
@@ -136,21 +137,20 @@ def _segment(
 
 def unmeasured(recipe: Recipe) -> Observation:
     """Return the window of a pipeline that has not run yet: nothing happened."""
-    segments = tuple(
-        SegmentObservation(
-            name=segment.name,
-            queue_name=segment.queue_name,
-            executor=segment.executor,
-            num_parallel_workers=segment.num_parallel_workers,
-            prefetch_size=segment.prefetch_size,
-        )
-        for segment in recipe.segments
-    )
     return Observation(
         time_s=0.0,
         window_s=0.0,
         epoch=0,
         step=0,
         trainer=TrainerObservation(),
-        segments=segments,
+        segments=tuple(
+            SegmentObservation(
+                name=segment.name,
+                queue_name=segment.queue_name,
+                executor=segment.executor,
+                num_parallel_workers=segment.num_parallel_workers,
+                prefetch_size=segment.prefetch_size,
+            )
+            for segment in recipe.segments
+        ),
     )

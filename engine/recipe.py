@@ -304,8 +304,7 @@ class Recipe:
 
     def elsewhere(self, at: int) -> Recipe:
         """Return what worker processes of segment `at` work by."""
-        segment = self.segments[at]
-        *before, last = segment.within_all
+        *before, last = self.segments[at].within_all
         program = last.program
         if not (program.places or last.per_batch):  # there, nothing follows
             last = replace(last, program=replace(program, places=self.buffers.stage))

@@ -232,9 +232,8 @@ class Rest:
         """Whether they rest, and nobody takes anything from the trainer."""
         with self._engine_lock.lock:
             # Actors take nothing from the trainer.
-            pools = (s.pool for s in self._segments if s.executor != "ray")
-            at_work = any(pool.at_work() for pool in pools)
-            return self._alarm is not None and not at_work
+            here = (s.pool for s in self._segments if s.executor != "ray")
+            return self._alarm is not None and not any(p.at_work() for p in here)
 
     def pause(self, until_ns: int) -> None:
         """Hand out no more work. Batches that are ready may still be taken.

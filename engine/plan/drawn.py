@@ -135,7 +135,6 @@ class Drawing:
         """
         if self.undrawn is not None and (order := self.undrawn()) is not None:
             order.begin()
-        here = torch.default_generator.get_state()
         return {
             "version": VERSION,
             "kind": "drawn",
@@ -145,7 +144,9 @@ class Drawing:
             "generator": _text(self.own),
             "base": self.base,
             "seed": self.seed,
-            "now": _digest(here) if self.now is None else self.now,
+            "now": _digest(torch.default_generator.get_state())
+            if self.now is None
+            else self.now,
             "workers": self.workers,
             "data": self.data if self.keeper is None else self.keeper.state_dict(),
             "dataset": self.dataset,
@@ -345,12 +346,10 @@ class DrawnPlan(Planning):
         self.exhausted = False
         cursor = Cursor(epoch, skip, self.stop, self._position)
         self._first_batch = None
-        if late:
-            return cursor
-        # At once: the generators may have been set for this.
-        self._first_batch = next(batches, None)
-        self.exhausted = self._first_batch is None
-        self.draw(self.stop)
+        if not late:  # at once: the generators may have been set for this
+            self._first_batch = next(batches, None)
+            self.exhausted = self._first_batch is None
+            self.draw(self.stop)
         return cursor
 
     def draw(self, head: int) -> bool:

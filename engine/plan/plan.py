@@ -254,8 +254,9 @@ class SettingRun:
             batch += 1
         else:
             epoch, position = divmod(change.value, self.epoch_length)
-            is_first = epoch == self.epoch
-            first, start = (self.batch, self.position) if is_first else (0, 0)
+            first, start = (
+                (self.batch, self.position) if epoch == self.epoch else (0, 0)
+            )
             batch = first - (start - position) // self.size
         inside = self.place(epoch, batch).position < self.epoch_length
         return (epoch, batch) if inside else (epoch + 1, 0)
@@ -550,8 +551,12 @@ class Plan:
 
     def state(self, cursor: Cursor) -> dict[str, object]:
         """Return `cursor` as O(1) JSON, the same on every rank."""
-        known = {"version": STATE_VERSION, "plan": self.hash, "facts": self.facts()}
-        return {**known, **asdict(cursor)}
+        return {
+            "version": STATE_VERSION,
+            "plan": self.hash,
+            "facts": self.facts(),
+            **asdict(cursor),
+        }
 
     def restore(self, state: Mapping[str, object], *, override: bool = False) -> Cursor:
         """Return the cursor in `state`, on any number of ranks, in O(1).
@@ -568,8 +573,7 @@ class Plan:
         if override and state.get("plan") != self.hash:
             batch = self.timeline.batch_of(cursor.epoch, cursor.position)
             return self._cursor(cursor.epoch, batch)
-        known = cursor.step >= cursor.batch
-        if isinstance(self.timeline, BudgetTimeline) and known:
+        if isinstance(self.timeline, BudgetTimeline) and cursor.step >= cursor.batch:
             self.timeline.begin(cursor.epoch, cursor.step - cursor.batch)
         steps = self.timeline.steps_in(cursor.epoch)
         if cursor.batch > steps or cursor != self._cursor(cursor.epoch, cursor.batch):
