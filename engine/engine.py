@@ -376,9 +376,8 @@ class Engine:
 
     def _pause(self, *, reader_only: bool) -> bool:
         """Hand out no more work; return whether somebody is still working."""
-        engine_lock, segments = self.engine_lock, self.segments
-        if reader_only:
-            segments = segments[:1]
+        engine_lock = self.engine_lock
+        segments = self.segments[:1] if reader_only else self.segments
         with engine_lock.lock:
             if reader_only:
                 engine_lock.mend()

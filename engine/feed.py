@@ -90,7 +90,7 @@ class PlannedFeed:
         # Makes the batches; another one may go on with the one that is due next.
         self.engine = engine
         self._plan = plan = recipe.planned
-        self.faults = Faults(recipe.batch.error_budget, plan.order.epoch_length)
+        self.faults = Faults(recipe.error_budget, plan.order.epoch_length)
 
     @property
     def cursor(self) -> Cursor:
@@ -193,13 +193,13 @@ class RepackFeed:
         recipe = engine.recipe
         # Makes the blocks; another one may go on with the one that is due next.
         self.engine = engine
-        self._plan, self._batch = recipe.planned, recipe.batch
-        assert recipe.batch.size is not None
-        self._size = recipe.batch.size
+        self._plan = recipe.planned
+        assert recipe.batch_size is not None
+        self._size, self._drop_last = recipe.batch_size, recipe.drop_last
         self._buffers = replace(recipe.buffers, keep=False)
         self._calls = SeededCalls(recipe.buffers.collate)
         length = None if recipe.iterable else recipe.planned.order.epoch_length
-        self.faults = Faults(recipe.batch.error_budget, length)
+        self.faults = Faults(recipe.error_budget, length)
         # Tickets of the samples that are left over.
         self._tickets: list[int] = []
         self._samples: list[Any] = []
@@ -210,11 +210,12 @@ class RepackFeed:
     def begin(self, cursor: Cursor) -> None:
         self.engine.begin_epoch(cursor.epoch)
         self.cursor = cursor
-        if self.engine.recipe.iterable:
-            # It has no index: what was read before is read again and skipped.
-            there = self._clean and cursor.position == 0
-        else:
-            there = self._block(cursor)[0] == self.engine.head
+        # An iterable has no index: what was read before is read again and skipped.
+        there = (
+            self._clean and cursor.position == 0
+            if self.engine.recipe.iterable
+            else self._block(cursor)[0] == self.engine.head
+        )
         if not there:
             self._restart()
         self._clean = False
@@ -226,7 +227,7 @@ class RepackFeed:
         while len(self._samples) < size and not self._over:
             self._pull()
         taken = self._samples[:size]
-        if not taken or (len(taken) < size and self._batch.drop_last):
+        if not taken or (len(taken) < size and self._drop_last):
             self._drop()
             return None
         tickets = self._tickets[:size]

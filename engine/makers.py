@@ -216,8 +216,9 @@ class DrawnMaker:
     def _measure(self, samples: Sequence[Any], took_ns: int, count: int) -> None:
         """Note what a sample takes, by those of the first batch."""
         self._meter.usual_ns = took_ns // count
-        each = size_of(samples) // count if self._read.whole else size_of(samples[0])
-        self._meter.sample_bytes = each
+        self._meter.sample_bytes = (
+            size_of(samples) // count if self._read.whole else size_of(samples[0])
+        )
 
     def _samples(self, plan: BatchPlan, indices: list[Any]) -> Sequence[Any]:
         """Get the samples from the dataset, as torch does."""
@@ -230,8 +231,7 @@ class DrawnMaker:
             return [get(at := index) for index in indices]
         except Exception as error:
             row = next(row for row, each in enumerate(indices) if each is at)
-            failure = Failure(error, self._read.stage, at, row)
-            failure.annotated(plan.epoch, plan.step)
+            Failure(error, self._read.stage, at, row).annotated(plan.epoch, plan.step)
             raise
 
 

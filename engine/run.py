@@ -65,7 +65,7 @@ class Run:
 
     def __init__(self, recipe: Recipe, byte_budget: ByteBudget, cursor: Cursor) -> None:
         self._lane, self._to_device = ways_to(recipe.device)
-        self._parts = recipe.batch.microbatches
+        self._parts = recipe.microbatches
         self._trainer, self._caches = TrainerMeter(), recipe.caches
         for cache in self._caches:
             cache.open()  # before any process forks, so that all find it

@@ -30,8 +30,7 @@ import numpy as np
 
 from ...errors import SpecError, StateError, check
 from .buckets import Buckets, BudgetTimeline
-from .order import BatchPlan, Numbers, Order, Place, PlannedBatch, Rows, Span
-from .shard import Shard
+from .order import BatchPlan, Numbers, Order, Place, PlannedBatch, Rows, Shard, Span
 from .shuffles import PartShuffle, check_parts
 
 # Increased when states can no longer be read as before.

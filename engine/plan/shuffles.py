@@ -28,12 +28,12 @@ from .order import (
     Order,
     Recent,
     Rows,
+    Shard,
     Shuffle,
     by_key,
     drawn_order,
     sealed,
 )
-from .shard import Shard
 
 # The round whose permutation deals the data into parts.
 DEALING = -1
