@@ -112,8 +112,9 @@ class Engine:
             finish, stages = work.finisher(at), len(recipe.stages)
             connector = Connector(self.engine_lock, at, finish, stages)
             make = partial(self._pools.make, connector, recipe)
-            alone = lone or recipe.per_batch
-            self.segments.append(Segment(recipe, connector, make, alone=alone))
+            self.segments.append(
+                Segment(recipe, connector, make, alone=lone or recipe.per_batch)
+            )
         for at, finding in late.items():
             segment, before = self.segments[at], asked[at].executor
             outcome: MoveOutcome = "stays" if before == "process" else "moved"

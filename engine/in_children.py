@@ -224,6 +224,6 @@ def is_of_worker(error: Exception) -> bool:
     What a collate_fn raises in the trainer is final: it may keep state. Torch's default
     keeps none, and samples made ahead may be of two kinds.
     """
-    notes = getattr(error, "__notes__", ())
-    elsewhere = isinstance(error.__cause__, RemoteTraceback)
-    return elsewhere or any(isinstance(note, SampleNote) for note in notes)
+    return isinstance(error.__cause__, RemoteTraceback) or any(
+        isinstance(note, SampleNote) for note in getattr(error, "__notes__", ())
+    )

@@ -343,9 +343,8 @@ class SeededMaker(DrawnMaker):
         undrawn.look()
         begun_ns = time.perf_counter_ns()
         samples = self._samples(plan, indices)
-        took_ns = time.perf_counter_ns() - begun_ns
-        self.drew = undrawn.drawn
-        self._measure(samples, took_ns, len(indices))
+        self.drew = undrawn.drawn  # before measuring: a sample may draw to say its size
+        self._measure(samples, time.perf_counter_ns() - begun_ns, len(indices))
         return samples
 
 

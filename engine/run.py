@@ -449,7 +449,7 @@ class Run:
             knobs = self._with_executor(self._direct, knobs)
         if self._stays or self.alone is not None:
             return knobs
-        host = Knob(
+        return *knobs, Knob(
             NAME,
             "host",
             lower=0,
@@ -459,7 +459,6 @@ class Run:
             write=partial(setattr, self, "_wanted"),
             choices=("trainer", "process"),
         )
-        return (*knobs, host)
 
     def _with_executor(
         self, direct: Recipe, knobs: tuple[Knob, ...]

@@ -465,8 +465,9 @@ class ContentionMeter:
         if len(beside) < MIN_BESIDE:
             return  # another thread has just dropped them
         step_s, rest_s = median(beside), min(MAX_REST_S, REST_S * 2.0**self._failed)
-        looks = list(self._looks)  # another thread may drop them
-        known = [look.step_s for look in looks if look.setting == self._setting]
+        known = [  # of a copy: another thread may drop them
+            look.step_s for look in list(self._looks) if look.setting == self._setting
+        ]
         looked_s = min([step_s, *known[-1:]]) * (1 + self._one_by_one)
         whole_s = median(list(self._steps) or [now_s])
         self._costs = whole_s - step_s >= MIN_WAIT * whole_s

@@ -155,12 +155,14 @@ class Buckets:
     def _plan(self, epoch: int, window: int) -> PlannedWindow:
         start = window * self.span
         stop = min(start + self.span, self.length)
-        rows = self.before.rows(epoch, start, stop)
-        lengths = self.lengths.values[rows.indices]
+        lengths = self.lengths.values[self.before.rows(epoch, start, stop).indices]
         places = np.argsort(-lengths, kind="stable")
         ends = self._cut(lengths[places])
-        steps = self.before.steps
-        seeds = [s.seed for s in steps if isinstance(s, Shuffle | GroupShuffle)]
+        seeds = [
+            step.seed
+            for step in self.before.steps
+            if isinstance(step, Shuffle | GroupShuffle)
+        ]
         if not seeds:
             return PlannedWindow(places, ends)
         # The batches in another order; a short last one stays where it is.

@@ -439,8 +439,9 @@ class DrawnPlan(Planning):
 
     def cursor_after(self, plan: BatchPlan) -> Cursor:
         """Return the cursor after this batch."""
-        end = plan.start + plan.n_rows
-        return Cursor(plan.epoch, plan.batch + 1, plan.step + 1, end)
+        return Cursor(
+            plan.epoch, plan.batch + 1, plan.step + 1, plan.start + plan.n_rows
+        )
 
 
 class Yielded(NamedTuple):
