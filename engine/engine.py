@@ -34,12 +34,6 @@ from .trainer_cost import Rest, TrainerMeter
 from .workers import Kind, Watches, no_watch
 
 LOGGER = logging.getLogger("penstock")
-STUCK = (
-    "the pipeline is closed, but %d of its threads are still in the functions they run "
-    "(%s). A thread cannot be interrupted, so each runs on until its function returns "
-    'or the program ends. If a function may hang, use executor="process", whose '
-    "workers are killed"
-)
 # How long all workers together may take to end, so that `close` takes at most 2 s.
 CLOSE_S = 1.2
 # A thread that holds a lock for this long is stuck.
@@ -338,7 +332,14 @@ class Engine:
         self._closed = True
         if stuck:
             names = (f"{name} ({count})" for name, count in Counter(stuck).items())
-            LOGGER.warning(STUCK, len(stuck), ", ".join(names))
+            LOGGER.warning(
+                "the pipeline is closed, but %d of its threads are still in the"
+                " functions they run (%s). A thread cannot be interrupted, so each runs"
+                " on until its function returns or the program ends. If a function may"
+                ' hang, use executor="process", whose workers are killed',
+                len(stuck),
+                ", ".join(names),
+            )
 
     def is_free(self) -> bool:
         """Whether no thread, this one included, is stuck holding a lock of ours.

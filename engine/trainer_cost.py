@@ -320,18 +320,13 @@ def lowest(steps: Sequence[float]) -> float:
     return sorted(steps)[int(LOWEST * len(steps))] if steps else 0.0
 
 
-def ranks() -> int:
-    """Return how many processes train in step."""
-    return Shard.found().size
-
-
 def waits_for_others() -> bool:
     """Whether a step may wait for what goes on while `next()` waits, too.
 
     An accelerator works on, and other ranks arrive. The longer `next()` takes, the less
     remains to wait for, and the shorter is the trainer's own part.
     """
-    return torch.cuda.is_initialized() or ranks() > 1  # type: ignore[no-untyped-call]
+    return torch.cuda.is_initialized() or Shard.found().size > 1  # type: ignore[no-untyped-call]
 
 
 class ContentionMeter:
@@ -474,9 +469,9 @@ class ContentionMeter:
         wanted_s = rest_s + looked_s * self._costs
         first = not self._looks and not self._free
         known_s = max(LOAN_S * first, self._trained_s)
-        left_s = SHARE / ranks() * known_s - self._spent_s
+        left_s = SHARE / Shard.found().size * known_s - self._spent_s
         if left_s < wanted_s:
-            self._due_s = now_s + (wanted_s - left_s) * ranks() / SHARE
+            self._due_s = now_s + (wanted_s - left_s) * Shard.found().size / SHARE
             return
         self._look = Look(0.0, step_s, lowest(beside), self._setting)
         self._since = 0
@@ -515,6 +510,6 @@ class ContentionMeter:
         """Go on loading, and see when the next look is due."""
         self.reset()
         self._spent_s += cost_s
-        again_s = cost_s * 2.0**self._failed * ranks() / SHARE
+        again_s = cost_s * 2.0**self._failed * Shard.found().size / SHARE
         rare_s = RARE_S if len(self._looks) >= KNOWN else 0.0
         self._due_s = time.monotonic() + max(again_s, rare_s)
