@@ -466,10 +466,9 @@ class Engine:
 
     def _move_or_note(self, segment: Segment, kind: Kind) -> bool:
         """Move a segment; if it may not or cannot move, it stays for good."""
-        why = segment.witness.verdict(kind)
-        if segment.recipe.iterable and not segment.witness.drew:
-            why = ""  # a thread continues with the existing iterator
-        if why:
+        # A thread continues with the existing iterator.
+        continues = segment.recipe.iterable and not segment.witness.drew
+        if not continues and (why := segment.witness.verdict(kind)):
             segment.stays = why
             note(segment, segment.executor, "stays", why)
             return False

@@ -24,7 +24,7 @@ from .core.in_flight import ByteBudget, Chunk, Failure, InFlightBatch
 from .engine import Engine
 from .far.pools import FarPools
 from .observe.observation import Knob, Move, Observation
-from .plan import BatchPlan, Cursor, PlannedBatch, Rows
+from .plan import BatchPlan, Cursor, PlannedBatch
 from .program.randomness import SampleRandom, SeededCalls
 from .recipe import Recipe
 from .segment import worked, worked_late
@@ -65,8 +65,9 @@ class Faults:
         if plan.epoch != self._epoch:
             self._epoch, self._count = plan.epoch, 0
         self._count += len(failures)
-        known = max(1000, plan.start + plan.n_rows)
-        allowed = int(self._share * (self._length or known))
+        allowed = int(
+            self._share * (self._length or max(1000, plan.start + plan.n_rows))
+        )
         if self._count > allowed:
             error = failures[0].annotated(plan.epoch, plan.step)
             add_note(
@@ -120,14 +121,13 @@ class PlannedFeed:
         planned, finished = self.engine.pop()
         self._left -= 1
         plan = planned.plan
+        if isinstance(finished, FailedBatch) and finished.failures:
+            finished = self._filled(planned, finished)
         if isinstance(finished, FailedBatch):
-            if finished.failures:
-                finished = self._filled(planned, finished)
-            if isinstance(finished, FailedBatch):
-                try:
-                    raise finished.error
-                finally:  # the exception holds this frame, so this must not hold it
-                    del finished, planned
+            try:
+                raise finished.error
+            finally:  # the exception holds this frame, so this must not hold it
+                del finished, planned
         if finished.failures:
             self.faults.add(finished.failures, plan)
             plan = plan._replace(substituted=tuple(f.row for f in finished.failures))
@@ -147,24 +147,24 @@ class PlannedFeed:
         whole = self._plan.batch(max(plan.step - 1, 0)).n_rows
         if not (plan.last and plan.batch and plan.n_rows < whole):
             return failed
-        order = self._plan.order
         with self.engine.still():  # nobody else uses the dataset meanwhile
             for position in range(plan.start - 1, -1, -1)[:NEAR]:
-                sample = self._sample(order.at(plan.epoch, np.array([position])), plan)
-                if sample:
+                if sample := self._sample(position, plan):
                     buffer = BatchBuffer(recipe.buffers, plan)
                     buffer.place(range(plan.n_rows), [*sample] * plan.n_rows)
                     made = recipe.buffers.finish(
                         InFlightBatch(plan, planned.rows, buffer=buffer, remaining=[])
                     )
                     filled = made.collate() if isinstance(made, Gathered) else made
-                    filled = worked_late(recipe, plan, filled)
-                    return replace(filled, failures=failed.failures)
+                    return replace(
+                        worked_late(recipe, plan, filled), failures=failed.failures
+                    )
         return failed
 
-    def _sample(self, rows: Rows, plan: BatchPlan) -> Sequence[Any] | None:
+    def _sample(self, position: int, plan: BatchPlan) -> Sequence[Any] | None:
         """Make one sample as its workers would; None or empty if that fails."""
         recipe = self.engine.recipe
+        rows = self._plan.order.at(plan.epoch, np.array([position]))
         chunk = Chunk(plan.step, 0, rows.indices, rows.rounds, plan.ctx)
         samples: Sequence[Any] | None = None
         for segment in recipe.segments:

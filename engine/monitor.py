@@ -203,8 +203,7 @@ class GilProbe:
     def burst(self) -> bool:
         """Start a burst, unless one is in progress; return whether it was started."""
         with self._starting:
-            busy = self._thread is not None and self._thread.is_alive()
-            if busy or self._closed.is_set():
+            if self._closed.is_set() or (self._thread and self._thread.is_alive()):
                 return False
             self._thread = threading.Thread(
                 target=self._look, name="penstock gil probe", daemon=True

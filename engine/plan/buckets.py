@@ -133,11 +133,6 @@ class Buckets:
     def length(self) -> int:
         return self.before.epoch_length
 
-    @property
-    def windows(self) -> int:
-        """Number of windows in an epoch."""
-        return -(-self.length // self.span)
-
     def trace(self, rows: Rows) -> Rows:
         """Return the positions in the previous order of those at `rows`."""
 
@@ -266,7 +261,8 @@ class BudgetTimeline:
         """Return the batches before each window of `epoch`, and after the last one."""
 
         def count() -> tuple[int, ...]:
-            plan, windows = self._buckets.planned, range(self._buckets.windows)
+            plan = self._buckets.planned
+            windows = range(-(-self.epoch_length // self._buckets.span))
             sizes = (plan(epoch, window).ends.size for window in windows)
             return tuple(accumulate(sizes, initial=0))
 
