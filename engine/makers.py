@@ -324,7 +324,8 @@ class SeededMaker(DrawnMaker):
         """Get samples, each under its own seed; note whether they draw."""
         undrawn, times_ns = Undrawn(), []
         samples: list[Any] = []
-        for index, seed in zip(indices, self._plan.seeds(plan), strict=True):
+        seeds = self._plan.seeds(plan).tolist()
+        for index, seed in zip(indices, seeds, strict=True):
             seed_global_generators(seed)
             if not self.drew:
                 undrawn.look()
@@ -338,7 +339,7 @@ class SeededMaker(DrawnMaker):
 
     def _at_once(self, plan: BatchPlan, indices: list[Any]) -> Sequence[Any]:
         """Get samples that cannot be repeated, or are read at once, under one seed."""
-        seed_global_generators(self._plan.seeds(plan)[0])
+        seed_global_generators(int(self._plan.seeds(plan)[0]))
         undrawn = Undrawn()
         undrawn.look()
         begun_ns = time.perf_counter_ns()

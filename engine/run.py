@@ -155,7 +155,8 @@ class Run:
         alone = self.alone
         if alone is None or alone.undecided:
             self.contention.asked(trainer.gap_s)
-        delivery = self._taken() if self._watch is None else self._watched()
+        watch = self._watch
+        delivery = self._taken() if watch is None else self._watched(watch)
         if delivery is None:
             self.contention.reset()
             trainer.stop()
@@ -287,10 +288,9 @@ class Run:
         if self._direct is None or engine is None:
             return
         self._kind = "trainer"
-        (segment,) = as_now(engine.segments)
+        (now,), (direct,) = as_now(engine.segments), self._direct.segments
         self._watch = None
-        program = self._direct.segments[0].program
-        segment = replace(segment, executor="inline", program=program)
+        segment = replace(now, executor="inline", program=direct.program)
         self._direct = self._recipe = replace(self._direct, segments=(segment,))
         self._start_again(host.cursor, alone=True)
 
@@ -314,10 +314,9 @@ class Run:
         lane = self._lane
         return self.host.next() if lane is None else lane.next(self.host)
 
-    def _watched(self) -> Delivery | None:
+    def _watched(self, watch: ChangeWatch) -> Delivery | None:
         """Return the next batch, made of the data as the loop has left it."""
-        cursor, watch, why = self._next_cursor(), self._watch, ""
-        assert watch is not None
+        cursor, why = self._next_cursor(), ""
         try:
             delivery = self._taken()
             if delivery is None:

@@ -370,10 +370,8 @@ class DrawnPlan(Planning):
                         "; it must contain at least one index, unless the trainer"
                         " itself loads it: with num_workers=0"
                     )
-                step, position = self.stop, self._position
                 plan = self._planned(len(rows))
-                positions = np.arange(position, position + len(rows))
-                self._drawn[step] = plan, Rows(rows, seeds(self.seed, positions))
+                self._drawn[plan.step] = plan, Rows(rows, self.seeds(plan))
         while self._kept < head - 1:
             self._drawn.pop(self._kept, None)
             self._kept += 1
@@ -401,10 +399,19 @@ class DrawnPlan(Planning):
         self._kept = self.stop
         return plan, indices
 
-    def seeds(self, plan: BatchPlan) -> list[int]:
-        """Return the seeds of a batch's samples."""
-        positions = np.arange(plan.start, plan.start + plan.n_rows)
-        return [*seeds(self.seed, positions).tolist()]
+    def seeds(self, plan: BatchPlan) -> NDArray[np.int64]:
+        """Return the seeds of a batch's samples, each >= 0, `int64 [n_rows]`.
+
+        The mixer of SplitMix64 (G. Steele, D. Lea, C. Flood: "Fast splittable
+        pseudorandom number generators", OOPSLA 2014): adjacent seeds have nothing in
+        common.
+        """
+        places = np.arange(plan.start, plan.start + plan.n_rows).astype(np.uint64)
+        mixed = np.uint64(self.seed & 2**64 - 1) + (places + np.uint64(1)) * GOLDEN
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+        return (mixed >> np.uint64(1)).astype(np.int64)
 
     def _next(self) -> Iterable[Any] | None:
         first, self._first_batch = self._first_batch, None
@@ -469,19 +476,3 @@ def _indices(yielded: Iterable[Any], *, whole: bool) -> NDArray[Any]:
         with contextlib.suppress(OverflowError):
             return np.array(indices, np.int64)
     return objects(indices)
-
-
-def seeds(seed: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return a seed, >= 0, for each position of an epoch, `int64 [N]`.
-
-    The mixer of SplitMix64 (G. Steele, D. Lea, C. Flood: "Fast splittable pseudorandom
-    number generators", OOPSLA 2014): adjacent seeds have nothing in common.
-    """
-    mixed = (
-        np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
-        + (positions.astype(np.uint64) + np.uint64(1)) * GOLDEN
-    )
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return (mixed >> np.uint64(1)).astype(np.int64)
