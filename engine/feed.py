@@ -198,8 +198,10 @@ class RepackFeed:
         self._size, self._drop_last = recipe.batch_size, recipe.drop_last
         self._buffers = replace(recipe.buffers, keep=False)
         self._calls = SeededCalls(recipe.buffers.collate)
-        length = None if recipe.iterable else recipe.planned.order.epoch_length
-        self.faults = Faults(recipe.error_budget, length)
+        self.faults = Faults(
+            recipe.error_budget,
+            length=None if recipe.iterable else recipe.planned.order.epoch_length,
+        )
         # Tickets of the samples that are left over.
         self._tickets: list[int] = []
         self._samples: list[Any] = []

@@ -476,8 +476,9 @@ class Plan:
         Raises:
             Exception: as `batch`.
         """
-        constant = isinstance(self.schedule, ConstantSchedule)
-        constant = constant and isinstance(self.timeline, Timeline)
+        constant = isinstance(self.schedule, ConstantSchedule) and isinstance(
+            self.timeline, Timeline
+        )
         while start < stop:
             plan = self.batch(start)
             yield plan

@@ -244,9 +244,7 @@ def check_parts(order: Order, sizes: Sequence[int]) -> None:
     Raises:
         SpecError: they cannot.
     """
-    for step in order.steps:
-        if not isinstance(step, PartShuffle):
-            continue
+    for step in (each for each in order.steps if isinstance(each, PartShuffle)):
         check(
             step is order.steps[-1],
             f"shuffle(parts={step.count}) decides which rank reads what, so nothing may"
