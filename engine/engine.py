@@ -34,12 +34,6 @@ from .trainer_cost import Rest, TrainerMeter
 from .workers import Kind, Watches, no_watch
 
 LOGGER = logging.getLogger("penstock")
-STUCK = (
-    "the pipeline is closed, but %d of its threads are still in the functions they run "
-    "(%s). A thread cannot be interrupted, so each runs on until its function returns "
-    'or the program ends. If a function may hang, use executor="process", whose '
-    "workers are killed"
-)
 # How long all workers together may take to end, so that `close` takes at most 2 s.
 CLOSE_S = 1.2
 # A thread that holds a lock for this long is stuck.
@@ -112,12 +106,18 @@ class Engine:
             finish, stages = work.finisher(at), len(recipe.stages)
             connector = Connector(self.engine_lock, at, finish, stages)
             make = partial(self._pools.make, connector, recipe)
-            alone = lone or recipe.per_batch
-            self.segments.append(Segment(recipe, connector, make, alone=alone))
+            self.segments.append(
+                Segment(recipe, connector, make, alone=lone or recipe.per_batch)
+            )
         for at, finding in late.items():
             segment, before = self.segments[at], asked[at].executor
             outcome: MoveOutcome = "stays" if before == "process" else "moved"
-            note(segment, "process", outcome, OPENED_LATE.format(finding), old=before)
+            why = (
+                f"since the first sample {finding}, which threads must not share, so"
+                " each process has its own; pass from_dataset(thread_safe=True) if"
+                " threads may share it"
+            )
+            note(segment, "process", outcome, why, old=before)
 
     def __enter__(self) -> Self:
         """Start the workers."""
@@ -210,8 +210,8 @@ class Engine:
     def _judge(self, at: int, made: Any) -> None:
         """Judge by its first batch whether an inline segment may work ahead."""
         segment, recipe = self.segments[at], self.segments[at].recipe
-        collate = self.recipe.buffers.collate
-        subjects = (collate,) if recipe.in_order else recipe.subjects
+        buffers = self.recipe.buffers
+        subjects = (buffers.collate,) if recipe.in_order else recipe.subjects
         segment.witness.note_made(made, subjects)
         if not segment.witness.verdict("thread"):
             segment.connector.keeps_nothing()
@@ -247,16 +247,21 @@ class Engine:
         Raises:
             SpecError: something in the programs can no longer be sent to workers.
         """
+        end: int | None = None  # all batches may be made
         if self.recipe.options.persistent_workers:
-            if self.reservations.byte_budget.resume(self._suspends):
-                self._open_until(None)
-            return
-        if self._in_epochs:
-            self._pools.renew()
-        self._in_epochs = True
-        plan = self.recipe.plan
-        assert not isinstance(plan, AssignedPlan)  # epochs begin in the trainer
-        self._open_until(plan.first_step(epoch + 1))
+            if not self.reservations.byte_budget.resume(self._suspends):
+                return
+        else:
+            if self._in_epochs:
+                self._pools.renew()
+            self._in_epochs = True
+            plan = self.recipe.plan
+            assert not isinstance(plan, AssignedPlan)  # epochs begin in the trainer
+            end = plan.first_step(epoch + 1)
+        with self.engine_lock.lock:
+            self.engine_lock.core.extend(end)
+            self.engine_lock.core.unpause()
+            self.engine_lock.wake()
 
     def end_epoch(self) -> None:
         """End worker processes that may not outlive the epoch, which is over.
@@ -278,13 +283,6 @@ class Engine:
                 core.extend(core.head)
                 engine_lock.wake()
         engine_lock.notify_others()
-
-    def _open_until(self, step: int | None) -> None:
-        """Let batches before a step be made; None: all."""
-        with self.engine_lock.lock:
-            self.engine_lock.core.extend(step)
-            self.engine_lock.core.unpause()
-            self.engine_lock.wake()
 
     def move(self, segment: Segment, kind: Kind) -> None:
         """Give a segment workers of another kind. For the trainer's thread.
@@ -334,7 +332,14 @@ class Engine:
         self._closed = True
         if stuck:
             names = (f"{name} ({count})" for name, count in Counter(stuck).items())
-            LOGGER.warning(STUCK, len(stuck), ", ".join(names))
+            LOGGER.warning(
+                "the pipeline is closed, but %d of its threads are still in the"
+                " functions they run (%s). A thread cannot be interrupted, so each runs"
+                " on until its function returns or the program ends. If a function may"
+                ' hang, use executor="process", whose workers are killed',
+                len(stuck),
+                ", ".join(names),
+            )
 
     def is_free(self) -> bool:
         """Whether no thread, this one included, is stuck holding a lock of ours.
@@ -373,9 +378,8 @@ class Engine:
 
     def _pause(self, *, reader_only: bool) -> bool:
         """Hand out no more work; return whether somebody is still working."""
-        engine_lock, segments = self.engine_lock, self.segments
-        if reader_only:
-            segments = segments[:1]
+        engine_lock = self.engine_lock
+        segments = self.segments[:1] if reader_only else self.segments
         with engine_lock.lock:
             if reader_only:
                 engine_lock.mend()
@@ -440,8 +444,9 @@ class Engine:
         if suited is None:
             return
         segment.undecided = False
-        alone_s = run_ns / 1e9 / max(rows, 1)
-        segment.recipe = replace(segment.recipe, alone_s_per_row=alone_s)
+        segment.recipe = replace(
+            segment.recipe, alone_s_per_row=run_ns / 1e9 / max(rows, 1)
+        )
         if suited.executor == "inline":
             note(segment, "inline", "stays", suited.reason)
         elif self._move_or_note(segment, suited.executor):
@@ -461,10 +466,9 @@ class Engine:
 
     def _move_or_note(self, segment: Segment, kind: Kind) -> bool:
         """Move a segment; if it may not or cannot move, it stays for good."""
-        why = segment.witness.verdict(kind)
-        if segment.recipe.iterable and not segment.witness.drew:
-            why = ""  # a thread continues with the existing iterator
-        if why:
+        # A thread continues with the existing iterator.
+        continues = segment.recipe.iterable and not segment.witness.drew
+        if not continues and (why := segment.witness.verdict(kind)):
             segment.stays = why
             note(segment, segment.executor, "stays", why)
             return False
@@ -484,9 +488,3 @@ class Engine:
             raise self.engine_lock.broken
         if self.engine_lock.closed:
             raise PenstockError(CLOSED)
-
-
-OPENED_LATE = (
-    "since the first sample {}, which threads must not share, so each process has its"
-    " own; pass from_dataset(thread_safe=True) if threads may share it"
-)

@@ -24,7 +24,7 @@ from .core.in_flight import ByteBudget, Chunk, Failure, InFlightBatch
 from .engine import Engine
 from .far.pools import FarPools
 from .observe.observation import Knob, Move, Observation
-from .plan import BatchPlan, Cursor, PlannedBatch, Rows
+from .plan import BatchPlan, Cursor, PlannedBatch
 from .program.randomness import SampleRandom, SeededCalls
 from .recipe import Recipe
 from .segment import worked, worked_late
@@ -32,10 +32,6 @@ from .trainer_cost import TrainerMeter
 
 # How often the process that reads an iterable may die with no batch in between.
 LOSSES = 5
-UNREADABLE = (
-    "the process that reads the iterable died {} times with no batch in between; look"
-    " for a crash in native code, or for the system's out-of-memory killer"
-)
 # How many samples before a tail are tried if all of the tail's own failed.
 NEAR = 16
 
@@ -69,8 +65,9 @@ class Faults:
         if plan.epoch != self._epoch:
             self._epoch, self._count = plan.epoch, 0
         self._count += len(failures)
-        length = self._length or max(1000, plan.start + plan.n_rows)
-        allowed = int(self._share * length)
+        allowed = int(
+            self._share * (self._length or max(1000, plan.start + plan.n_rows))
+        )
         if self._count > allowed:
             error = failures[0].annotated(plan.epoch, plan.step)
             add_note(
@@ -94,7 +91,7 @@ class PlannedFeed:
         # Makes the batches; another one may go on with the one that is due next.
         self.engine = engine
         self._plan = plan = recipe.planned
-        self.faults = Faults(recipe.batch.error_budget, plan.order.epoch_length)
+        self.faults = Faults(recipe.error_budget, plan.order.epoch_length)
 
     @property
     def cursor(self) -> Cursor:
@@ -124,18 +121,16 @@ class PlannedFeed:
         planned, finished = self.engine.pop()
         self._left -= 1
         plan = planned.plan
+        if isinstance(finished, FailedBatch) and finished.failures:
+            finished = self._filled(planned, finished)
         if isinstance(finished, FailedBatch):
-            if finished.failures:
-                finished = self._filled(planned, finished)
-            if isinstance(finished, FailedBatch):
-                try:
-                    raise finished.error
-                finally:  # the exception holds this frame, so this must not hold it
-                    del finished, planned
+            try:
+                raise finished.error
+            finally:  # the exception holds this frame, so this must not hold it
+                del finished, planned
         if finished.failures:
             self.faults.add(finished.failures, plan)
-            rows = tuple(failure.row for failure in finished.failures)
-            plan = plan._replace(substituted=rows)
+            plan = plan._replace(substituted=tuple(f.row for f in finished.failures))
         self._last = plan
         return Delivery(finished.data, plan)
 
@@ -152,24 +147,24 @@ class PlannedFeed:
         whole = self._plan.batch(max(plan.step - 1, 0)).n_rows
         if not (plan.last and plan.batch and plan.n_rows < whole):
             return failed
-        order = self._plan.order
         with self.engine.still():  # nobody else uses the dataset meanwhile
             for position in range(plan.start - 1, -1, -1)[:NEAR]:
-                sample = self._sample(order.at(plan.epoch, np.array([position])), plan)
-                if sample:
+                if sample := self._sample(position, plan):
                     buffer = BatchBuffer(recipe.buffers, plan)
                     buffer.place(range(plan.n_rows), [*sample] * plan.n_rows)
                     made = recipe.buffers.finish(
                         InFlightBatch(plan, planned.rows, buffer=buffer, remaining=[])
                     )
                     filled = made.collate() if isinstance(made, Gathered) else made
-                    filled = worked_late(recipe, plan, filled)
-                    return replace(filled, failures=failed.failures)
+                    return replace(
+                        worked_late(recipe, plan, filled), failures=failed.failures
+                    )
         return failed
 
-    def _sample(self, rows: Rows, plan: BatchPlan) -> Sequence[Any] | None:
+    def _sample(self, position: int, plan: BatchPlan) -> Sequence[Any] | None:
         """Make one sample as its workers would; None or empty if that fails."""
         recipe = self.engine.recipe
+        rows = self._plan.order.at(plan.epoch, np.array([position]))
         chunk = Chunk(plan.step, 0, rows.indices, rows.rounds, plan.ctx)
         samples: Sequence[Any] | None = None
         for segment in recipe.segments:
@@ -177,8 +172,9 @@ class PlannedFeed:
                 return None
             if segment.per_batch:
                 continue
-            random = SampleRandom(recipe.seed)
-            samples = segment.program.run(chunk, samples, None, random).outputs
+            samples = segment.program.run(
+                chunk, samples, None, SampleRandom(recipe.seed)
+            ).outputs
             if not samples:
                 break
         return samples
@@ -197,13 +193,15 @@ class RepackFeed:
         recipe = engine.recipe
         # Makes the blocks; another one may go on with the one that is due next.
         self.engine = engine
-        self._plan, self._batch = recipe.planned, recipe.batch
-        assert recipe.batch.size is not None
-        self._size = recipe.batch.size
+        self._plan = recipe.planned
+        assert recipe.batch_size is not None
+        self._size, self._drop_last = recipe.batch_size, recipe.drop_last
         self._buffers = replace(recipe.buffers, keep=False)
         self._calls = SeededCalls(recipe.buffers.collate)
-        length = None if recipe.iterable else recipe.planned.order.epoch_length
-        self.faults = Faults(recipe.batch.error_budget, length)
+        self.faults = Faults(
+            recipe.error_budget,
+            length=None if recipe.iterable else recipe.planned.order.epoch_length,
+        )
         # Tickets of the samples that are left over.
         self._tickets: list[int] = []
         self._samples: list[Any] = []
@@ -214,11 +212,12 @@ class RepackFeed:
     def begin(self, cursor: Cursor) -> None:
         self.engine.begin_epoch(cursor.epoch)
         self.cursor = cursor
-        if self.engine.recipe.iterable:
-            # It has no index: what was read before is read again and skipped.
-            there = self._clean and cursor.position == 0
-        else:
-            there = self._block(cursor)[0] == self.engine.head
+        # An iterable has no index: what was read before is read again and skipped.
+        there = (
+            self._clean and cursor.position == 0
+            if self.engine.recipe.iterable
+            else self._block(cursor)[0] == self.engine.head
+        )
         if not there:
             self._restart()
         self._clean = False
@@ -230,7 +229,7 @@ class RepackFeed:
         while len(self._samples) < size and not self._over:
             self._pull()
         taken = self._samples[:size]
-        if not taken or (len(taken) < size and self._batch.drop_last):
+        if not taken or (len(taken) < size and self._drop_last):
             self._drop()
             return None
         tickets = self._tickets[:size]
@@ -249,7 +248,11 @@ class RepackFeed:
             self._lost += 1
             if self._lost > LOSSES:
                 times, self._lost = self._lost, 0
-                raise WorkerError(UNREADABLE.format(times)) from lost
+                raise WorkerError(
+                    f"the process that reads the iterable died {times} times with no"
+                    " batch in between; look for a crash in native code, or for the"
+                    " system's out-of-memory killer"
+                ) from lost
             self._restart()
             return
         self._over = in_flight.plan.last or in_flight.ended
@@ -362,11 +365,10 @@ class Host(ABC):
     `read` and `knobs`, at the same time.
     """
 
+    # The engine; None if the trainer makes the batches by itself.
     engine: Engine | None = None
-    """The engine; None if the trainer makes the batches by itself."""
-
+    # The latest moves of its work between kinds of workers, and their reasons.
     moves: deque[Move]
-    """The latest moves of its work between kinds of workers, and their reasons."""
     kind = "trainer"  # or "process", if all of its work is in worker processes
 
     @property

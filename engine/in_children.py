@@ -30,10 +30,6 @@ MANY_CORES = 4
 # Work in a batch that justifies worker processes at once. With less, threads load, as
 # they start at no cost, until the tuner moves them.
 WORTH_PROCESSES_S = 0.02
-CROWDED = (
-    "a batch takes {} ms of work, and threads would take the GIL from the trainer; with"
-    " {} cores, worker processes load instead"
-)
 
 
 def in_children(recipe: Recipe, children: int | None = None) -> Recipe:
@@ -125,8 +121,11 @@ def _apart(workers: int, segment: SegmentRecipe) -> tuple[bool, bool, bool]:
     Before so many workers in processes, more threads stay more, if they may share what
     they work with.
     """
-    threads = segment.executor == "thread" and segment.thread_safe
-    wide = threads and segment.num_parallel_workers > workers
+    wide = (
+        segment.executor == "thread"
+        and segment.thread_safe
+        and segment.num_parallel_workers > workers
+    )
     return segment.executor == "async", segment.iterable, wide
 
 
@@ -179,16 +178,23 @@ def has_cores_to_spare(recipe: Recipe) -> bool:
     Several ranks may share the cores of a host: their tuners divide them. Without a
     tuner, work stays in the trainer's process, where all that it does can be seen.
     """
-    kept, lone = recipe.options.persistent_workers, recipe.planned.shard.size == 1
-    many = recipe.cpu_cores >= MANY_CORES
-    return config.get_enable_autotune() and lone and kept and many
+    return (
+        config.get_enable_autotune()
+        and recipe.planned.shard.size == 1
+        and recipe.options.persistent_workers
+        and recipe.cpu_cores >= MANY_CORES
+    )
 
 
 def crowded(recipe: Recipe, batch_s: float) -> str:
     """Return why a batch of so much work goes to processes at once; empty if not."""
     if batch_s < WORTH_PROCESSES_S:
         return ""
-    return CROWDED.format(figures(1e3 * batch_s), figures(recipe.cpu_cores))
+    return (
+        f"a batch takes {figures(1e3 * batch_s)} ms of work, and threads would take the"
+        f" GIL from the trainer; with {figures(recipe.cpu_cores)} cores, worker"
+        " processes load instead"
+    )
 
 
 def check_may_leave(data: Any, segments: Iterable[Segment], collate: Witness) -> None:
@@ -218,6 +224,6 @@ def is_of_worker(error: Exception) -> bool:
     What a collate_fn raises in the trainer is final: it may keep state. Torch's default
     keeps none, and samples made ahead may be of two kinds.
     """
-    notes = getattr(error, "__notes__", ())
-    elsewhere = isinstance(error.__cause__, RemoteTraceback)
-    return elsewhere or any(isinstance(note, SampleNote) for note in notes)
+    return isinstance(error.__cause__, RemoteTraceback) or any(
+        isinstance(note, SampleNote) for note in getattr(error, "__notes__", ())
+    )

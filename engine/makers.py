@@ -13,7 +13,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import cycle
@@ -121,19 +121,18 @@ class BatchMeter:
         self.run_ns += run_ns
         self._collate_ns += now_ns - self._made_ns
 
-    @property
-    def tally(self) -> tuple[int, int]:
-        """Rows and nanoseconds without the first batch and the slowest other one."""
+    def tally(self, *, collating: bool = True) -> tuple[int, int]:
+        """Return rows and nanoseconds without the first batch and the slowest other.
+
+        Args:
+            collating: whether the time for collating counts.
+        """
         (cold, cold_ns), (slow, slow_ns) = self._cold, self._slowest
         if self.batches <= 2:
             slow = slow_ns = 0
-        return self.rows - cold - slow, self.run_ns - cold_ns - slow_ns
-
-    @property
-    def samples_tally(self) -> tuple[int, int]:
-        """Rows and nanoseconds like `tally`, without the time for collating."""
-        rows, run_ns = self.tally
-        return rows, int(run_ns * (1.0 - ratio(self._collate_ns, self.run_ns)))
+        part = 1.0 if collating else 1.0 - ratio(self._collate_ns, self.run_ns)
+        ns = int((self.run_ns - cold_ns - slow_ns) * part)
+        return self.rows - cold - slow, ns
 
     def read(self) -> tuple[WorkerReading, tuple[PartReading, ...]]:
         """Return the totals: of everything, of each operation, and of collating."""
@@ -148,8 +147,8 @@ class BatchMeter:
         )
         made = self.parts.read()
         if len(made) == 1:  # its cost is that of everything but collating
-            rest_s = run_s - collate_s, cpu_s - collate_cpu_s
-            made = (PartReading(rows, *rest_s, nbytes),)
+            own_s, own_cpu_s = run_s - collate_s, cpu_s - collate_cpu_s
+            made = (PartReading(rows, own_s, own_cpu_s, nbytes),)
         return work, (*made, PartReading(rows, collate_s, collate_cpu_s, nbytes))
 
     @property
@@ -219,8 +218,9 @@ class DrawnMaker:
     def _measure(self, samples: Sequence[Any], took_ns: int, count: int) -> None:
         """Note what a sample takes, by those of the first batch."""
         self._meter.usual_ns = took_ns // count
-        each = size_of(samples) // count if self._read.whole else size_of(samples[0])
-        self._meter.sample_bytes = each
+        self._meter.sample_bytes = (
+            size_of(samples) // count if self._read.whole else size_of(samples[0])
+        )
 
     def _samples(self, plan: BatchPlan, indices: list[Any]) -> Sequence[Any]:
         """Get the samples from the dataset, as torch does."""
@@ -233,8 +233,7 @@ class DrawnMaker:
             return [get(at := index) for index in indices]
         except Exception as error:
             row = next(row for row, each in enumerate(indices) if each is at)
-            failure = Failure(error, self._read.stage, at, row)
-            failure.annotated(plan.epoch, plan.step)
+            Failure(error, self._read.stage, at, row).annotated(plan.epoch, plan.step)
             raise
 
 
@@ -327,7 +326,8 @@ class SeededMaker(DrawnMaker):
         """Get samples, each under its own seed; note whether they draw."""
         undrawn, times_ns = Undrawn(), []
         samples: list[Any] = []
-        for index, seed in zip(indices, self._plan.seeds(plan), strict=True):
+        seeds = self._plan.seeds(plan).tolist()
+        for index, seed in zip(indices, seeds, strict=True):
             seed_global_generators(seed)
             if not self.drew:
                 undrawn.look()
@@ -341,14 +341,13 @@ class SeededMaker(DrawnMaker):
 
     def _at_once(self, plan: BatchPlan, indices: list[Any]) -> Sequence[Any]:
         """Get samples that cannot be repeated, or are read at once, under one seed."""
-        seed_global_generators(self._plan.seeds(plan)[0])
+        seed_global_generators(int(self._plan.seeds(plan)[0]))
         undrawn = Undrawn()
         undrawn.look()
         begun_ns = time.perf_counter_ns()
         samples = self._samples(plan, indices)
-        took_ns = time.perf_counter_ns() - begun_ns
-        self.drew = undrawn.drawn
-        self._measure(samples, took_ns, len(indices))
+        self.drew = undrawn.drawn  # before measuring: a sample may draw to say its size
+        self._measure(samples, time.perf_counter_ns() - begun_ns, len(indices))
         return samples
 
 
@@ -405,8 +404,8 @@ class PlanMaker:
         self._program.restart(skip)
         self.head, self._plans = step, iter(())
 
+    # Nothing has to be done: nobody else is working.
     still = contextlib.nullcontext
-    """Nothing has to be done: nobody else is working."""
 
     def pop(self) -> tuple[PlannedBatch, Finished | FailedBatch]:
         """Make the next batch or block."""
@@ -428,8 +427,7 @@ class PlanMaker:
         self._rows += done
         if parts:
             meter.parts.add(parts, done)
-        weighs = plan.image_size != self._size or next(self._weighs)
-        if weighs and samples:
+        if (plan.image_size != self._size or next(self._weighs)) and samples:
             self._size = plan.image_size
             meter.sample_bytes = size_of_all(samples) // len(samples)
         meter.collating()
@@ -440,13 +438,8 @@ class PlanMaker:
         planned, make = PlannedBatch(plan, rows), self._together
         if self.recipe.buffers.collate is None:
             return planned, make(planned, samples)
-        return planned, self._called(partial(make, planned, samples), plan)
-
-    def _called(
-        self, collate: Callable[[], Finished | FailedBatch], plan: BatchPlan
-    ) -> Finished | FailedBatch:
-        """Call the user's `collate_fn`; the batch seeds its draws."""
-        return self._calls.call(collate, self.recipe.seed, plan.epoch, plan.batch)
+        collate, seed = partial(make, planned, samples), self.recipe.seed
+        return planned, self._calls.call(collate, seed, plan.epoch, plan.batch)
 
     def _together(
         self, planned: PlannedBatch, samples: Sequence[Any]
@@ -464,8 +457,8 @@ class PlanMaker:
         """Make a batch of which samples are missing, or a block, as workers do."""
         in_flight.ended = work.ended
         if not work.failures:
-            kept = dict(zip(work.rows(), work.samples, strict=True))
-            return in_flight, Finished(kept)
+            samples = zip(work.rows(), work.samples, strict=True)
+            return in_flight, Finished(dict(samples))
         for failure in work.failures:
             if isinstance(failure.error, KeyboardInterrupt):
                 raise failure.error  # at once: it was meant for the loop
@@ -476,19 +469,9 @@ class PlanMaker:
         self._program.finish(work, in_flight.buffer)
         finished = buffers.finish(in_flight)
         if isinstance(finished, Gathered):
-            finished = self._called(finished.collate, in_flight.plan)
+            seeds = self.recipe.seed, in_flight.plan.epoch, in_flight.plan.batch
+            finished = self._calls.call(finished.collate, *seeds)
         return in_flight, finished
-
-
-def maker_of(
-    recipe: Recipe, cursor: Cursor, meter: BatchMeter
-) -> DrawnMaker | PlanMaker:
-    """Return the maker for a pipeline of this kind."""
-    if recipe.drawn is None:
-        return PlanMaker(recipe, cursor, meter)
-    (read,) = recipe.segments[0].program.operations
-    seeded = isinstance(read, SeededRead)
-    return (SeededMaker if seeded else DrawnMaker)(recipe, cursor, meter)
 
 
 class DirectHost(Host):
@@ -515,8 +498,11 @@ class DirectHost(Host):
         self._recipe, self._byte_budget, self._trainer = recipe, byte_budget, trainer
         self._closed = False
         (self.segment,) = recipe.segments
-        self._meter = BatchMeter(len(self.segment.program.operations))
-        self.maker = maker_of(recipe, cursor, self._meter)
+        operations = self.segment.program.operations
+        self._meter = BatchMeter(len(operations))
+        drawn = SeededMaker if isinstance(operations[0], SeededRead) else DrawnMaker
+        make = PlanMaker if recipe.drawn is None else drawn
+        self.maker: DrawnMaker | PlanMaker = make(recipe, cursor, self._meter)
         # Rows of the largest batch, and what earlier epochs took, in nanoseconds.
         self._batch_rows = self._before_ns = 0
         # Seconds that reading beside the trainer would have saved so far.
@@ -537,7 +523,7 @@ class DirectHost(Host):
     @property
     def s_per_row(self) -> float:
         """Seconds that a sample takes the trainer; 0 if unknown."""
-        rows, run_ns = self._meter.tally
+        rows, run_ns = self._meter.tally()
         return run_ns / 1e9 / rows if rows else 0.0
 
     def begin(self, cursor: Cursor) -> None:
@@ -594,8 +580,8 @@ class DirectHost(Host):
         """Return what suits the work, if loading an epoch takes so long."""
         meter, rows, threads = self._meter, self._batch_rows, self.segment.thread_safe
         # With threads, the trainer still runs the `collate_fn`.
-        collates = threads or not self.collate.repeats()
-        tally = meter.samples_tally if collates else meter.tally
+        stays = threads or not self.collate.repeats()
+        tally = meter.tally(collating=not stays)
         if meter.batches == 1 and meter.usual_ns * rows > SOON_NS:
             tally = rows, meter.usual_ns * rows
         return resolve(*tally, 0, rows, thread_safe=threads, epoch_ns=epoch_ns)
@@ -638,7 +624,6 @@ class DirectHost(Host):
         work, costs = self._meter.read()
         trainer, now_ns = meter.read(), time.perf_counter_ns()
         window_s = meter.window_s(now_ns, trainer)
-        empty = ratio(work.worker_s, window_s)
         segment = SegmentObservation(
             name=recipe.name,
             queue_name=recipe.queue_name,
@@ -646,7 +631,9 @@ class DirectHost(Host):
             num_parallel_workers=1,
             prefetch_size=1,
             **asdict(work),
-            output=ConnectorObservation(0.0, self._batch_rows, empty),
+            output=ConnectorObservation(
+                capacity=self._batch_rows, empty=ratio(work.worker_s, window_s)
+            ),
             moves=tuple(self.moves),
             run_queue_s=self._meter.queued_s,
             parts=parts_of(recipe.program.stages, costs, (*recipe.storable, None)),

@@ -75,7 +75,22 @@ class Options:
             "; leave it out to let penstock choose",
         )
         check_name(self.name)
-        check_ray_options(self.ray_options)
+        if self.ray_options is not None:  # Ray itself checks their values
+            check(
+                isinstance(self.ray_options, Mapping)
+                and set(self.ray_options) <= set(RAY_OPTIONS),
+                f"`ray_options` are the options of a Ray actor that place it,"
+                f" {', '.join(RAY_OPTIONS)}, got {self.ray_options!r}; pass, for"
+                ' example, ray_options={"num_cpus": 0.5}',
+            )
+            amounts = [self.ray_options.get(name, 0) for name in RAY_OPTIONS[:3]]
+            amounts += dict(self.ray_options.get("resources") or {}).values()
+            check(
+                all(isinstance(each, (int, float)) and each >= 0 for each in amounts),
+                "`ray_options` claim amounts >= 0 of num_cpus, num_gpus, memory and"
+                f" resources, got {self.ray_options!r}; leave out what an actor need"
+                " not have",
+            )
 
     def __repr__(self) -> str:
         return "" if self == AS_SHIPPED else call(".options", self)
@@ -105,29 +120,6 @@ RAY_OPTIONS = (
     "scheduling_strategy",
     "runtime_env",
 )
-
-
-def check_ray_options(options: Any) -> None:
-    """Check options for Ray actors; Ray itself checks their values.
-
-    Raises:
-        SpecError: they are not a mapping of such options.
-    """
-    if options is None:
-        return
-    check(
-        isinstance(options, Mapping) and set(options) <= set(RAY_OPTIONS),
-        f"`ray_options` are the options of a Ray actor that place it,"
-        f" {', '.join(RAY_OPTIONS)}, got {options!r}; pass, for example,"
-        ' ray_options={"num_cpus": 0.5}',
-    )
-    amounts = (options.get(name, 0) for name in RAY_OPTIONS[:3])
-    claimed = [*amounts, *dict(options.get("resources") or {}).values()]
-    check(
-        all(isinstance(each, (int, float)) and each >= 0 for each in claimed),
-        f"`ray_options` claim amounts >= 0 of num_cpus, num_gpus, memory and resources,"
-        f" got {options!r}; leave out what an actor need not have",
-    )
 
 
 AS_SHIPPED = Options()
@@ -256,26 +248,14 @@ def resolve(
     batch_ns = run_ns / rows * batch_rows
     if 0 < left / batch_rows * batch_ns < SOON_NS:
         return None
-    executor: Literal["thread", "process"] = "thread" if thread_safe else "process"
     cost = f"a batch takes {figures(batch_ns / 1e6)} ms"
     line = f"{WORTH_WORKERS_NS / 1e6:g} ms from which handing it over pays"
     if batch_ns <= WORTH_WORKERS_NS:
         return ResolvedExecutor("inline", f"{cost}, less than the {line}")
-    suited = ResolvedExecutor(executor, f"{cost}, more than the {line}")
+    suited = ResolvedExecutor(
+        "thread" if thread_safe else "process", f"{cost}, more than the {line}"
+    )
     return None if epoch_ns < WORTH_START_NS else suited
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRecipe:
-    """How samples are dealt into batches if the plan does not decide that."""
-
-    size: int | None
-    """Samples in a batch; None: a schedule decides."""
-    drop_last: bool
-    error_budget: float
-    """Share of an epoch's samples that may be substituted, 0 to 1."""
-    microbatches: int | None
-    """Parts that each batch is split into; None leaves it whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +265,13 @@ class Recipe:
     plan: Plan | DrawnPlan | AssignedPlan
     segments: tuple[SegmentRecipe, ...]
     buffers: Buffers
-    batch: BatchRecipe
+    batch_size: int | None
+    """Samples in a batch, if the plan does not deal them; None: a schedule decides."""
+    drop_last: bool
+    error_budget: float
+    """Share of an epoch's samples that may be substituted, 0 to 1."""
+    microbatches: int | None
+    """Parts that each batch is split into; None leaves it whole."""
     seed: int
     repack: bool
     """Whether batches are formed at run time, from what a filter or iterable leaves."""
@@ -312,8 +298,7 @@ class Recipe:
 
     def elsewhere(self, at: int) -> Recipe:
         """Return what worker processes of segment `at` work by."""
-        segment = self.segments[at]
-        *before, last = segment.within_all
+        *before, last = self.segments[at].within_all
         program = last.program
         if not (program.places or last.per_batch):  # there, nothing follows
             last = replace(last, program=replace(program, places=self.buffers.stage))
@@ -372,15 +357,12 @@ class Recipe:
         plan = self.planned
         saved = state.get("data") if isinstance(state, Mapping) else None
         if None not in (saved, self.data) and saved != self.data and not override:
-            raise StateError(OTHER_DATA)
+            raise StateError(
+                "the state belongs to another dataset (its files, or its fingerprint,"
+                " differ from this one's); build the pipeline on the data it was saved"
+                " with, or continue this one from the same position of the epoch with"
+                " load_state_dict(state, override=True)"
+            )
         if self.repack:  # its batches are not the plan's, so the plan cannot check them
             return read_state(state, plan.hash, plan.facts(), override=override)
         return plan.restore(state, override=override)
-
-
-OTHER_DATA = (
-    "the state belongs to another dataset (its files, or its fingerprint, differ from"
-    " this one's); build the pipeline on the data it was saved with, or continue this"
-    " one from the same position of the epoch with load_state_dict(state,"
-    " override=True)"
-)

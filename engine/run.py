@@ -43,14 +43,6 @@ NAME = "Pipeline"
 HISTORY = 10
 # Minimum time between two of them, in seconds: enough for the last ten seconds.
 NOTE_S = 1.0
-CHANGED = (
-    "`{}` has changed since workers load: batches made ahead are made again, and the"
-    " trainer loads from here on, so that each change shows in the next batch"
-)
-FAILED = (
-    "workers could not make a batch ({}); the trainer makes it, and all from here on,"
-    " as without workers"
-)
 # A longer pause between two epochs, in seconds, means that the trainer did something
 # else.
 PAUSE_S = 1.0
@@ -73,7 +65,7 @@ class Run:
 
     def __init__(self, recipe: Recipe, byte_budget: ByteBudget, cursor: Cursor) -> None:
         self._lane, self._to_device = ways_to(recipe.device)
-        self._parts = recipe.batch.microbatches
+        self._parts = recipe.microbatches
         self._trainer, self._caches = TrainerMeter(), recipe.caches
         for cache in self._caches:
             cache.open()  # before any process forks, so that all find it
@@ -88,8 +80,9 @@ class Run:
         self._direct = recipe if alone and first.executor == "auto" else None
         # The workers that the knob requests; None: no change.
         self._workers: Kind | None = None
-        one_by_one = self._lane is None and not recipe.repack
-        self.contention = ContentionMeter(one_by_one=one_by_one)
+        self.contention = ContentionMeter(
+            one_by_one=self._lane is None and not recipe.repack
+        )
         # Why the engine may not move to another process; empty if it may.
         self._stays = why_stays(recipe)
         # Whether threads have yet to load, which processes then replace.
@@ -115,8 +108,8 @@ class Run:
             self._settle_in(host)
             # The host that the knob requests; the trainer's thread moves the engine.
             self._wanted, self._before = self._kind, self.read()
+            # State at the first batch of a host, for which workers had to start.
             self._warm: tuple[Host | None, Observation] = None, self._before
-            """State at the first batch of a host, for which workers had to start."""
             self._note(host.read())
         except BaseException:  # Ctrl-C, and nobody knows of this run yet
             if host is not None:
@@ -162,7 +155,8 @@ class Run:
         alone = self.alone
         if alone is None or alone.undecided:
             self.contention.asked(trainer.gap_s)
-        delivery = self._taken() if self._watch is None else self._watched()
+        watch = self._watch
+        delivery = self._taken() if watch is None else self._watched(watch)
         if delivery is None:
             self.contention.reset()
             trainer.stop()
@@ -209,8 +203,7 @@ class Run:
             self._take_back()
         elif self._wanted == self._kind:
             engine = self.host.engine
-            rest = None if engine is None else engine.rest
-            self.contention.given(rest, plan)
+            self.contention.given(None if engine is None else engine.rest, plan)
         else:
             self.contention.reset()
             try:
@@ -295,10 +288,9 @@ class Run:
         if self._direct is None or engine is None:
             return
         self._kind = "trainer"
-        (segment,) = as_now(engine.segments)
+        (now,), (direct,) = as_now(engine.segments), self._direct.segments
         self._watch = None
-        program = self._direct.segments[0].program
-        segment = replace(segment, executor="inline", program=program)
+        segment = replace(now, executor="inline", program=direct.program)
         self._direct = self._recipe = replace(self._direct, segments=(segment,))
         self._start_again(host.cursor, alone=True)
 
@@ -322,10 +314,9 @@ class Run:
         lane = self._lane
         return self.host.next() if lane is None else lane.next(self.host)
 
-    def _watched(self) -> Delivery | None:
+    def _watched(self, watch: ChangeWatch) -> Delivery | None:
         """Return the next batch, made of the data as the loop has left it."""
-        cursor, watch, why = self._next_cursor(), self._watch, ""
-        assert watch is not None
+        cursor, why = self._next_cursor(), ""
         try:
             delivery = self._taken()
             if delivery is None:
@@ -336,9 +327,16 @@ class Run:
             if self._closed or not is_of_worker(error):
                 raise
             said = f"{type(error).__name__}: {error}".partition("\n")[0]
-            why = FAILED.format(said)
+            why = (
+                f"workers could not make a batch ({said}); the trainer makes it, and"
+                " all from here on, as without workers"
+            )
         if (path := watch.changed()) is not None:
-            why = CHANGED.format(path)
+            why = (
+                f"`{path}` has changed since workers load: batches made ahead are made"
+                " again, and the trainer loads from here on, so that each change shows"
+                " in the next batch"
+            )
         if why:
             # Out of the handler: the trainer's own error has no other one before it.
             self._come_home(cursor, why)
@@ -450,7 +448,7 @@ class Run:
             knobs = self._with_executor(self._direct, knobs)
         if self._stays or self.alone is not None:
             return knobs
-        host = Knob(
+        return *knobs, Knob(
             NAME,
             "host",
             lower=0,
@@ -460,7 +458,6 @@ class Run:
             write=partial(setattr, self, "_wanted"),
             choices=("trainer", "process"),
         )
-        return (*knobs, host)
 
     def _with_executor(
         self, direct: Recipe, knobs: tuple[Knob, ...]
@@ -534,7 +531,6 @@ class Run:
     def _whole(self, host: Host, reading: Observation) -> Observation:
         """Return a reading of the host, completed with what is known here."""
         recipe, found = self._recipe, (cache.statistics() for cache in self._caches)
-        caches = tuple(each for each in found if each is not None)
         knobs = (k for k in host.knobs() if k.name == "num_parallel_workers")
         held = {k.operator: k.held or self.tried.get(k.operator, "") for k in knobs}
         segments = reading.segments
@@ -548,7 +544,7 @@ class Run:
             )
         return replace(
             reading,
-            caches=caches,
+            caches=tuple(each for each in found if each is not None),
             segments=segments,
             host=host.kind,
             contention=self.contention.comparison,

@@ -232,9 +232,8 @@ class Rest:
         """Whether they rest, and nobody takes anything from the trainer."""
         with self._engine_lock.lock:
             # Actors take nothing from the trainer.
-            pools = (s.pool for s in self._segments if s.executor != "ray")
-            at_work = any(pool.at_work() for pool in pools)
-            return self._alarm is not None and not at_work
+            here = (s.pool for s in self._segments if s.executor != "ray")
+            return self._alarm is not None and not any(p.at_work() for p in here)
 
     def pause(self, until_ns: int) -> None:
         """Hand out no more work. Batches that are ready may still be taken.
@@ -321,18 +320,13 @@ def lowest(steps: Sequence[float]) -> float:
     return sorted(steps)[int(LOWEST * len(steps))] if steps else 0.0
 
 
-def ranks() -> int:
-    """Return how many processes train in step."""
-    return Shard.found().size
-
-
 def waits_for_others() -> bool:
     """Whether a step may wait for what goes on while `next()` waits, too.
 
     An accelerator works on, and other ranks arrive. The longer `next()` takes, the less
     remains to wait for, and the shorter is the trainer's own part.
     """
-    return torch.cuda.is_initialized() or ranks() > 1  # type: ignore[no-untyped-call]
+    return torch.cuda.is_initialized() or Shard.found().size > 1  # type: ignore[no-untyped-call]
 
 
 class ContentionMeter:
@@ -466,17 +460,18 @@ class ContentionMeter:
         if len(beside) < MIN_BESIDE:
             return  # another thread has just dropped them
         step_s, rest_s = median(beside), min(MAX_REST_S, REST_S * 2.0**self._failed)
-        looks = list(self._looks)  # another thread may drop them
-        known = [look.step_s for look in looks if look.setting == self._setting]
+        known = [  # of a copy: another thread may drop them
+            look.step_s for look in list(self._looks) if look.setting == self._setting
+        ]
         looked_s = min([step_s, *known[-1:]]) * (1 + self._one_by_one)
         whole_s = median(list(self._steps) or [now_s])
         self._costs = whole_s - step_s >= MIN_WAIT * whole_s
         wanted_s = rest_s + looked_s * self._costs
         first = not self._looks and not self._free
         known_s = max(LOAN_S * first, self._trained_s)
-        left_s = SHARE / ranks() * known_s - self._spent_s
+        left_s = SHARE / Shard.found().size * known_s - self._spent_s
         if left_s < wanted_s:
-            self._due_s = now_s + (wanted_s - left_s) * ranks() / SHARE
+            self._due_s = now_s + (wanted_s - left_s) * Shard.found().size / SHARE
             return
         self._look = Look(0.0, step_s, lowest(beside), self._setting)
         self._since = 0
@@ -515,6 +510,6 @@ class ContentionMeter:
         """Go on loading, and see when the next look is due."""
         self.reset()
         self._spent_s += cost_s
-        again_s = cost_s * 2.0**self._failed * ranks() / SHARE
+        again_s = cost_s * 2.0**self._failed * Shard.found().size / SHARE
         rare_s = RARE_S if len(self._looks) >= KNOWN else 0.0
         self._due_s = time.monotonic() + max(again_s, rare_s)

@@ -157,7 +157,7 @@ MUTATIONS = [
     Mutation(PLAN, "self.locate(change.value - 1)", "self.locate(change.value)"),
     Mutation(PLAN, "return (epoch, batch) if inside else (epoch + 1, 0)", "return epoch, batch"),
     Mutation(PLAN, "(epoch - self.epoch - 1) * self.per_epoch", "(epoch - self.epoch) * self.per_epoch"),
-    Mutation(PLAN, "end = min(place.position, self.epoch_length)", "end = place.position"),
+    Mutation(PLAN, "position=min(place.position, self.epoch_length)", "position=place.position"),
     Mutation(PLAN, "change.value > now,", "change.value >= now,"),
     # What is kept, and tried next
     Mutation(TRIAL, "change > max(WORSE, STANDARD_ERRORS * error)", "change > WORSE"),

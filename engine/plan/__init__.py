@@ -2,13 +2,13 @@
 
     order.py        Order: which sample is at which position of an epoch, shuffled by a
                     Shuffle, a permutation with random access;
+                    Shard: this rank's part of a global batch;
                     BatchPlan: the stamp that a batch carries; Planning: what an engine
                     asks; AssignedPlan: the work of a worker process, as it comes
     shuffles.py     GroupShuffle: shards first, then the samples of a few of them;
                     PartShuffle: each rank reads its own part of the data
     buckets.py      Buckets: samples of similar length together; BudgetTimeline:
                     batches of a number of tokens
-    shard.py        Shard: this rank's part of a global batch
     plan.py         Schedule: batch size, image size, learning rate, momentum by place;
                     Timeline: batch numbers to positions and back, across sizes;
                     Plan: all of these together, by step;
@@ -32,6 +32,7 @@ from .order import (
     PlannedBatch,
     Planning,
     Rows,
+    Shard,
     Shuffle,
 )
 from .plan import (
@@ -44,7 +45,6 @@ from .plan import (
     Tail,
     read_state,
 )
-from .shard import Shard
 from .shuffles import group_shuffle, shuffled_by_part
 
 __all__ = [

@@ -30,10 +30,6 @@ from .order import (
 )
 from .shuffles import GroupShuffle
 
-# Recently planned windows that are kept: a prefetching engine moves between a few.
-KEPT_WINDOWS = 4
-KEPT_EPOCHS = 3
-
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
@@ -105,8 +101,9 @@ class Buckets:
     window: int
     span: int = field(init=False, compare=False)
     """Number of positions in a window."""
+    # A prefetching engine moves between a few windows.
     _planned: Recent[PlannedWindow] = field(
-        default_factory=lambda: Recent(KEPT_WINDOWS),
+        default_factory=lambda: Recent(4),
         init=False,
         repr=False,
         compare=False,
@@ -136,11 +133,6 @@ class Buckets:
     def length(self) -> int:
         return self.before.epoch_length
 
-    @property
-    def windows(self) -> int:
-        """Number of windows in an epoch."""
-        return -(-self.length // self.span)
-
     def trace(self, rows: Rows) -> Rows:
         """Return the positions in the previous order of those at `rows`."""
 
@@ -158,16 +150,23 @@ class Buckets:
     def _plan(self, epoch: int, window: int) -> PlannedWindow:
         start = window * self.span
         stop = min(start + self.span, self.length)
-        rows = self.before.rows(epoch, start, stop)
-        lengths = self.lengths.values[rows.indices]
+        lengths = self.lengths.values[self.before.rows(epoch, start, stop).indices]
         places = np.argsort(-lengths, kind="stable")
         ends = self._cut(lengths[places])
-        steps = self.before.steps
-        seeds = [s.seed for s in steps if isinstance(s, Shuffle | GroupShuffle)]
+        seeds = [
+            step.seed
+            for step in self.before.steps
+            if isinstance(step, Shuffle | GroupShuffle)
+        ]
         if not seeds:
             return PlannedWindow(places, ends)
+        # The batches in another order; a short last one stays where it is.
+        count = ends.size if self.size is None else ends.size - 1
         key = f"penstock buckets, seed {seeds[-1]}, epoch {epoch}, window {window}"
-        return shuffled(places, ends, key, short_last=self.size is not None)
+        order = np.append(drawn_order(key, count), np.arange(count, ends.size))
+        starts = np.append(0, ends[:-1])
+        moved = [places[starts[batch] : ends[batch]] for batch in order]
+        return PlannedWindow(np.concatenate(moved), np.cumsum((ends - starts)[order]))
 
     def _cut(self, lengths: Numbers) -> Numbers:
         """Return where the batches end; `lengths` descend, so its first counts."""
@@ -190,24 +189,6 @@ class Buckets:
         )
 
 
-def shuffled(
-    places: Numbers, ends: Numbers, key: str, *, short_last: bool
-) -> PlannedWindow:
-    """Return a window with its batches in another order.
-
-    Args:
-        places: places of its samples, batch by batch.
-        ends: ends of its batches.
-        key: determines the order.
-        short_last: leave the last batch where it is.
-    """
-    count = ends.size - 1 if short_last else ends.size
-    order = np.append(drawn_order(key, count), np.arange(count, ends.size))
-    starts = np.append(0, ends[:-1])
-    moved = [places[starts[batch] : ends[batch]] for batch in order]
-    return PlannedWindow(np.concatenate(moved), np.cumsum((ends - starts)[order]))
-
-
 class BudgetTimeline:
     """All batches of all epochs if each has as many samples as its tokens allow.
 
@@ -215,12 +196,12 @@ class BudgetTimeline:
     Any thread may ask: at worst, two threads count the same.
     """
 
+    # No batch's size is known in advance.
     runs: tuple[Any, ...] = ()
-    """Empty: no batch's size is known in advance."""
 
     def __init__(self, buckets: Buckets) -> None:
         self.epoch_length, self._buckets = buckets.length, buckets
-        self._counted: Recent[tuple[int, ...]] = Recent(KEPT_EPOCHS)
+        self._counted: Recent[tuple[int, ...]] = Recent(3)
         # By epoch: batches before it.
         self._first: dict[int, int] = {0: 0}
 
@@ -265,8 +246,8 @@ class BudgetTimeline:
         ends = self._buckets.planned(epoch, window).ends
         start = begin + int(ends[number - 1]) if number else begin
         stop = begin + int(ends[number])
-        step = self.first_step(epoch) + batch
-        return Span(Place(epoch, start, step, self.epoch_length), stop, stop - start)
+        place = Place(epoch, start, self.first_step(epoch) + batch, self.epoch_length)
+        return Span(place, stop, stop - start)
 
     def batch_of(self, epoch: int, position: int) -> int:
         """Return the batch of `epoch` that holds `position`, or the epoch's end."""
@@ -274,15 +255,15 @@ class BudgetTimeline:
             return self.steps_in(epoch)
         window, offset = divmod(position, self._buckets.span)
         ends = self._buckets.planned(epoch, window).ends
-        batch = int(np.searchsorted(ends, offset, side="right"))
-        return self._before(epoch)[window] + batch
+        return self._before(epoch)[window] + int(np.searchsorted(ends, offset, "right"))
 
     def _before(self, epoch: int) -> tuple[int, ...]:
         """Return the batches before each window of `epoch`, and after the last one."""
 
         def count() -> tuple[int, ...]:
-            windows = range(self._buckets.windows)
-            planned = (self._buckets.planned(epoch, window) for window in windows)
-            return tuple(accumulate((each.ends.size for each in planned), initial=0))
+            plan = self._buckets.planned
+            windows = range(-(-self.epoch_length // self._buckets.span))
+            sizes = (plan(epoch, window).ends.size for window in windows)
+            return tuple(accumulate(sizes, initial=0))
 
         return self._counted.get(epoch, count)

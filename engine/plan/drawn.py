@@ -135,7 +135,6 @@ class Drawing:
         """
         if self.undrawn is not None and (order := self.undrawn()) is not None:
             order.begin()
-        here = torch.default_generator.get_state()
         return {
             "version": VERSION,
             "kind": "drawn",
@@ -145,7 +144,9 @@ class Drawing:
             "generator": _text(self.own),
             "base": self.base,
             "seed": self.seed,
-            "now": _digest(here) if self.now is None else self.now,
+            "now": _digest(torch.default_generator.get_state())
+            if self.now is None
+            else self.now,
             "workers": self.workers,
             "data": self.data if self.keeper is None else self.keeper.state_dict(),
             "dataset": self.dataset,
@@ -277,12 +278,6 @@ def _read(name: str, text: object) -> bytes | None:
 AHEAD = 128
 
 
-EMPTY = (
-    "batch {} of the batch sampler is empty; it must contain at least one index, unless"
-    " the trainer itself loads it: with num_workers=0"
-)
-
-
 class DrawnPlan(Planning):
     """The batches of the current epoch.
 
@@ -351,12 +346,10 @@ class DrawnPlan(Planning):
         self.exhausted = False
         cursor = Cursor(epoch, skip, self.stop, self._position)
         self._first_batch = None
-        if late:
-            return cursor
-        # At once: the generators may have been set for this.
-        self._first_batch = next(batches, None)
-        self.exhausted = self._first_batch is None
-        self.draw(self.stop)
+        if not late:  # at once: the generators may have been set for this
+            self._first_batch = next(batches, None)
+            self.exhausted = self._first_batch is None
+            self.draw(self.stop)
         return cursor
 
     def draw(self, head: int) -> bool:
@@ -372,11 +365,13 @@ class DrawnPlan(Planning):
             if indices is not None:
                 rows = _indices(indices, whole=self._whole)
                 if len(rows) == 0:
-                    raise SpecError(EMPTY.format(self.stop - self._first))
-                step, position = self.stop, self._position
+                    raise SpecError(
+                        f"batch {self.stop - self._first} of the batch sampler is empty"
+                        "; it must contain at least one index, unless the trainer"
+                        " itself loads it: with num_workers=0"
+                    )
                 plan = self._planned(len(rows))
-                positions = np.arange(position, position + len(rows))
-                self._drawn[step] = plan, Rows(rows, seeds(self.seed, positions))
+                self._drawn[plan.step] = plan, Rows(rows, self.seeds(plan))
         while self._kept < head - 1:
             self._drawn.pop(self._kept, None)
             self._kept += 1
@@ -404,10 +399,19 @@ class DrawnPlan(Planning):
         self._kept = self.stop
         return plan, indices
 
-    def seeds(self, plan: BatchPlan) -> list[int]:
-        """Return the seeds of a batch's samples."""
-        positions = np.arange(plan.start, plan.start + plan.n_rows)
-        return [*seeds(self.seed, positions).tolist()]
+    def seeds(self, plan: BatchPlan) -> NDArray[np.int64]:
+        """Return the seeds of a batch's samples, each >= 0, `int64 [n_rows]`.
+
+        The mixer of SplitMix64 (G. Steele, D. Lea, C. Flood: "Fast splittable
+        pseudorandom number generators", OOPSLA 2014): adjacent seeds have nothing in
+        common.
+        """
+        places = np.arange(plan.start, plan.start + plan.n_rows).astype(np.uint64)
+        mixed = np.uint64(self.seed & 2**64 - 1) + (places + np.uint64(1)) * GOLDEN
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+        return (mixed >> np.uint64(1)).astype(np.int64)
 
     def _next(self) -> Iterable[Any] | None:
         first, self._first_batch = self._first_batch, None
@@ -442,8 +446,9 @@ class DrawnPlan(Planning):
 
     def cursor_after(self, plan: BatchPlan) -> Cursor:
         """Return the cursor after this batch."""
-        end = plan.start + plan.n_rows
-        return Cursor(plan.epoch, plan.batch + 1, plan.step + 1, end)
+        return Cursor(
+            plan.epoch, plan.batch + 1, plan.step + 1, plan.start + plan.n_rows
+        )
 
 
 class Yielded(NamedTuple):
@@ -471,19 +476,3 @@ def _indices(yielded: Iterable[Any], *, whole: bool) -> NDArray[Any]:
         with contextlib.suppress(OverflowError):
             return np.array(indices, np.int64)
     return objects(indices)
-
-
-def seeds(seed: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return a seed, >= 0, for each position of an epoch, `int64 [N]`.
-
-    The mixer of SplitMix64 (G. Steele, D. Lea, C. Flood: "Fast splittable pseudorandom
-    number generators", OOPSLA 2014): adjacent seeds have nothing in common.
-    """
-    mixed = (
-        np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
-        + (positions.astype(np.uint64) + np.uint64(1)) * GOLDEN
-    )
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return (mixed >> np.uint64(1)).astype(np.int64)

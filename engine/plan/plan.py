@@ -30,8 +30,7 @@ import numpy as np
 
 from ...errors import SpecError, StateError, check
 from .buckets import Buckets, BudgetTimeline
-from .order import BatchPlan, Numbers, Order, Place, PlannedBatch, Rows, Span
-from .shard import Shard
+from .order import BatchPlan, Numbers, Order, Place, PlannedBatch, Rows, Shard, Span
 from .shuffles import PartShuffle, check_parts
 
 # Increased when states can no longer be read as before.
@@ -254,8 +253,9 @@ class SettingRun:
             batch += 1
         else:
             epoch, position = divmod(change.value, self.epoch_length)
-            is_first = epoch == self.epoch
-            first, start = (self.batch, self.position) if is_first else (0, 0)
+            first, start = (
+                (self.batch, self.position) if epoch == self.epoch else (0, 0)
+            )
             batch = first - (start - position) // self.size
         inside = self.place(epoch, batch).position < self.epoch_length
         return (epoch, batch) if inside else (epoch + 1, 0)
@@ -278,7 +278,22 @@ class Timeline:
     ) -> None:
         self.epoch_length = epoch_length
         self.drop_last = drop_last
-        self.runs = self._all_runs(schedule)
+        self.runs: list[SettingRun] = []
+        place, batch = Place(0, 0, 0, epoch_length), 0
+        while True:
+            run = self._run(place, batch, schedule.at(place).global_size)
+            self.runs.append(run)
+            change = schedule.next_change(place)
+            if change is None:
+                break
+            now = place.samples if change.unit == "samples" else place.step
+            check(
+                change.value > now,
+                f"`next_change` must lie beyond {now} {change.unit}, got {change.value}"
+                "; return the next change after `place`, or None if there is none",
+            )
+            epoch, batch = run.until(change)
+            place = run.place(epoch, batch)
         self._steps = [run.step for run in self.runs]
         self._starts = [(run.epoch, run.batch) for run in self.runs]
 
@@ -291,8 +306,7 @@ class Timeline:
     def place(self, epoch: int, batch: int) -> Place:
         """Return where `batch` of `epoch` starts, or where the last one ends."""
         place = self.run_at(epoch, batch).place(epoch, batch)
-        end = min(place.position, self.epoch_length)
-        return place._replace(position=end)
+        return place._replace(position=min(place.position, self.epoch_length))
 
     def span(self, epoch: int, batch: int) -> Span:
         """Return the positions of `batch`, which `epoch` must have."""
@@ -318,24 +332,6 @@ class Timeline:
             last = self.runs[bisect_right(self._starts, (epoch, math.inf)) - 1]
         return last.batch + last.here if last.epoch == epoch else last.per_epoch
 
-    def _all_runs(self, schedule: Schedule) -> tuple[SettingRun, ...]:
-        place, batch = Place(0, 0, 0, self.epoch_length), 0
-        runs: list[SettingRun] = []
-        while True:
-            run = self._run(place, batch, schedule.at(place).global_size)
-            runs.append(run)
-            change = schedule.next_change(place)
-            if change is None:
-                return tuple(runs)
-            now = place.samples if change.unit == "samples" else place.step
-            check(
-                change.value > now,
-                f"`next_change` must lie beyond {now} {change.unit}, got {change.value}"
-                "; return the next change after `place`, or None if there is none",
-            )
-            epoch, batch = run.until(change)
-            place = run.place(epoch, batch)
-
     def _run(self, place: Place, batch: int, size: int) -> SettingRun:
         per_epoch = self._count(self.epoch_length, size)
         check(
@@ -344,7 +340,6 @@ class Timeline:
             f" of {size} samples, the size from epoch {place.epoch} on; lower the batch"
             " size or pass drop_last=False",
         )
-        here = self._count(self.epoch_length - place.position, size)
         return SettingRun(
             epoch=place.epoch,
             batch=batch,
@@ -352,7 +347,7 @@ class Timeline:
             step=place.step,
             size=size,
             epoch_length=place.epoch_length,
-            here=here,
+            here=self._count(self.epoch_length - place.position, size),
             per_epoch=per_epoch,
         )
 
@@ -394,11 +389,11 @@ class Plan:
     hash: str = field(init=False, compare=False)
     """32 hex digits that identify everything that decides the global batches."""
     _parts: PartShuffle | None = field(init=False, repr=False, compare=False)
+    # The last window read. It is never changed, only replaced by another in one
+    # assignment, so at worst a race computes a window twice.
     _windows: list[IndexWindow] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
-    """The last window read. It is never changed, only replaced by another in one
-    assignment, so at worst a race computes a window twice."""
 
     def __post_init__(self) -> None:
         check(
@@ -420,10 +415,11 @@ class Plan:
                 f"{run.size} (in force from epoch {run.epoch}); raise the batch size",
             )
         check_parts(self.order, [run.size for run in timeline.runs])
-        parts = last if isinstance(last, PartShuffle) else None
         facts = canonical({"plan_version": PLAN_VERSION, **self.facts()})
         digest = hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
-        object.__setattr__(self, "_parts", parts)
+        object.__setattr__(
+            self, "_parts", last if isinstance(last, PartShuffle) else None
+        )
         object.__setattr__(self, "timeline", timeline)
         object.__setattr__(self, "hash", digest)
 
@@ -480,8 +476,9 @@ class Plan:
         Raises:
             Exception: as `batch`.
         """
-        constant = isinstance(self.schedule, ConstantSchedule)
-        constant = constant and isinstance(self.timeline, Timeline)
+        constant = isinstance(self.schedule, ConstantSchedule) and isinstance(
+            self.timeline, Timeline
+        )
         while start < stop:
             plan = self.batch(start)
             yield plan
@@ -514,9 +511,10 @@ class Plan:
 
     def rows(self, plan: BatchPlan) -> Rows:
         """Return this rank's samples of a batch, `[n_rows]`, as read-only views."""
-        for window in self._windows:
-            if (found := window.find(plan)) is not None:
-                return found
+        for epoch, first_batch, bounds, rows in self._windows:
+            at = plan.batch - first_batch
+            if plan.epoch == epoch and 0 <= at < len(bounds) - 1:
+                return rows.part(bounds[at], bounds[at + 1])
         # Those of the batches after it, too: they are cheapest in bulk.
         positions, ends = self._ahead(plan)
         rows = self.order.at(plan.epoch, positions)
@@ -553,8 +551,12 @@ class Plan:
 
     def state(self, cursor: Cursor) -> dict[str, object]:
         """Return `cursor` as O(1) JSON, the same on every rank."""
-        known = {"version": STATE_VERSION, "plan": self.hash, "facts": self.facts()}
-        return {**known, **asdict(cursor)}
+        return {
+            "version": STATE_VERSION,
+            "plan": self.hash,
+            "facts": self.facts(),
+            **asdict(cursor),
+        }
 
     def restore(self, state: Mapping[str, object], *, override: bool = False) -> Cursor:
         """Return the cursor in `state`, on any number of ranks, in O(1).
@@ -571,8 +573,7 @@ class Plan:
         if override and state.get("plan") != self.hash:
             batch = self.timeline.batch_of(cursor.epoch, cursor.position)
             return self._cursor(cursor.epoch, batch)
-        known = cursor.step >= cursor.batch
-        if isinstance(self.timeline, BudgetTimeline) and known:
+        if isinstance(self.timeline, BudgetTimeline) and cursor.step >= cursor.batch:
             self.timeline.begin(cursor.epoch, cursor.step - cursor.batch)
         steps = self.timeline.steps_in(cursor.epoch)
         if cursor.batch > steps or cursor != self._cursor(cursor.epoch, cursor.batch):
@@ -603,9 +604,9 @@ class Plan:
         count = min(max(WINDOW_ROWS // plan.n_rows, 1), WINDOW_BATCHES)
         timeline, epoch = self.timeline, plan.epoch
         stop = min(plan.batch + count, timeline.steps_in(epoch))
-        alone = self.shard.size == 1 and self._parts is None
         if (
-            alone
+            self.shard.size == 1
+            and self._parts is None
             and isinstance(timeline, Timeline)
             and timeline.run_at(epoch, plan.batch) is timeline.run_at(epoch, stop - 1)
         ):
@@ -642,9 +643,3 @@ class IndexWindow(NamedTuple):
     bounds: tuple[int, ...]
     """Batch `first_batch + i` has rows `bounds[i]` to `bounds[i + 1]`."""
     rows: Rows
-
-    def find(self, plan: BatchPlan) -> Rows | None:
-        """Return the rows of a batch, or None if it is not in the window."""
-        at, bounds = plan.batch - self.first_batch, self.bounds
-        inside = plan.epoch == self.epoch and 0 <= at < len(bounds) - 1
-        return self.rows.part(bounds[at], bounds[at + 1]) if inside else None

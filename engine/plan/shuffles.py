@@ -28,15 +28,13 @@ from .order import (
     Order,
     Recent,
     Rows,
+    Shard,
     Shuffle,
     by_key,
     drawn_order,
     sealed,
 )
-from .shard import Shard
 
-# Rounds whose shuffled groups are kept.
-KEPT_ROUNDS = 2
 # The round whose permutation deals the data into parts.
 DEALING = -1
 
@@ -90,8 +88,9 @@ class GroupShuffle:
     groups: Groups
     seed: int
     window: int
+    # The end of a round is loaded while the next one begins.
     _kept: Recent[ShuffledGroups] = field(
-        default_factory=lambda: Recent(KEPT_ROUNDS),
+        default_factory=lambda: Recent(2),
         init=False,
         repr=False,
         compare=False,
@@ -245,9 +244,7 @@ def check_parts(order: Order, sizes: Sequence[int]) -> None:
     Raises:
         SpecError: they cannot.
     """
-    for step in order.steps:
-        if not isinstance(step, PartShuffle):
-            continue
+    for step in (each for each in order.steps if isinstance(each, PartShuffle)):
         check(
             step is order.steps[-1],
             f"shuffle(parts={step.count}) decides which rank reads what, so nothing may"

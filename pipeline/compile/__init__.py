@@ -32,7 +32,6 @@ from ...engine.program.operations import SeededRead, WorkerStart
 from ...engine.program.program import Read
 from ...engine.recipe import (
     AS_SHIPPED,
-    BatchRecipe,
     Options,
     Recipe,
 )
@@ -96,12 +95,10 @@ def compile_recipe(
         plan=plan,
         segments=whole,
         buffers=buffers,
-        batch=BatchRecipe(
-            size=batch.size or batch.global_size,
-            drop_last=batch.drop_last,
-            error_budget=batch.error_budget,
-            microbatches=batch.microbatches,
-        ),
+        batch_size=batch.size or batch.global_size,
+        drop_last=batch.drop_last,
+        error_budget=batch.error_budget,
+        microbatches=batch.microbatches,
         seed=seed,
         repack=repack,
         iterable=source.iterable,

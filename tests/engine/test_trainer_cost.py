@@ -7,7 +7,7 @@ import random
 import pytest
 
 from penstock.engine import trainer_cost
-from penstock.engine.plan import BatchPlan
+from penstock.engine.plan import BatchPlan, Shard
 from penstock.engine.trainer_cost import (
     KNOWN,
     MIN_BESIDE,
@@ -183,7 +183,7 @@ def test_looks_find_what_loading_costs_and_take_a_bounded_share(world: World) ->
 def test_ranks_in_step_share_what_looks_may_take(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer_cost, "ranks", lambda: 4)
+    monkeypatch.setattr(trainer_cost.Shard, "found", lambda: Shard(0, 4))
     begun_s = world.now_s
     world.train(8000)
     assert world.pauses >= 3

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.engine.observe import gil
-from penstock.engine.observe.gil import BURST, LATE_NS, SLEEP_S, GilProbe
+from penstock.engine import monitor
+from penstock.engine.monitor import BURST, LATE_NS, SLEEP_S, GilProbe
 
 DATA = os.urandom(1 << 18)
 
@@ -70,7 +70,7 @@ def test_the_probe_tells_python_from_work_that_releases_the_gil() -> None:
 def test_the_probe_says_nothing_before_a_burst_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gil, "SLEEP_S", 1000.0)
+    monkeypatch.setattr(monitor, "SLEEP_S", 1000.0)
     with closing(GilProbe()) as probe:
         assert probe.held_share is None
         assert probe.burst()
@@ -105,9 +105,9 @@ class Late:
 
 def probe_of(late: Late, monkeypatch: pytest.MonkeyPatch) -> GilProbe:
     monkeypatch.setattr(
-        gil, "time", SimpleNamespace(perf_counter_ns=late.perf_counter_ns)
+        monitor, "time", SimpleNamespace(perf_counter_ns=late.perf_counter_ns)
     )
-    monkeypatch.setattr(gil, "run_queue_clock", late.run_queue_clock)
+    monkeypatch.setattr(monitor, "run_queue_clock", late.run_queue_clock)
     probe = GilProbe()
     monkeypatch.setattr(probe, "_bed", late)
     return probe
@@ -136,7 +136,7 @@ def test_a_burst_sleeps_before_each_of_its_few_looks(
 def test_closing_ends_a_burst_at_once_and_for_good(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gil, "SLEEP_S", 1000.0)
+    monkeypatch.setattr(monitor, "SLEEP_S", 1000.0)
     before = threading.active_count()
     probe = GilProbe()
     probe.burst()
