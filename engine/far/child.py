@@ -110,7 +110,7 @@ class Pipe:
         self._socket = end
         self._coming = bytearray()
         # Data not sent yet, with the descriptors that go with it.
-        self._leaving: deque[tuple[memoryview, Sequence[int]]] = deque()
+        self.unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
         # Descriptors that have arrived, in the order in which they were sent. They may
         # be here before the object that they belong to. The receiver must close them.
         self.descriptors: deque[int] = deque()
@@ -131,16 +131,6 @@ class Pipe:
             ours, theirs = socket.socketpair()
             return cls(ours), cls(theirs)
 
-    @classmethod
-    def adopt(cls, descriptor: int) -> Self:
-        """Return the end for a descriptor; closing the end closes the descriptor."""
-        return cls(socket.socket(fileno=descriptor))
-
-    @property
-    def waiting(self) -> bool:
-        """Whether something is still to be sent."""
-        return bool(self._leaving)
-
     def post(self, body: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send an object that `dumps` has packed, now or by a later `flush`.
 
@@ -148,20 +138,20 @@ class Pipe:
         open until it is sent.
         """
         header = HEADER.pack(len(body))
-        sent = 0 if self._leaving else self._send_now([header, body], descriptors)
+        sent = 0 if self.unsent else self._send_now([header, body], descriptors)
         if sent < len(header) + len(body):
             rest = memoryview(header + body)[sent:]
-            self._leaving.append((rest, () if sent else descriptors))
+            self.unsent.append((rest, () if sent else descriptors))
 
     def flush(self) -> None:
         """Send as much as there is room for now."""
-        while self._leaving:
-            frame, descriptors = self._leaving[0]
+        while self.unsent:
+            frame, descriptors = self.unsent[0]
             sent = self._send_now([frame], descriptors)
             if sent < len(frame):
-                self._leaving[0] = frame[sent:], () if sent else descriptors
+                self.unsent[0] = frame[sent:], () if sent else descriptors
                 return
-            self._leaving.popleft()
+            self.unsent.popleft()
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
         """Send one object; wait while the other end has no room."""
@@ -170,7 +160,7 @@ class Pipe:
     def send_packed(self, body: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send the result of `dumps` like `send`: no user code runs."""
         self.post(body, descriptors)
-        while self._leaving:
+        while self.unsent:
             self._wait(select.POLLOUT)
             self.flush()
 
@@ -214,7 +204,7 @@ class Pipe:
         """Close this end; the other one sees the end of file. Idempotent."""
         with _changing:
             self._socket.close()
-            self._leaving.clear()
+            self.unsent.clear()
             while self.descriptors:
                 os.close(self.descriptors.popleft())
 
@@ -410,9 +400,11 @@ class Child:
         ended.register(self._process, select.POLLIN)
         return bool(ended.poll(1000 * max(0.0, wait_s)))
 
-    def kill(self) -> None:
-        """Kill it at once, whatever it is doing."""
-        self._signal(signal.SIGKILL)
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Kill it at once, whatever it is doing, or send it another signal."""
+        if self._process >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, number)
 
     def end(self, wait_s: float) -> None:
         """End a child of this very process; wait until it is gone. Idempotent.
@@ -436,11 +428,6 @@ class Child:
         if self._process >= 0:
             os.close(self._process)
             self._process = -1
-
-    def _signal(self, number: int) -> None:
-        if self._process >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._process, number)
 
 
 def cause_of(status: int | None, kills_before: int, kills_now: int) -> str:

@@ -107,11 +107,8 @@ class FarChild:
         # What it was sent and has not returned, by number; it works on the first.
         self.errands: dict[int, Errand] = {}
         self.numbers = count()
-
-    @property
-    def ready(self) -> bool:
-        """Whether it may be sent something."""
-        return True
+        # Whether it may be sent something.
+        self.ready = True
 
     def packed(self, assignment: Assignment) -> Any:
         """Return an assignment as it is sent.
@@ -148,6 +145,7 @@ class FarPool(ServedPool, Generic[AChild]):
         segment, self._workers = self._segment, workers
         super().__init__(connector, f"{segment.name} {workers.rpartition(' ')[2]}")
         self._program = segment.program
+        self._stage = self._program.operations[-1].stage
         self._per_batch = segment.per_batch or segment.unsplit
         self._children: list[AChild] = []
         # How many children it may have.
@@ -333,20 +331,15 @@ class FarPool(ServedPool, Generic[AChild]):
 
         It raises whatever unpickling the user's objects raises.
         """
+        errand = child.errands.pop(number)
+        lease, chunk = errand.lease, errand.chunk
         try:
             result = read()
         except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
-            lease, chunk = child.errands[number].lease, child.errands[number].chunk
             failed = failed_outcome(chunk, self._stage, error)
             if lease.whole and len(chunk) == len(lease.chunk):
                 failed = Outcome(len(chunk), made=FailedBatch(error))
             result = Result(number, failed)
-        self._settle(child, result)
-
-    def _settle(self, child: AChild, result: Result) -> None:
-        """Settle an errand with its result, in which what was made is as it is."""
-        errand = child.errands.pop(result.number)
-        lease, chunk = errand.lease, errand.chunk
         in_flight, outcome = lease.in_flight, result.outcome
         data: Any = result.sent
         self._barren = 0
@@ -378,7 +371,3 @@ class FarPool(ServedPool, Generic[AChild]):
         shown = ", ".join(f"{key!r:.60}" for key in keys[:5])
         shown += ", ..." if len(keys) > 5 else ""
         return f"{'the batch of step' if self._per_batch else 'sample index'} {shown}"
-
-    @property
-    def _stage(self) -> str:
-        return self._program.operations[-1].stage

@@ -18,6 +18,7 @@ import contextlib
 import mmap
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -186,8 +187,8 @@ def main() -> None:
             works: Works = loads(data)
         return works
 
-    early = method == "forkserver"
-    run_child(partial(run_fork_server, load, Pipe.adopt(end), early=early))
+    pipe, early = Pipe(socket.socket(fileno=end)), method == "forkserver"
+    run_child(partial(run_fork_server, load, pipe, early=early))
 
 
 def run_fork_server(load: Load, end: Pipe, *, early: bool = True) -> None:
@@ -221,7 +222,7 @@ class ForkedWorkers:
 
     def add(self, load: Load, post: Post, end: Pipe, *, early: bool) -> None:
         """Start a worker with the pipe and the page that were just received."""
-        work = Pipe.adopt(end.descriptors.popleft())
+        work = Pipe(socket.socket(fileno=end.descriptors.popleft()))
         work.descriptors.append(end.descriptors.popleft())
         # Masked, so that a worker is registered before its end can be noticed.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})

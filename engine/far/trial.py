@@ -57,22 +57,17 @@ def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
     )
     child: Child | None = None
     try:
-        # The process or descriptor limit may be reached.
-        with suppress(OSError), interrupts_deferred():
-            child = Child.fork(attempt)
-        return {} if child is None else _answer(child)
+        # The process or descriptor limit may be reached, and the child may die.
+        with suppress(OSError, EOFError):
+            with interrupts_deferred():
+                child = Child.fork(attempt)
+            for findings in child.pipe.receive_all(WAIT_S):
+                return {at: each for at, each in findings.items() if each.is_ownable}
+            child.kill()  # it takes too long
+        return {}
     finally:
         if child is not None:
             child.end(END_S)
-
-
-def _answer(child: Child) -> Mapping[int, Finding]:
-    """Return what a child has found; nothing if it dies or takes too long."""
-    with suppress(EOFError):
-        for findings in child.pipe.receive_all(WAIT_S):
-            return {at: each for at, each in findings.items() if each.is_ownable}
-        child.kill()
-    return {}
 
 
 def _samples(plan: Plan, step: int) -> Iterator[Chunk]:

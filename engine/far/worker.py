@@ -303,20 +303,6 @@ class AssignedEngine:
         Raises:
             PenstockError: it was stopped.
         """
-        result, in_flight = self._made()
-        try:
-            return pack(result, in_flight.buffer)
-        except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
-            failed = self._unsendable(result, in_flight, error)
-        kept = in_flight.buffer.kept
-        if result.whole and len(kept) == result.outcome.done:
-            rows = result.as_rows(kept, in_flight.first_row)
-            with contextlib.suppress(Exception):
-                return pack(rows, in_flight.buffer)
-        return pack(failed, in_flight.buffer)
-
-    def _made(self) -> tuple[Result, InFlightBatch]:
-        """Make what was assigned first; return what became of it, and the batch."""
         doubts = self._doubts
         with doubts or contextlib.nullcontext():
             in_flight, finished = self._engine.pop()
@@ -328,7 +314,16 @@ class AssignedEngine:
         if doubts is not None:
             self._alone, self._doubts = doubts.finding() is not None, None
             self.share(self._share)
-        return result, in_flight
+        try:
+            return pack(result, in_flight.buffer)
+        except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
+            failed = self._unsendable(result, in_flight, error)
+        kept = in_flight.buffer.kept
+        if result.whole and len(kept) == result.outcome.done:
+            rows = result.as_rows(kept, in_flight.first_row)
+            with contextlib.suppress(Exception):
+                return pack(rows, in_flight.buffer)
+        return pack(failed, in_flight.buffer)
 
     def _unsendable(
         self, result: Result, in_flight: InFlightBatch, error: Exception
@@ -348,20 +343,18 @@ class AssignedEngine:
         self, in_flight: InFlightBatch, finished: Finished | FailedBatch
     ) -> Result:
         rows, number = len(in_flight.rows), in_flight.number
-        outcome = Outcome(rows, dropped=in_flight.dropped, ended=in_flight.ended)
-        outcome.failures = [
-            replace(failure, error=travel(failure.error))
-            for failure in finished.failures
-        ]
+        failures = [replace(f, error=travel(f.error)) for f in finished.failures]
+        outcome = Outcome(
+            rows, failures=failures, dropped=in_flight.dropped, ended=in_flight.ended
+        )
         self._add_costs(outcome)
         if isinstance(finished, FailedBatch):
-            failures, outcome.failures = tuple(outcome.failures), []
-            outcome.made = FailedBatch(travel(finished.error), failures)
+            outcome.failures = []
+            outcome.made = FailedBatch(travel(finished.error), tuple(failures))
             return Result(number, outcome)
         result = Result(number, outcome, finished.data, whole=True)
-        if in_flight.whole:
-            return result
-        return result.as_rows(finished.data, in_flight.first_row)
+        at = in_flight.first_row
+        return result if in_flight.whole else result.as_rows(finished.data, at)
 
     def _add_costs(self, outcome: Outcome) -> None:
         """Note what was spent since the last time."""
@@ -503,7 +496,9 @@ class Worker:
             finally:
                 self._taking.release()
 
-    def _hear_messages(self, receive: Callable[[], list[Any]]) -> None:
+    def _hear_messages(
+        self, receive: Callable[[], list[Share | tuple[Returned, bytes]]]
+    ) -> None:
         """Take some messages, in order; stop the engine after the last one of all."""
         messages = []
         try:
@@ -512,16 +507,13 @@ class Worker:
             self._engine.stop()
         self._listened_s = time.monotonic()
         for message in messages:
-            self._hear(message)
-
-    def _hear(self, message: Share | tuple[Returned, bytes]) -> None:
-        if isinstance(message, Share):
-            self._engine.share(message)
-            self._let_receive()
-        else:
-            returned, packed = message
-            self._shelf.take_back(returned)
-            self._engine.assign(loads(packed))
+            if isinstance(message, Share):
+                self._engine.share(message)
+                self._let_receive()
+            else:
+                returned, packed = message
+                self._shelf.take_back(returned)
+                self._engine.assign(loads(packed))
 
     # The main thread
 
