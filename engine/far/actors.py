@@ -38,7 +38,7 @@ from ..core.connector import Connector, WorkerMeter
 from ..core.core import FAR_LEASE_NS
 from ..recipe import Recipe, SegmentRecipe
 from ..workers import Holding, PoolStatistics, join_all
-from .far_pool import FarChild, FarPool
+from .far_pool import LOGGER, FarChild, FarPool
 from .handover import Flat, flattened, loads, pack, restored
 from .worker import (
     AssignedEngine,
@@ -48,7 +48,6 @@ from .worker import (
     set_up_libraries,
 )
 
-LOGGER = logging.getLogger("penstock")
 # Longest wait of the pool's thread.
 TICK_S = 1.0
 # How long the head of the cluster may be silent: after 60 s Ray ends the program.
@@ -350,14 +349,9 @@ def told(error: BaseException) -> str:
     """Return what happened, in one line: Ray's messages are long."""
     cause = getattr(error, "cause", None)
     text = f"{type(cause).__name__}: {cause}" if cause else str(error)
-    why = BEFORE_WHY.sub("", " ".join(text.split()))
-    return AFTER_WHY.sub("", why)[:MAX_TOLD]
-
-
-BEFORE_WHY = re.compile(".*?The actor (?:died|is dead) because ")
-AFTER_WHY = re.compile(" (?:Some common causes|The actor never ran).*")
-# Characters of Ray's messages that are shown.
-MAX_TOLD = 600
+    why = re.sub(".*?The actor (?:died|is dead) because ", "", " ".join(text.split()))
+    why = re.sub(" (?:Some common causes|The actor never ran).*", "", why)
+    return why[:600]
 
 
 # The cluster
@@ -412,7 +406,8 @@ class RayCluster:
         # Address of its head: host:port.
         self.head = head_of(ray)
         self._heard_s = time.monotonic()
-        self._ended = threading.Event()
+        # Set once Ray is shut down, or the program has another connection.
+        self.ended = threading.Event()
         self._ending: threading.Thread | None = None
         self.claim(claims, options)
         threading.Thread(
@@ -422,7 +417,7 @@ class RayCluster:
     @property
     def connected(self) -> bool:
         """Whether Ray may be called: a Ray that was shut down would start again."""
-        return not self._ended.is_set() and bool(self._ray.is_initialized())
+        return not self.ended.is_set() and bool(self._ray.is_initialized())
 
     @property
     def silent_s(self) -> float:
@@ -486,9 +481,9 @@ class RayCluster:
             with self._lock:
                 for claim in claims:
                     self._claims.pop(claim, None)
-            if self._claims or self._ended.is_set():
+            if self._claims or self.ended.is_set():
                 return
-            self._ended.set()
+            self.ended.set()
             # The program may have shut ours down, and connected by itself since.
             if not self._ours or not is_in(self._ray, self.head):
                 return
@@ -508,17 +503,13 @@ class RayCluster:
         if self._ending is not None:
             self._ending.join(max(0.0, wait_s))
 
-    def forget(self) -> None:
-        """Note that the program has another connection by now."""
-        self._ended.set()
-
     def _probe(self) -> None:
         """Try to reach the head now and then.
 
         By a plain connection: Ray's own calls wait for a dead head for a minute, and
         then end the process.
         """
-        while not self._ended.wait(PROBE_S):
+        while not self.ended.wait(PROBE_S):
             self._reach()
 
     def _reach(self) -> bool:
@@ -573,7 +564,7 @@ def join(claims: Iterable[Claim], options: Mapping[str, Any]) -> RayCluster:
             if _joined.connected and is_in(ray, _joined.head):
                 _joined.claim(claims, options)
                 return _joined
-            _joined.forget()
+            _joined.ended.set()
             _joined.wait_ended(threading.TIMEOUT_MAX)
         ours = not ray.is_initialized()
         try:

@@ -54,14 +54,13 @@ HEADER = struct.Struct("!Q")
 # C's `struct cmsghdr`, which precedes descriptors (nothing else comes with a frame):
 # its length, level and type.
 CONTROL = struct.Struct("@Nii")
-# Enough: a frame comes with two at most (a pipe and a page), and the system does not
-# join those of several frames in one read.
-MAX_DESCRIPTORS = 8
 # More than waits in a socket by default (212,992 bytes): one read takes all of it.
 READ_BYTES = 1 << 18
 # Larger frames are sent without the GIL: copying them takes a while.
 LARGE_BYTES = 1 << 16
-ROOM = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+# Enough for 8 descriptors: a frame comes with two at most (a pipe and a page), and the
+# system does not join those of several frames in one read.
+ROOM = socket.CMSG_SPACE(8 * array.array("i").itemsize)
 AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL | socket.MSG_CMSG_CLOEXEC
 _ends: weakref.WeakSet[Pipe] = weakref.WeakSet()
 # Those that a child which is being forked keeps.

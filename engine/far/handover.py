@@ -32,8 +32,6 @@ from ..witness.reach import ObjectPart, walk
 
 # Pickling a numpy array below this size is faster than placing it.
 WORTH_BYTES = 4096
-# The last protocol of pickle in which an array comes with its memory.
-WITH_DATA = 4
 
 # By itemsize: a dtype that copies bits unchanged.
 BITS = {
@@ -56,7 +54,7 @@ class Pickler(pickle.Pickler):
         """Return the parts of an array or a tensor."""
         if type(obj) is np.ndarray:
             if obj.nbytes < WORTH_BYTES:
-                return obj.__reduce_ex__(WITH_DATA)
+                return obj.__reduce_ex__(4)  # the last one that includes its memory
             if not obj.flags.writeable:
                 return obj.copy("K").__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         if type(obj) is not torch.Tensor:

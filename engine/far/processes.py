@@ -13,7 +13,6 @@ while it makes one, so that it need not wait for the trainer's answer.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
 import threading
@@ -41,13 +40,12 @@ from .child import (
     cause_of,
     is_stopped,
 )
-from .far_pool import FarChild, FarPool
+from .far_pool import LOGGER, FarChild, FarPool
 from .fork_server import LEAVE_S, ForkServer
 from .handover import dumps, plain_dumps
 from .slabs import Unpacker
 from .worker import Assignment, Result, Share
 
-LOGGER = logging.getLogger("penstock")
 # Descriptors that a child takes: its pipe, its page, and the process itself.
 CHILD_NEEDS = 3
 # Descriptors that are left for other uses.

@@ -57,12 +57,6 @@ UNBOUNDED = 1 << 62
 SWITCH_S = 0.0005
 # How long a worker may take to finish its rows; the trainer is less patient.
 END_S = 60.0
-THREAD_CAPS = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
 # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of the C library: blocks that it takes from the
 # system singly, and free memory at the end of the heap that it returns. It begins with
 # 128 kB, and adapts to these values itself, at most (mallopt(3)). Samples of 100 kB,
@@ -96,8 +90,8 @@ def set_up_libraries() -> None:
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # musl has none
         for option, nbytes in KEPT_BYTES.items():
             mallopt(option, nbytes)
-    for name in THREAD_CAPS:  # for libraries that are loaded later
-        os.environ[name] = "1"
+    for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR"):  # if it is loaded later
+        os.environ[f"{library}_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     find_libraries().limit(limits=1)
     if "cv2" in sys.modules:

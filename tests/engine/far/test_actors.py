@@ -186,7 +186,7 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connected]:
     monkeypatch.setattr(RayCluster, "_reach", lambda _: True)
     yield ray
     if actors._joined is not None:  # noqa: SLF001
-        actors._joined.forget()  # noqa: SLF001
+        actors._joined.ended.set()  # noqa: SLF001
 
 
 def test_an_engine_that_begins_keeps_what_another_one_would_end(
