@@ -135,12 +135,10 @@ def found_name() -> str:
     users = list(islice(dropwhile(is_own, stack), MAX_CALLERS))
     if not users:
         return "pipeline"
-    names = map(_stored_as, users)
-    name = next((each for each in names if each is not None), "")
+    name = next((each for each in map(_stored_as, users) if each is not None), "")
     if name.isidentifier():
         return KIND.sub("", name) or name
-    file = os.path.basename(users[0].f_code.co_filename)
-    return f"{file}:{users[0].f_lineno}"
+    return f"{os.path.basename(users[0].f_code.co_filename)}:{users[0].f_lineno}"
 
 
 def _stored_as(frame: FrameType) -> str | None:

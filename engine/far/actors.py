@@ -278,12 +278,11 @@ class ActorPool(FarPool[RemoteActor]):
         ]
         if late and not self._short_told:
             self._short_told = True
-            placed = sum(actor.ready for actor in self._children)
             LOGGER.warning(
                 "%s: the Ray cluster has placed %d of %d actors so far. Work goes on"
                 " with these; the others join when there is room",
                 self._stage,
-                placed,
+                sum(actor.ready for actor in self._children),
                 self._wanted,
             )
 
@@ -329,8 +328,7 @@ class ActorPool(FarPool[RemoteActor]):
             WorkerError: too many actors have died with no work done in between, or what
                 they run fails.
         """
-        own = isinstance(error, self._ray.exceptions.RayTaskError)
-        if own and actor.errands:
+        if isinstance(error, self._ray.exceptions.RayTaskError) and actor.errands:
             raise WorkerError(f"a Ray actor of {self._stage} failed: {error}")
         # With its node, an actor at work loses results, too: that is no RayActorError.
         begun = actor.ready or isinstance(error, self._ray.exceptions.RayActorError)
@@ -516,8 +514,7 @@ class RayCluster:
         """Return whether the head accepts a connection."""
         host, _, port = self.head.rpartition(":")
         try:
-            address = host.strip("[]"), int(port)
-            socket.create_connection(address, CONNECT_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
         except OSError:
             return False
         self._heard_s = time.monotonic()

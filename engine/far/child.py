@@ -264,16 +264,17 @@ class Pipe:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)] if packed else []
         try:
             return self._socket.sendmsg(parts, rights, AT_ONCE)
-        except BlockingIOError:
-            return 0
         except OSError as error:
-            if error.errno in GONE:
-                raise EOFError from error
-            raise
+            return max(0, self._checked(-1, error.errno or 0))
 
-    def _checked(self, result: int) -> int:
-        """Return the result of a call; -1 if it would have waited."""
-        if result >= 0 or (number := ctypes.get_errno()) in WOULD_WAIT:
+    def _checked(self, result: int, number: int = 0) -> int:
+        """Return the result of a call; -1 if it would have waited.
+
+        Args:
+            result: what the call returned.
+            number: its error; 0: it is in `errno`.
+        """
+        if result >= 0 or (number := number or ctypes.get_errno()) in WOULD_WAIT:
             return result
         if number in GONE:
             raise EOFError

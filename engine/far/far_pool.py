@@ -210,12 +210,12 @@ class FarPool(ServedPool, Generic[AChild]):
         Raises:
             WorkerError: too many children have died with no work done in between.
         """
-        keys: list[Any] = []
+        rows: list[tuple[Chunk, int]] = []
         for number, errand in child.errands.items():
             suspects = child.suspects(number)
-            keys += [self._key(errand.chunk, row) for row in suspects]
+            rows += [(errand.chunk, row) for row in suspects]
             self._blame.add(errand.chunk, suspects, death)
-        where = f" while working on {self._named(keys)}" if keys else ""
+        where = f" while working on {self._named(rows)}" if rows else ""
         LOGGER.warning("%s%s: %s; its work will be repeated", self._stage, where, death)
         self._barren += 1 if begun else NEVER_BEGUN
         if self._barren >= BARREN:
@@ -292,7 +292,7 @@ class FarPool(ServedPool, Generic[AChild]):
             if death is None:
                 return lease
             chunk = lease.chunk if self._per_batch else lease.chunk.part(0, 1)
-            what = self._named([self._key(chunk, 0)])
+            what = self._named([(chunk, 0)])
             text = (
                 f"{self._workers} of {self._stage} died {LIMIT} times on {what}; the"
                 f" last: {death}\nlook for a crash in native code, for too little"
@@ -363,11 +363,9 @@ class FarPool(ServedPool, Generic[AChild]):
         self._lease_ns += LEARNING * (outcome.run_ns - self._lease_ns)
         self._connector.settle(lease, outcome, child.meter)
 
-    def _key(self, chunk: Chunk, row: int) -> Any:
-        """Return what identifies a row to the user: the step, for a whole batch."""
-        return chunk.step if self._per_batch else chunk.index(row)
-
-    def _named(self, keys: list[Any]) -> str:
+    def _named(self, rows: Iterable[tuple[Chunk, int]]) -> str:
+        """Return what identifies rows of chunks to the user."""
+        keys = [c.step if self._per_batch else c.index(row) for c, row in rows]
         shown = ", ".join(f"{key!r:.60}" for key in keys[:5])
         shown += ", ..." if len(keys) > 5 else ""
         return f"{'the batch of step' if self._per_batch else 'sample index'} {shown}"

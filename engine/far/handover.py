@@ -18,7 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -70,8 +70,12 @@ class Pickler(pickle.Pickler):
             memory = pickle.PickleBuffer(line.numpy())
             return _tensor, (memory, obj.dtype, tuple(obj.shape), obj.stride())
         if obj.layout is torch.sparse_coo:
-            parts = obj._indices(), obj._values(), obj.shape  # noqa: SLF001 as they are
-            return _coordinates, (*parts, obj.is_coalesced())
+            make = partial(
+                torch.sparse_coo_tensor,
+                check_invariants=False,
+                is_coalesced=obj.is_coalesced(),
+            )
+            return make, (obj._indices(), obj._values(), obj.shape)  # noqa: SLF001 as they are
         return NotImplemented
 
 
@@ -140,14 +144,6 @@ def _tensor(
 ) -> torch.Tensor:
     line = torch.frombuffer(memory, dtype=dtype)
     return line if stride == (1,) else line.as_strided(shape, stride)
-
-
-def _coordinates(
-    indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, *coalesced: bool
-) -> torch.Tensor:
-    return torch.sparse_coo_tensor(
-        indices, values, shape, check_invariants=False, is_coalesced=coalesced[0]
-    )
 
 
 def is_dense(value: Any) -> bool:

@@ -112,8 +112,9 @@ class WorkerChild(Child, FarChild):
         """
         if result.sent is None:
             return result
-        data = self.unpacker.receive(result.sent, self.pipe.descriptors)
-        return result._replace(sent=data)
+        return result._replace(
+            sent=self.unpacker.receive(result.sent, self.pipe.descriptors)
+        )
 
     def look(self, limit_ns: int, now_ns: int) -> int | None:
         """Enforce the time limit of samples: who exceeds it is asked for its stacks.
