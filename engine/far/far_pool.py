@@ -363,9 +363,11 @@ class FarPool(ServedPool, Generic[AChild]):
         self._lease_ns += LEARNING * (outcome.run_ns - self._lease_ns)
         self._connector.settle(lease, outcome, child.meter)
 
-    def _named(self, rows: Iterable[tuple[Chunk, int]]) -> str:
-        """Return what identifies rows of chunks to the user."""
-        keys = [c.step if self._per_batch else c.index(row) for c, row in rows]
+    def _named(self, rows: Sequence[tuple[Chunk, int]]) -> str:
+        """Return what the user knows rows by: for a whole batch, its step."""
+        keys: list[Any] = [chunk.index(row) for chunk, row in rows]
+        if self._per_batch:
+            keys = list(dict.fromkeys(chunk.step for chunk, _ in rows))
         shown = ", ".join(f"{key!r:.60}" for key in keys[:5])
         shown += ", ..." if len(keys) > 5 else ""
         return f"{'the batch of step' if self._per_batch else 'sample index'} {shown}"
