@@ -15,7 +15,7 @@ witness is asked after the threads' first lease.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import chain, product
 
@@ -55,19 +55,15 @@ def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
     attempt = partial(
         _try, segments, doubted, _samples(recipe.planned, step), recipe.seed
     )
-    child: Child | None = None
-    try:
-        # The process or descriptor limit may be reached, and the child may die.
-        with suppress(OSError, EOFError):
-            with interrupts_deferred():
-                child = Child.fork(attempt)
-            for findings in child.pipe.receive_all(WAIT_S):
-                return {at: each for at, each in findings.items() if each.is_ownable}
-            child.kill()  # it takes too long
-        return {}
-    finally:
-        if child is not None:
-            child.end(END_S)
+    # The process or descriptor limit may be reached, and the child may die.
+    with suppress(OSError, EOFError), ExitStack() as ending:
+        with interrupts_deferred():
+            child = Child.fork(attempt)
+            ending.callback(child.end, END_S)
+        for findings in child.pipe.receive_all(WAIT_S):
+            return {at: each for at, each in findings.items() if each.is_ownable}
+        child.kill()  # it takes too long
+    return {}
 
 
 def _samples(plan: Plan, step: int) -> Iterator[Chunk]:
