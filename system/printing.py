@@ -106,8 +106,6 @@ def loader_call(loader: object) -> str:
 
 # The number of frames to look at, of functions that return what they made.
 MAX_CALLERS = 4
-STORES_LOCAL = {"STORE_FAST", "STORE_DEREF"}
-STORES_NAMED = {"STORE_NAME", "STORE_GLOBAL", "STORE_ATTR"}
 # Instructions allowed between a call and the store of its result, such as `self`.
 PASSING = {
     "CACHE",
@@ -137,12 +135,10 @@ def found_name() -> str:
     users = list(islice(dropwhile(is_own, stack), MAX_CALLERS))
     if not users:
         return "pipeline"
-    names = map(_stored_as, users)
-    name = next((each for each in names if each is not None), "")
+    name = next((each for each in map(_stored_as, users) if each is not None), "")
     if name.isidentifier():
         return KIND.sub("", name) or name
-    file = os.path.basename(users[0].f_code.co_filename)
-    return f"{file}:{users[0].f_lineno}"
+    return f"{os.path.basename(users[0].f_code.co_filename)}:{users[0].f_lineno}"
 
 
 def _stored_as(frame: FrameType) -> str | None:
@@ -154,11 +150,11 @@ def _stored_as(frame: FrameType) -> str | None:
     words = code.co_code[frame.f_lasti + 2 :]
     for number, low in zip(words[::2], words[1::2], strict=True):
         kind, argument = dis.opname[number], argument << 8 | low
-        if kind in STORES_NAMED:
+        if kind in {"STORE_NAME", "STORE_GLOBAL", "STORE_ATTR"}:
             return str(code.co_names[argument])
         if kind.startswith("STORE_FAST_"):  # and another instruction in one, from 3.13
             kind, argument = "STORE_FAST", argument >> 4
-        if kind in STORES_LOCAL:
+        if kind in {"STORE_FAST", "STORE_DEREF"}:
             return str(code._varname_from_oparg(argument))  # type: ignore[attr-defined]  # noqa: SLF001 as `dis` does
         if kind not in PASSING:
             return None if kind == "RETURN_VALUE" else ""

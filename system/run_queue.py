@@ -78,14 +78,19 @@ def threads_of(pid: int) -> list[str]:
 
 def times_of(thread: str) -> Times:
     """Return what a thread has spent; zeros if the system does not say."""
-    with contextlib.suppress(OSError, TypeError, ValueError):
-        file = os.open(f"{thread}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    words = _words(f"{thread}/schedstat")  # "<ns on a core> <ns waiting> <turns>"
+    return Times(*map(int, words[:2])) if len(words) > 1 else Times(0, 0)
+
+
+def _words(path: str) -> list[bytes]:
+    """Return the words of a small file in `/proc`; none if it cannot be read."""
+    with contextlib.suppress(OSError):
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            # "<ns on a core> <ns waiting for one> <turns>"
-            return Times(*map(int, os.read(file, 64).split()[:2]))
+            return os.read(file, 256).split()
         finally:
             os.close(file)
-    return Times(0, 0)
+    return []
 
 
 # Number of the system call in which a thread waits for a lock.
@@ -104,16 +109,9 @@ def in_line(threads: Iterable[str]) -> int:
 
 def _lock_of(thread: str) -> bytes:
     """Return the address at which a thread waits without limit, or nothing."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        file = os.open(f"{thread}/syscall", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            # "<number> <address> <operation> <value> <time limit> ...", or "running"
-            number, *given = os.read(file, 256).split()
-        finally:
-            os.close(file)
-        if number == FUTEX and given[3] == b"0x0":
-            return given[0]
-    return b""
+    # "<number> <address> <operation> <value> <time limit> ...", or "running"
+    words = _words(f"{thread}/syscall")
+    return words[1] if words[:1] == [FUTEX] and words[4] == b"0x0" else b""
 
 
 def waited_ns(thread: str) -> int:

@@ -398,7 +398,7 @@ def test_a_batch_that_kills_every_worker_is_given_up(
         with pytest.raises(ps.WorkerError, match="times on the batch of step 2"):
             next(loop)
         assert sum(len(labels) for _, labels in loop) == LENGTH - 3 * SIZE
-    assert "while working on the batch of step 2" in caplog.text
+    assert "while working on the batch of step 2:" in caplog.text
 
 
 async def awaited(batch: Batch, rng: np.random.Generator) -> Batch:

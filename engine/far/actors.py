@@ -38,7 +38,7 @@ from ..core.connector import Connector, WorkerMeter
 from ..core.core import FAR_LEASE_NS
 from ..recipe import Recipe, SegmentRecipe
 from ..workers import Holding, PoolStatistics, join_all
-from .far_pool import FarChild, FarPool
+from .far_pool import LOGGER, FarChild, FarPool
 from .handover import Flat, flattened, loads, pack, restored
 from .worker import (
     AssignedEngine,
@@ -48,7 +48,6 @@ from .worker import (
     set_up_libraries,
 )
 
-LOGGER = logging.getLogger("penstock")
 # Longest wait of the pool's thread.
 TICK_S = 1.0
 # How long the head of the cluster may be silent: after 60 s Ray ends the program.
@@ -59,32 +58,10 @@ ALONE_S = 60.0
 INSTALL_S = 600.0
 # An actor that has not come up after this waits for room.
 PLACED_S = 15.0
-LOST = (
-    "%s: %s. Workers of this machine go on in place of its actors; no sample is lost or"
-    " repeated"
-)
-FEWER = (
-    "%s: the Ray cluster has placed %d of %d actors so far. Work goes on with"
-    " these; the others join when there is room"
-)
 # Seconds between two probes of the cluster's head.
 PROBE_S = 5.0
 # How long the head may take to accept a connection.
 CONNECT_S = 2.0
-MISSING = (
-    'executor="ray" needs Ray, which is not installed here (%s); run `pip install'
-    ' penstock[ray]`, or use executor="process"'
-)
-TOO_SMALL = (
-    'the Ray cluster has room for %d actors of %s, got %d stages with executor="ray",'
-    " each of which needs one; start it with more (ray.init(num_cpus=4), or another"
-    ' node), ask for less with options(ray_options={"num_cpus": 0.5}), or give a stage'
-    ' executor="process"'
-)
-SILENT = (
-    "the head of the Ray cluster does not answer at %s; start the cluster again, or use"
-    ' executor="process"'
-)
 # Options of an actor that claim a resource of a node, and its name there.
 DEMAND = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
 # A stage with actors: its engine, and the number of its segment there.
@@ -143,13 +120,8 @@ class RemoteActor(FarChild):
         self.handle = handle
         # When it was created.
         self.asked_s = time.monotonic()
-        # Which process it is, in words; empty until it is at work.
-        self.where = ""
-
-    @property
-    def ready(self) -> bool:
-        """Whether it is at work."""
-        return bool(self.where)
+        # Which process it is, in words, once it is at work.
+        self.where, self.ready = "(starting)", False
 
 
 class ActorPool(FarPool[RemoteActor]):
@@ -253,7 +225,15 @@ class ActorPool(FarPool[RemoteActor]):
         while not self._engine_lock.closed:
             lost = self._lost()
             if lost is not None:
-                self._fall_back(lost)
+                LOGGER.warning(
+                    "%s: %s. Workers of this machine go on in place of its actors; no"
+                    " sample is lost or repeated",
+                    self._stage,
+                    lost,
+                )
+                for actor in list(self._children):
+                    self._forget(actor)
+                self._connector.on_lost(lost)
                 return
             try:
                 with self._engine_lock.lock:
@@ -283,12 +263,6 @@ class ActorPool(FarPool[RemoteActor]):
             return f"the Ray cluster has placed no actor for {limit_s:.0f} s"
         return None
 
-    def _fall_back(self, why: str) -> None:
-        LOGGER.warning(LOST, self._stage, why)
-        for actor in list(self._children):
-            self._forget(actor)
-        self._connector.on_lost(why)
-
     def _outdated(self, actor: RemoteActor) -> bool:
         return actor.generation != self._generation
 
@@ -304,8 +278,13 @@ class ActorPool(FarPool[RemoteActor]):
         ]
         if late and not self._short_told:
             self._short_told = True
-            placed = sum(actor.ready for actor in self._children)
-            LOGGER.warning(FEWER, self._stage, placed, self._wanted)
+            LOGGER.warning(
+                "%s: the Ray cluster has placed %d of %d actors so far. Work goes on"
+                " with these; the others join when there is room",
+                self._stage,
+                sum(actor.ready for actor in self._children),
+                self._wanted,
+            )
 
     def _start_child(self, number: int) -> None:
         actor = RemoteActor(self._class.remote(), number, self._generation)
@@ -336,13 +315,11 @@ class ActorPool(FarPool[RemoteActor]):
         if error is not None:
             self._reap(actor, error)
         elif number is None:
-            self._welcome(actor, future.result())
+            actor.where, actor.ready = future.result(), True
+            actor.meter = self._connector.enter()
+            self._alone_since_s = inf
         else:
             self._receive(actor, number, partial(restored, future.result()))
-
-    def _welcome(self, actor: RemoteActor, where: str) -> None:
-        actor.where, actor.meter = where, self._connector.enter()
-        self._alone_since_s = inf
 
     def _reap(self, actor: RemoteActor, error: BaseException) -> None:
         """Handle the end of an actor: its work returns to the front.
@@ -351,12 +328,11 @@ class ActorPool(FarPool[RemoteActor]):
             WorkerError: too many actors have died with no work done in between, or what
                 they run fails.
         """
-        own = isinstance(error, self._ray.exceptions.RayTaskError)
-        if own and actor.errands:
+        if isinstance(error, self._ray.exceptions.RayTaskError) and actor.errands:
             raise WorkerError(f"a Ray actor of {self._stage} failed: {error}")
         # With its node, an actor at work loses results, too: that is no RayActorError.
         begun = actor.ready or isinstance(error, self._ray.exceptions.RayActorError)
-        death = f"Ray actor {actor.where or '(starting)'} has ended: {told(error)}"
+        death = f"Ray actor {actor.where} has ended: {told(error)}"
         self._note_death(actor, death, begun=begun)
         self._forget(actor)
 
@@ -371,14 +347,9 @@ def told(error: BaseException) -> str:
     """Return what happened, in one line: Ray's messages are long."""
     cause = getattr(error, "cause", None)
     text = f"{type(cause).__name__}: {cause}" if cause else str(error)
-    why = BEFORE_WHY.sub("", " ".join(text.split()))
-    return AFTER_WHY.sub("", why)[:MAX_TOLD]
-
-
-BEFORE_WHY = re.compile(".*?The actor (?:died|is dead) because ")
-AFTER_WHY = re.compile(" (?:Some common causes|The actor never ran).*")
-# Characters of Ray's messages that are shown.
-MAX_TOLD = 600
+    why = re.sub(".*?The actor (?:died|is dead) because ", "", " ".join(text.split()))
+    why = re.sub(" (?:Some common causes|The actor never ran).*", "", why)
+    return why[:600]
 
 
 # The cluster
@@ -433,7 +404,8 @@ class RayCluster:
         # Address of its head: host:port.
         self.head = head_of(ray)
         self._heard_s = time.monotonic()
-        self._ended = threading.Event()
+        # Set once Ray is shut down, or the program has another connection.
+        self.ended = threading.Event()
         self._ending: threading.Thread | None = None
         self.claim(claims, options)
         threading.Thread(
@@ -443,7 +415,7 @@ class RayCluster:
     @property
     def connected(self) -> bool:
         """Whether Ray may be called: a Ray that was shut down would start again."""
-        return not self._ended.is_set() and bool(self._ray.is_initialized())
+        return not self.ended.is_set() and bool(self._ray.is_initialized())
 
     @property
     def silent_s(self) -> float:
@@ -460,15 +432,25 @@ class RayCluster:
         Raises:
             SpecError: the cluster is too small for so many, or does not answer.
         """
-        check(self._reach(), SILENT % self.head)  # Ray itself would wait for a minute
+        check(
+            self._reach(),  # Ray itself would wait for a minute
+            f"the head of the Ray cluster does not answer at {self.head}; start the"
+            ' cluster again, or use executor="process"',
+        )
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         self._nodes = [node["Resources"] for node in nodes]
         demand = demand_of(options)
         room = slots(self._nodes, demand)
         with self._lock:
             wanted = {**self._claims, **dict.fromkeys(claims, 1)}
-            text = TOO_SMALL % (room, demand or "nothing", len(wanted))
-            check(len(wanted) <= room, text)
+            check(
+                len(wanted) <= room,
+                f"the Ray cluster has room for {room} actors of {demand or 'nothing'},"
+                f' got {len(wanted)} stages with executor="ray", each of which needs'
+                " one; start it with more (ray.init(num_cpus=4), or another node), ask"
+                ' for less with options(ray_options={"num_cpus": 0.5}), or give a stage'
+                ' executor="process"',
+            )
             self._claims = wanted
 
     def room(self, claim: Claim, options: Mapping[str, Any]) -> int:
@@ -497,33 +479,27 @@ class RayCluster:
             with self._lock:
                 for claim in claims:
                     self._claims.pop(claim, None)
-            if self._claims or self._ended.is_set():
+            if self._claims or self.ended.is_set():
                 return
-            self._ended.set()
+            self.ended.set()
             # The program may have shut ours down, and connected by itself since.
-            if self._ours and is_in(self._ray, self.head):
-                self._end()
+            if not self._ours or not is_in(self._ray, self.head):
+                return
+            # In a thread: it takes a second or more.
+            thread = threading.Thread(
+                target=self._ray.shutdown, name="penstock ray shutdown"
+            )
+            try:
+                thread.start()
+            except RuntimeError:  # the interpreter is ending
+                self._ray.shutdown()
+            else:
+                self._ending = thread
 
     def wait_ended(self, wait_s: float) -> None:
         """Wait for the shutdown, if there is one, but not longer than this."""
         if self._ending is not None:
             self._ending.join(max(0.0, wait_s))
-
-    def forget(self) -> None:
-        """Note that the program has another connection by now."""
-        self._ended.set()
-
-    def _end(self) -> None:
-        """Shut Ray down in a thread: it takes a second or more."""
-        thread = threading.Thread(
-            target=self._ray.shutdown, name="penstock ray shutdown"
-        )
-        try:
-            thread.start()
-        except RuntimeError:  # the interpreter is ending
-            self._ray.shutdown()
-        else:
-            self._ending = thread
 
     def _probe(self) -> None:
         """Try to reach the head now and then.
@@ -531,15 +507,14 @@ class RayCluster:
         By a plain connection: Ray's own calls wait for a dead head for a minute, and
         then end the process.
         """
-        while not self._ended.wait(PROBE_S):
+        while not self.ended.wait(PROBE_S):
             self._reach()
 
     def _reach(self) -> bool:
         """Return whether the head accepts a connection."""
         host, _, port = self.head.rpartition(":")
         try:
-            address = host.strip("[]"), int(port)
-            socket.create_connection(address, CONNECT_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
         except OSError:
             return False
         self._heard_s = time.monotonic()
@@ -577,13 +552,16 @@ def join(claims: Iterable[Claim], options: Mapping[str, Any]) -> RayCluster:
     try:
         import ray
     except ImportError as error:
-        raise SpecError(MISSING % error) from error
+        raise SpecError(
+            f'executor="ray" needs Ray, which is not installed here ({error}); run `pip'
+            ' install penstock[ray]`, or use executor="process"'
+        ) from error
     with _joining:
         if _joined is not None:
             if _joined.connected and is_in(ray, _joined.head):
                 _joined.claim(claims, options)
                 return _joined
-            _joined.forget()
+            _joined.ended.set()
             _joined.wait_ended(threading.TIMEOUT_MAX)
         ours = not ray.is_initialized()
         try:

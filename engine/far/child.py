@@ -54,14 +54,13 @@ HEADER = struct.Struct("!Q")
 # C's `struct cmsghdr`, which precedes descriptors (nothing else comes with a frame):
 # its length, level and type.
 CONTROL = struct.Struct("@Nii")
-# Enough: a frame comes with two at most (a pipe and a page), and the system does not
-# join those of several frames in one read.
-MAX_DESCRIPTORS = 8
 # More than waits in a socket by default (212,992 bytes): one read takes all of it.
 READ_BYTES = 1 << 18
 # Larger frames are sent without the GIL: copying them takes a while.
 LARGE_BYTES = 1 << 16
-ROOM = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
+# Enough for 8 descriptors: a frame comes with two at most (a pipe and a page), and the
+# system does not join those of several frames in one read.
+ROOM = socket.CMSG_SPACE(8 * array.array("i").itemsize)
 AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL | socket.MSG_CMSG_CLOEXEC
 _ends: weakref.WeakSet[Pipe] = weakref.WeakSet()
 # Those that a child which is being forked keeps.
@@ -110,7 +109,7 @@ class Pipe:
         self._socket = end
         self._coming = bytearray()
         # Data not sent yet, with the descriptors that go with it.
-        self._leaving: deque[tuple[memoryview, Sequence[int]]] = deque()
+        self.unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
         # Descriptors that have arrived, in the order in which they were sent. They may
         # be here before the object that they belong to. The receiver must close them.
         self.descriptors: deque[int] = deque()
@@ -131,16 +130,6 @@ class Pipe:
             ours, theirs = socket.socketpair()
             return cls(ours), cls(theirs)
 
-    @classmethod
-    def adopt(cls, descriptor: int) -> Self:
-        """Return the end for a descriptor; closing the end closes the descriptor."""
-        return cls(socket.socket(fileno=descriptor))
-
-    @property
-    def waiting(self) -> bool:
-        """Whether something is still to be sent."""
-        return bool(self._leaving)
-
     def post(self, body: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send an object that `dumps` has packed, now or by a later `flush`.
 
@@ -148,20 +137,20 @@ class Pipe:
         open until it is sent.
         """
         header = HEADER.pack(len(body))
-        sent = 0 if self._leaving else self._send_now([header, body], descriptors)
+        sent = 0 if self.unsent else self._send_now([header, body], descriptors)
         if sent < len(header) + len(body):
             rest = memoryview(header + body)[sent:]
-            self._leaving.append((rest, () if sent else descriptors))
+            self.unsent.append((rest, () if sent else descriptors))
 
     def flush(self) -> None:
         """Send as much as there is room for now."""
-        while self._leaving:
-            frame, descriptors = self._leaving[0]
+        while self.unsent:
+            frame, descriptors = self.unsent[0]
             sent = self._send_now([frame], descriptors)
             if sent < len(frame):
-                self._leaving[0] = frame[sent:], () if sent else descriptors
+                self.unsent[0] = frame[sent:], () if sent else descriptors
                 return
-            self._leaving.popleft()
+            self.unsent.popleft()
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
         """Send one object; wait while the other end has no room."""
@@ -170,7 +159,7 @@ class Pipe:
     def send_packed(self, body: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send the result of `dumps` like `send`: no user code runs."""
         self.post(body, descriptors)
-        while self._leaving:
+        while self.unsent:
             self._wait(select.POLLOUT)
             self.flush()
 
@@ -214,7 +203,7 @@ class Pipe:
         """Close this end; the other one sees the end of file. Idempotent."""
         with _changing:
             self._socket.close()
-            self._leaving.clear()
+            self.unsent.clear()
             while self.descriptors:
                 os.close(self.descriptors.popleft())
 
@@ -275,16 +264,17 @@ class Pipe:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)] if packed else []
         try:
             return self._socket.sendmsg(parts, rights, AT_ONCE)
-        except BlockingIOError:
-            return 0
         except OSError as error:
-            if error.errno in GONE:
-                raise EOFError from error
-            raise
+            return max(0, self._checked(-1, error.errno or 0))
 
-    def _checked(self, result: int) -> int:
-        """Return the result of a call; -1 if it would have waited."""
-        if result >= 0 or (number := ctypes.get_errno()) in WOULD_WAIT:
+    def _checked(self, result: int, number: int = 0) -> int:
+        """Return the result of a call; -1 if it would have waited.
+
+        Args:
+            result: what the call returned.
+            number: its error; 0: it is in `errno`.
+        """
+        if result >= 0 or (number := number or ctypes.get_errno()) in WOULD_WAIT:
             return result
         if number in GONE:
             raise EOFError
@@ -410,9 +400,11 @@ class Child:
         ended.register(self._process, select.POLLIN)
         return bool(ended.poll(1000 * max(0.0, wait_s)))
 
-    def kill(self) -> None:
-        """Kill it at once, whatever it is doing."""
-        self._signal(signal.SIGKILL)
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Kill it at once, whatever it is doing, or send it another signal."""
+        if self._process >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, number)
 
     def end(self, wait_s: float) -> None:
         """End a child of this very process; wait until it is gone. Idempotent.
@@ -436,11 +428,6 @@ class Child:
         if self._process >= 0:
             os.close(self._process)
             self._process = -1
-
-    def _signal(self, number: int) -> None:
-        if self._process >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._process, number)
 
 
 def cause_of(status: int | None, kills_before: int, kills_now: int) -> str:

@@ -107,11 +107,8 @@ class FarChild:
         # What it was sent and has not returned, by number; it works on the first.
         self.errands: dict[int, Errand] = {}
         self.numbers = count()
-
-    @property
-    def ready(self) -> bool:
-        """Whether it may be sent something."""
-        return True
+        # Whether it may be sent something.
+        self.ready = True
 
     def packed(self, assignment: Assignment) -> Any:
         """Return an assignment as it is sent.
@@ -148,6 +145,7 @@ class FarPool(ServedPool, Generic[AChild]):
         segment, self._workers = self._segment, workers
         super().__init__(connector, f"{segment.name} {workers.rpartition(' ')[2]}")
         self._program = segment.program
+        self._stage = self._program.operations[-1].stage
         self._per_batch = segment.per_batch or segment.unsplit
         self._children: list[AChild] = []
         # How many children it may have.
@@ -212,12 +210,12 @@ class FarPool(ServedPool, Generic[AChild]):
         Raises:
             WorkerError: too many children have died with no work done in between.
         """
-        keys: list[Any] = []
+        rows: list[tuple[Chunk, int]] = []
         for number, errand in child.errands.items():
             suspects = child.suspects(number)
-            keys += [self._key(errand.chunk, row) for row in suspects]
+            rows += [(errand.chunk, row) for row in suspects]
             self._blame.add(errand.chunk, suspects, death)
-        where = f" while working on {self._named(keys)}" if keys else ""
+        where = f" while working on {self._named(rows)}" if rows else ""
         LOGGER.warning("%s%s: %s; its work will be repeated", self._stage, where, death)
         self._barren += 1 if begun else NEVER_BEGUN
         if self._barren >= BARREN:
@@ -294,7 +292,7 @@ class FarPool(ServedPool, Generic[AChild]):
             if death is None:
                 return lease
             chunk = lease.chunk if self._per_batch else lease.chunk.part(0, 1)
-            what = self._named([self._key(chunk, 0)])
+            what = self._named([(chunk, 0)])
             text = (
                 f"{self._workers} of {self._stage} died {LIMIT} times on {what}; the"
                 f" last: {death}\nlook for a crash in native code, for too little"
@@ -333,20 +331,15 @@ class FarPool(ServedPool, Generic[AChild]):
 
         It raises whatever unpickling the user's objects raises.
         """
+        errand = child.errands.pop(number)
+        lease, chunk = errand.lease, errand.chunk
         try:
             result = read()
         except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
-            lease, chunk = child.errands[number].lease, child.errands[number].chunk
             failed = failed_outcome(chunk, self._stage, error)
             if lease.whole and len(chunk) == len(lease.chunk):
                 failed = Outcome(len(chunk), made=FailedBatch(error))
             result = Result(number, failed)
-        self._settle(child, result)
-
-    def _settle(self, child: AChild, result: Result) -> None:
-        """Settle an errand with its result, in which what was made is as it is."""
-        errand = child.errands.pop(result.number)
-        lease, chunk = errand.lease, errand.chunk
         in_flight, outcome = lease.in_flight, result.outcome
         data: Any = result.sent
         self._barren = 0
@@ -370,15 +363,11 @@ class FarPool(ServedPool, Generic[AChild]):
         self._lease_ns += LEARNING * (outcome.run_ns - self._lease_ns)
         self._connector.settle(lease, outcome, child.meter)
 
-    def _key(self, chunk: Chunk, row: int) -> Any:
-        """Return what identifies a row to the user: the step, for a whole batch."""
-        return chunk.step if self._per_batch else chunk.index(row)
-
-    def _named(self, keys: list[Any]) -> str:
+    def _named(self, rows: Sequence[tuple[Chunk, int]]) -> str:
+        """Return what the user knows rows by: for a whole batch, its step."""
+        keys: list[Any] = [chunk.index(row) for chunk, row in rows]
+        if self._per_batch:
+            keys = list(dict.fromkeys(chunk.step for chunk, _ in rows))
         shown = ", ".join(f"{key!r:.60}" for key in keys[:5])
         shown += ", ..." if len(keys) > 5 else ""
         return f"{'the batch of step' if self._per_batch else 'sample index'} {shown}"
-
-    @property
-    def _stage(self) -> str:
-        return self._program.operations[-1].stage

@@ -18,6 +18,7 @@ import contextlib
 import mmap
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -46,11 +47,6 @@ from .worker import Seeds, Worker, be_worker, daemonic, find_libraries, set_up_l
 LEAVE_S = 0.5
 # How long the fork server may take to end by itself, in seconds.
 END_S = 1.0
-# What waitpid reports for a process that exits with status 1.
-FAILED = 1 << 8
-BOOT = "import sys; sys.path[:] = {path}; from {module} import main; main()"
-
-
 # What a worker is started for: a segment, its number among the worker processes there,
 # from 0 and free when it starts, and seeds as for `be_worker`.
 Post = tuple[int, int, tuple[int, ...]]
@@ -158,7 +154,7 @@ class ForkServer:
 
 def _launch(method: StartMethod, *descriptors: int) -> int:
     """Start a fork server in a fresh interpreter; return its pid."""
-    boot = BOOT.format(path=sys.path, module=__name__)
+    boot = f"import sys; sys.path[:] = {sys.path}; from {__name__} import main; main()"
     # Masked until it has chosen its own handling: Ctrl-C is the trainer's to handle.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -186,8 +182,8 @@ def main() -> None:
             works: Works = loads(data)
         return works
 
-    early = method == "forkserver"
-    run_child(partial(run_fork_server, load, Pipe.adopt(end), early=early))
+    pipe, early = Pipe(socket.socket(fileno=end)), method == "forkserver"
+    run_child(partial(run_fork_server, load, pipe, early=early))
 
 
 def run_fork_server(load: Load, end: Pipe, *, early: bool = True) -> None:
@@ -221,7 +217,7 @@ class ForkedWorkers:
 
     def add(self, load: Load, post: Post, end: Pipe, *, early: bool) -> None:
         """Start a worker with the pipe and the page that were just received."""
-        work = Pipe.adopt(end.descriptors.popleft())
+        work = Pipe(socket.socket(fileno=end.descriptors.popleft()))
         work.descriptors.append(end.descriptors.popleft())
         # Masked, so that a worker is registered before its end can be noticed.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
@@ -233,7 +229,7 @@ class ForkedWorkers:
         except Exception:  # noqa: BLE001 whatever the user's modules raise
             # On its page, where the trainer looks for it.
             os.write(work.descriptors[0], traceback.format_exc().encode())
-            post_status(work.descriptors[0], FAILED)
+            post_status(work.descriptors[0], 1 << 8)  # as if it had exited with 1
             work.close()
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})

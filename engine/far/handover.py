@@ -18,7 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,6 @@ from ..witness.reach import ObjectPart, walk
 
 # Pickling a numpy array below this size is faster than placing it.
 WORTH_BYTES = 4096
-# The last protocol of pickle in which an array comes with its memory.
-WITH_DATA = 4
 
 # By itemsize: a dtype that copies bits unchanged.
 BITS = {
@@ -56,7 +54,7 @@ class Pickler(pickle.Pickler):
         """Return the parts of an array or a tensor."""
         if type(obj) is np.ndarray:
             if obj.nbytes < WORTH_BYTES:
-                return obj.__reduce_ex__(WITH_DATA)
+                return obj.__reduce_ex__(4)  # the last one that includes its memory
             if not obj.flags.writeable:
                 return obj.copy("K").__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         if type(obj) is not torch.Tensor:
@@ -72,8 +70,12 @@ class Pickler(pickle.Pickler):
             memory = pickle.PickleBuffer(line.numpy())
             return _tensor, (memory, obj.dtype, tuple(obj.shape), obj.stride())
         if obj.layout is torch.sparse_coo:
-            parts = obj._indices(), obj._values(), obj.shape  # noqa: SLF001 as they are
-            return _coordinates, (*parts, obj.is_coalesced())
+            make = partial(
+                torch.sparse_coo_tensor,
+                check_invariants=False,
+                is_coalesced=obj.is_coalesced(),
+            )
+            return make, (obj._indices(), obj._values(), obj.shape)  # noqa: SLF001 as they are
         return NotImplemented
 
 
@@ -142,14 +144,6 @@ def _tensor(
 ) -> torch.Tensor:
     line = torch.frombuffer(memory, dtype=dtype)
     return line if stride == (1,) else line.as_strided(shape, stride)
-
-
-def _coordinates(
-    indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, *coalesced: bool
-) -> torch.Tensor:
-    return torch.sparse_coo_tensor(
-        indices, values, shape, check_invariants=False, is_coalesced=coalesced[0]
-    )
 
 
 def is_dense(value: Any) -> bool:

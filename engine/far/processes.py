@@ -13,7 +13,6 @@ while it makes one, so that it need not wait for the trainer's answer.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
 import threading
@@ -41,21 +40,12 @@ from .child import (
     cause_of,
     is_stopped,
 )
-from .far_pool import FarChild, FarPool
+from .far_pool import LOGGER, FarChild, FarPool
 from .fork_server import LEAVE_S, ForkServer
 from .handover import dumps, plain_dumps
 from .slabs import Unpacker
 from .worker import Assignment, Result, Share
 
-LOGGER = logging.getLogger("penstock")
-NO_SLAB = (
-    "no shared memory for a batch (%s): batches come from worker processes through"
-    " pipes, which takes longer; free some memory, or raise the container's limit"
-)
-NO_MORE = (
-    "`ulimit -n` is %d, which leaves room for %d worker processes beside the other open"
-    " files; training goes on with these. Raise it to get more"
-)
 # Descriptors that a child takes: its pipe, its page, and the process itself.
 CHILD_NEEDS = 3
 # Descriptors that are left for other uses.
@@ -108,17 +98,6 @@ class WorkerChild(Child, FarChild):
         self._stuck_how = ""
         self._kills = oom_kills()
 
-    @property
-    def failed(self) -> bool:
-        """Whether it exited by itself before it was at work."""
-        status = self.status_page.status
-        return not self.pid and status is not None and os.WIFEXITED(status)
-
-    @property
-    def ready(self) -> bool:
-        """Whether it is not about to be killed."""
-        return not self.asked_ns
-
     def packed(self, assignment: Assignment) -> bytes:
         """Return an assignment as it is sent, with the slabs that were returned."""
         plain = assignment.planned.rows.indices.dtype == np.int64
@@ -133,8 +112,9 @@ class WorkerChild(Child, FarChild):
         """
         if result.sent is None:
             return result
-        data = self.unpacker.receive(result.sent, self.pipe.descriptors)
-        return result._replace(sent=data)
+        return result._replace(
+            sent=self.unpacker.receive(result.sent, self.pipe.descriptors)
+        )
 
     def look(self, limit_ns: int, now_ns: int) -> int | None:
         """Enforce the time limit of samples: who exceeds it is asked for its stacks.
@@ -162,7 +142,8 @@ class WorkerChild(Child, FarChild):
         self.stuck, self.asked_ns = first[1:], now_ns
         stopped = ", stopped by a signal (SIGSTOP, or a debugger)"
         self._stuck_how = "replaced as it was stuck" + stopped * is_stopped(self.pid)
-        self._signal(STACK_SIGNAL)
+        self.kill(STACK_SIGNAL)
+        self.ready = False  # it is about to be killed
         return now_ns + STACKS_NS
 
     def _first_due(self, limit_ns: int) -> tuple[int, int, int] | None:
@@ -425,7 +406,12 @@ class ProcessPool(FarPool[WorkerChild]):
         if enough or not self._children:
             return True
         self._most = self._wanted = len(self._children)
-        LOGGER.warning(NO_MORE, most_descriptors(), self._most)
+        LOGGER.warning(
+            "`ulimit -n` is %d, which leaves room for %d worker processes beside the"
+            " other open files; training goes on with these. Raise it to get more",
+            most_descriptors(),
+            self._most,
+        )
         return False
 
     def _start_child(self, number: int) -> None:
@@ -452,7 +438,7 @@ class ProcessPool(FarPool[WorkerChild]):
 
     def _listen(self, child: WorkerChild) -> None:
         """Watch a child's pipe for room for as long as something waits for it."""
-        events = EVENT_READ | EVENT_WRITE if child.pipe.waiting else EVENT_READ
+        events = EVENT_READ | EVENT_WRITE if child.pipe.unsent else EVENT_READ
         self._selector.modify(child.pipe, events, child)
 
     def _hear(self, child: WorkerChild, events: int) -> None:
@@ -467,20 +453,25 @@ class ProcessPool(FarPool[WorkerChild]):
         for message in messages:
             if isinstance(message, int):
                 child.hello(message)
-            else:
-                self._hear_result(child, message)
-
-    def _hear_result(self, child: WorkerChild, result: Result) -> None:
-        if result.short and not self._short:
-            self._short = True
-            LOGGER.warning(NO_SLAB, result.short)
-        self._receive(child, result.number, partial(child.receive, result))
+                continue
+            if message.short and not self._short:
+                self._short = True
+                LOGGER.warning(
+                    "no shared memory for a batch (%s): batches come from worker"
+                    " processes through pipes, which takes longer; free some memory, or"
+                    " raise the container's limit",
+                    message.short,
+                )
+            self._receive(child, message.number, partial(child.receive, message))
 
     def _reap(self, child: WorkerChild) -> None:
         """Handle the end of a child: its work returns to the front."""
         if not self._outdated(child):  # otherwise its fork server ended it
             death = f"worker process {child.pid or '(starting)'} {child.how_it_ended()}"
-            self._note_death(child, death, begun=not child.failed)
+            status = child.status_page.status
+            # It exited by itself before it was at work.
+            failed = not child.pid and status is not None and os.WIFEXITED(status)
+            self._note_death(child, death, begun=not failed)
             if self._segment.iterable:
                 self._engine_lock.fail(ReaderLost())
         self._forget(child)

@@ -145,9 +145,7 @@ class Slab:
 
     def give_away(self) -> None:
         """Close the descriptor; the memory lives on while arrays use it."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        os.close(self.descriptor)
 
 
 class Sent(NamedTuple):

@@ -15,7 +15,7 @@ witness is asked after the threads' first lease.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import chain, product
 
@@ -55,23 +55,14 @@ def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
     attempt = partial(
         _try, segments, doubted, _samples(recipe.planned, step), recipe.seed
     )
-    child: Child | None = None
-    try:
-        # The process or descriptor limit may be reached.
-        with suppress(OSError), interrupts_deferred():
+    # The process or descriptor limit may be reached, and the child may die.
+    with suppress(OSError, EOFError), ExitStack() as ending:
+        with interrupts_deferred():
             child = Child.fork(attempt)
-        return {} if child is None else _answer(child)
-    finally:
-        if child is not None:
-            child.end(END_S)
-
-
-def _answer(child: Child) -> Mapping[int, Finding]:
-    """Return what a child has found; nothing if it dies or takes too long."""
-    with suppress(EOFError):
+            ending.callback(child.end, END_S)
         for findings in child.pipe.receive_all(WAIT_S):
             return {at: each for at, each in findings.items() if each.is_ownable}
-        child.kill()
+        child.kill()  # it takes too long
     return {}
 
 

@@ -57,12 +57,6 @@ UNBOUNDED = 1 << 62
 SWITCH_S = 0.0005
 # How long a worker may take to finish its rows; the trainer is less patient.
 END_S = 60.0
-THREAD_CAPS = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
 # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of the C library: blocks that it takes from the
 # system singly, and free memory at the end of the heap that it returns. It begins with
 # 128 kB, and adapts to these values itself, at most (mallopt(3)). Samples of 100 kB,
@@ -96,8 +90,8 @@ def set_up_libraries() -> None:
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # musl has none
         for option, nbytes in KEPT_BYTES.items():
             mallopt(option, nbytes)
-    for name in THREAD_CAPS:  # for libraries that are loaded later
-        os.environ[name] = "1"
+    for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR"):  # if it is loaded later
+        os.environ[f"{library}_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     find_libraries().limit(limits=1)
     if "cv2" in sys.modules:
@@ -303,20 +297,6 @@ class AssignedEngine:
         Raises:
             PenstockError: it was stopped.
         """
-        result, in_flight = self._made()
-        try:
-            return pack(result, in_flight.buffer)
-        except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
-            failed = self._unsendable(result, in_flight, error)
-        kept = in_flight.buffer.kept
-        if result.whole and len(kept) == result.outcome.done:
-            rows = result.as_rows(kept, in_flight.first_row)
-            with contextlib.suppress(Exception):
-                return pack(rows, in_flight.buffer)
-        return pack(failed, in_flight.buffer)
-
-    def _made(self) -> tuple[Result, InFlightBatch]:
-        """Make what was assigned first; return what became of it, and the batch."""
         doubts = self._doubts
         with doubts or contextlib.nullcontext():
             in_flight, finished = self._engine.pop()
@@ -328,7 +308,16 @@ class AssignedEngine:
         if doubts is not None:
             self._alone, self._doubts = doubts.finding() is not None, None
             self.share(self._share)
-        return result, in_flight
+        try:
+            return pack(result, in_flight.buffer)
+        except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
+            failed = self._unsendable(result, in_flight, error)
+        kept = in_flight.buffer.kept
+        if result.whole and len(kept) == result.outcome.done:
+            rows = result.as_rows(kept, in_flight.first_row)
+            with contextlib.suppress(Exception):
+                return pack(rows, in_flight.buffer)
+        return pack(failed, in_flight.buffer)
 
     def _unsendable(
         self, result: Result, in_flight: InFlightBatch, error: Exception
@@ -348,20 +337,18 @@ class AssignedEngine:
         self, in_flight: InFlightBatch, finished: Finished | FailedBatch
     ) -> Result:
         rows, number = len(in_flight.rows), in_flight.number
-        outcome = Outcome(rows, dropped=in_flight.dropped, ended=in_flight.ended)
-        outcome.failures = [
-            replace(failure, error=travel(failure.error))
-            for failure in finished.failures
-        ]
+        failures = [replace(f, error=travel(f.error)) for f in finished.failures]
+        outcome = Outcome(
+            rows, failures=failures, dropped=in_flight.dropped, ended=in_flight.ended
+        )
         self._add_costs(outcome)
         if isinstance(finished, FailedBatch):
-            failures, outcome.failures = tuple(outcome.failures), []
-            outcome.made = FailedBatch(travel(finished.error), failures)
+            outcome.failures = []
+            outcome.made = FailedBatch(travel(finished.error), tuple(failures))
             return Result(number, outcome)
         result = Result(number, outcome, finished.data, whole=True)
-        if in_flight.whole:
-            return result
-        return result.as_rows(finished.data, in_flight.first_row)
+        at = in_flight.first_row
+        return result if in_flight.whole else result.as_rows(finished.data, at)
 
     def _add_costs(self, outcome: Outcome) -> None:
         """Note what was spent since the last time."""
@@ -503,7 +490,9 @@ class Worker:
             finally:
                 self._taking.release()
 
-    def _hear_messages(self, receive: Callable[[], list[Any]]) -> None:
+    def _hear_messages(
+        self, receive: Callable[[], list[Share | tuple[Returned, bytes]]]
+    ) -> None:
         """Take some messages, in order; stop the engine after the last one of all."""
         messages = []
         try:
@@ -512,16 +501,13 @@ class Worker:
             self._engine.stop()
         self._listened_s = time.monotonic()
         for message in messages:
-            self._hear(message)
-
-    def _hear(self, message: Share | tuple[Returned, bytes]) -> None:
-        if isinstance(message, Share):
-            self._engine.share(message)
-            self._let_receive()
-        else:
-            returned, packed = message
-            self._shelf.take_back(returned)
-            self._engine.assign(loads(packed))
+            if isinstance(message, Share):
+                self._engine.share(message)
+                self._let_receive()
+            else:
+                returned, packed = message
+                self._shelf.take_back(returned)
+                self._engine.assign(loads(packed))
 
     # The main thread
 

@@ -85,7 +85,10 @@ class Bus:
         """Pin existing memory; return whether that was possible."""
         if not int(self._cudart.cudaHostRegister(address, nbytes, PORTABLE)):
             return True  # zero is cudaSuccess
-        self._forget_error()
+        # CUDA reports the error again at the next kernel. torch does not offer
+        # cudaGetLastError, so a kernel of our own takes the report.
+        with suppress(RuntimeError), self.side():
+            torch.ones(1, device=self.device)
         return False
 
     def unregister(self, address: int) -> None:
@@ -95,11 +98,3 @@ class Bus:
         with suppress(RuntimeError):  # from a kernel of the trainer's
             self._stream.synchronize()
         self._cudart.cudaHostUnregister(address)
-
-    def _forget_error(self) -> None:
-        """Clear a failed call's error: CUDA reports it again at the next kernel.
-
-        torch does not offer cudaGetLastError, so a kernel of our own takes the report.
-        """
-        with suppress(RuntimeError), self.side():
-            torch.ones(1, device=self.device)  # a kernel: other calls do not report it

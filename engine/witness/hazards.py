@@ -268,19 +268,13 @@ def _why(thing: Any) -> str | None:
     if kind in ITERATORS:
         return ITERATOR
     if kind is types.FunctionType:
-        return SEEKS if _seeks(thing) else None
+        # `os.lseek` moves the position, unless it opens and closes the file itself. A
+        # bare descriptor is a number like any other, so its use is what shows.
+        names = set(names_in(thing.__code__))
+        return SEEKS if "lseek" in names and "close" not in names else None
     if issubclass(kind, io.IOBase):
         return POSITION if _is_read(thing) else None
     return next((TYPES[name] for name in _names(kind) if name in TYPES), None)
-
-
-def _seeks(function: types.FunctionType) -> bool:
-    """Whether it calls `os.lseek`, except on a file that it opens and closes itself.
-
-    A bare descriptor is a number like any other, so its use is what shows.
-    """
-    names = set(names_in(function.__code__))
-    return "lseek" in names and "close" not in names
 
 
 def _names(kind: type) -> Iterator[str]:

@@ -255,9 +255,8 @@ def _within(views: Iterable[View]) -> Iterator[tuple[View, tuple[Any, ...]]]:
 
 
 def _held(view: View) -> tuple[Any, ...]:
-    members: Iterator[Any] = iter(view.read())
     try:
-        return tuple(islice(members, MAX_MEMBERS))
+        return tuple(islice(view.read(), MAX_MEMBERS))
     except RuntimeError:  # another thread changed it meanwhile
         return ()
 
@@ -411,8 +410,7 @@ def _same_but_inside(before: dict[str, Any], after: dict[str, Any], path: str) -
     one, other = before.get(path), after.get(path)
     if type(one) is not tuple or type(other) is not tuple or one[0] != other[0]:
         return False
-    contents, others = one[1], other[1]
-    return bool(contents and others) and contents[0] == others[0]
+    return bool(one[1] and other[1]) and one[1][0] == other[1][0]
 
 
 def _summary(thing: Any, memory: Memory) -> Any:

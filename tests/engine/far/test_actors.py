@@ -126,7 +126,9 @@ def test_results_lost_with_a_node_are_no_failure_to_begin(made: Any) -> None:
     for _ in range(10):
         pool._start_child(0)  # noqa: SLF001
         (actor,) = pool._children  # noqa: SLF001
-        pool._welcome(actor, "7 on a node")  # noqa: SLF001
+        begun: Future[str] = Future()
+        begun.set_result("7 on a node")
+        pool._hear(actor, None, begun)  # noqa: SLF001
         pool._reap(actor, ResultLostError("its node is gone"))  # noqa: SLF001
     assert pool._barren == 10  # noqa: SLF001
 
@@ -184,7 +186,7 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connected]:
     monkeypatch.setattr(RayCluster, "_reach", lambda _: True)
     yield ray
     if actors._joined is not None:  # noqa: SLF001
-        actors._joined.forget()  # noqa: SLF001
+        actors._joined.ended.set()  # noqa: SLF001
 
 
 def test_an_engine_that_begins_keeps_what_another_one_would_end(

@@ -20,7 +20,7 @@ def test_an_object_that_fits_is_sent_at_once(ends: tuple[Pipe, Pipe]) -> None:
     ours, theirs = ends
     ours.post(dumps("one"))
     ours.post(dumps(2))
-    assert not ours.waiting
+    assert not ours.unsent
     assert (receive(theirs), receive(theirs)) == ("one", 2)
 
 
@@ -30,7 +30,7 @@ def test_posting_to_an_end_that_does_not_read_does_not_wait(
     ours, _ = ends
     for _ in range(3):
         ours.post(dumps(LARGE))
-    assert ours.waiting
+    assert ours.unsent
 
 
 def test_objects_that_had_no_room_follow_in_order_with_descriptors(
@@ -42,7 +42,7 @@ def test_objects_that_had_no_room_follow_in_order_with_descriptors(
     ours.post(dumps("with it"), [writing])
     with ThreadPoolExecutor(1) as pool:
         received = pool.submit(lambda: [receive(theirs), receive(theirs)])
-        while ours.waiting:
+        while ours.unsent:
             select.select([], [ours], [])
             ours.flush()
         assert received.result() == [LARGE, "with it"]

@@ -66,7 +66,6 @@ def test_a_descriptor_is_not_inherited_and_has_our_name() -> None:
     assert not os.get_inheritable(slab.descriptor)
     assert "penstock" in os.readlink(f"/proc/self/fd/{slab.descriptor}")
     slab.give_away()
-    slab.give_away()
 
 
 def test_a_failed_allocation_is_an_error_and_leaves_no_descriptor() -> None:
