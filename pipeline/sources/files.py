@@ -9,11 +9,13 @@ listed once, and then read as any files.
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import posixpath
 import threading
 from collections.abc import (
     AsyncGenerator,
+    Callable,
     Iterable,
     Mapping,
     Sequence,
@@ -348,6 +350,41 @@ def whole_part(content: bytes, part: Part | None, path: str) -> bytes:
             " asked for; the file may have changed since it was listed"
         )
     return content
+
+
+class StoredFile(io.IOBase):
+    """A file of which only parts are read.
+
+    Args:
+        read: returns the bytes of a part.
+        nbytes: size of the file.
+        parts: those that are read first, because they are wanted.
+    """
+
+    def __init__(
+        self, read: Callable[[Part], bytes], nbytes: int, parts: Sequence[Part] = ()
+    ) -> None:
+        self._read, self._nbytes, self._at = read, nbytes, 0
+        self._loaded = [(part, memoryview(read(part))) for part in parts]
+
+    def seek(self, at: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place; return it."""
+        self._at = at + (0, self._at, self._nbytes)[whence]
+        return self._at
+
+    def read(self, nbytes: int) -> bytes:
+        """Return this many bytes; fewer at the end of the file."""
+        at, stop = self._at, min(self._at + nbytes, self._nbytes)
+        if at >= stop:
+            return b""
+        inside = (
+            data[at - begin : stop - begin]
+            for (begin, end), data in self._loaded
+            if begin <= at and stop <= end
+        )
+        found = next(inside, None)
+        self._at = stop
+        return self._read((at, stop)) if found is None else bytes(found)
 
 
 def find_files(

@@ -32,15 +32,14 @@ class Frame:
     def __init__(self, groups: Sequence[RowGroup]) -> None:
         self._groups = [group for group in groups if len(group)]
         sizes = [*map(len, self._groups)]
-        self._rows = RowGroups(sizes, self._group, len(sizes) or 1, mapped=True)
+        self._rows = RowGroups(
+            sizes, self._groups.__getitem__, len(sizes) or 1, mapped=True
+        )
 
     @classmethod
     def of(cls, table: Any, *, mapped: bool = False) -> Self:
         """Return the rows of a table of pyarrow's."""
         return cls([RowGroup.of(each, mapped=mapped) for each in table.to_batches()])
-
-    def _group(self, number: int) -> RowGroup:
-        return self._groups[number]
 
     def __len__(self) -> int:
         return sum(map(len, self._groups))

@@ -7,7 +7,7 @@ Arrow's. Its columns stay what they are until somebody wants rows.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Self
 
@@ -146,7 +146,13 @@ class JoinedGroups:
                 np.stack([part.numbers[name] for name in names], 1, out=rows)
             self.blocks.append(block)
         self.others = {
-            name: pa.concat_arrays([*chunks_of(part.others[name] for part in parts)])
+            name: pa.concat_arrays(
+                [
+                    chunk
+                    for column in (part.others[name] for part in parts)
+                    for chunk in getattr(column, "chunks", (column,))
+                ]
+            )
             for name in first.others
         }
 
@@ -155,12 +161,6 @@ class JoinedGroups:
         blocks = (Block(names, v.take(wanted, 0)) for names, v in self.blocks)
         others = {name: values_of(c, wanted) for name, c in self.others.items()}
         return TableRows(self.names, tuple(blocks), others, len(wanted))
-
-
-def chunks_of(columns: Iterable[Any]) -> Iterator[Any]:
-    """Yield the arrays of columns of pyarrow's, which may be chunked."""
-    for column in columns:
-        yield from getattr(column, "chunks", (column,))
 
 
 def numbers_of(column: Any, *, packed: bool) -> NDArray[Any] | None:
@@ -175,8 +175,7 @@ def numbers_of(column: Any, *, packed: bool) -> NDArray[Any] | None:
     odd = kind in (pa.uint64(), pa.float16()) or column.null_count
     if odd or not (numbers or (pa.types.is_boolean(kind) and not packed)):
         return None
-    found: NDArray[Any] = np.asarray(column)
-    return found
+    return np.asarray(column)
 
 
 def _one(column: Any, row: int) -> Any:
@@ -190,21 +189,12 @@ def values_of(column: Any, rows: NDArray[np.int64]) -> list[Any]:
     import pyarrow as pa
 
     first, count = int(rows[0]), len(rows)
-    found: list[Any]
     if count == 1 or np.array_equal(rows, np.arange(first, first + count)):
-        found = column.slice(first, count).to_pylist()
-        return found
+        return [*column.slice(first, count).to_pylist()]
     try:
-        found = column.take(rows).to_pylist()
+        return [*column.take(rows).to_pylist()]
     except pa.ArrowNotImplementedError:  # not of views of text, for instance
-        found = [column[row].as_py() for row in rows.tolist()]
-    return found
-
-
-def alike(columns: Sequence[NDArray[Any] | list[Any]]) -> bool:
-    """Whether all are arrays of one type."""
-    types = {c.dtype for c in columns if isinstance(c, np.ndarray)}
-    return len(types) == 1 and not any(isinstance(c, list) for c in columns)
+        return [column[row].as_py() for row in rows.tolist()]
 
 
 def mixed(parts: Sequence[TableRows], order: NDArray[np.int64]) -> Sequence[Any]:
@@ -236,8 +226,9 @@ def unified(parts: Sequence[TableRows]) -> list[TableRows]:
     found: list[dict[str, Any]] = [{} for _ in parts]
     columns = zip(*(part.columns() for part in parts), strict=True)
     for name, shares in zip(parts[0].names, columns, strict=True):
+        types = {getattr(share, "dtype", list) for share in shares}
         for into, share in zip(found, shares, strict=True):
-            listed = isinstance(share, np.ndarray) and not alike(shares)
+            listed = isinstance(share, np.ndarray) and len(types) > 1
             into[name] = share.tolist() if listed else share
     return [
         TableRows.of(each, len(part)) for each, part in zip(found, parts, strict=True)
@@ -263,6 +254,8 @@ class RowGroups:
         *,
         mapped: bool,
     ) -> None:
+        # Rows that somebody wanted, about: threads may count at once.
+        self.asked = 0
         self._ends = np.cumsum(sizes, dtype=np.int64)
         self._begins = self._ends - sizes
         weigh = None if mapped else attrgetter("nbytes")
@@ -284,6 +277,7 @@ class RowGroups:
         """
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
+        self.asked += 1
         at = int(np.searchsorted(self._ends, index, "right"))
         return self._groups(at).row(index - int(self._begins[at]))
 
@@ -299,6 +293,7 @@ class RowGroups:
         if wanted.min() < 0 or wanted.max() >= len(self):
             outside = next(each for each in indices if not 0 <= each < len(self))
             raise IndexError(f"row {outside} of {len(self)}")
+        self.asked += len(wanted)
         groups = np.searchsorted(self._ends, wanted, "right")
         rows = wanted - self._begins[groups]
         together, members = self._together

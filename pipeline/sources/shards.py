@@ -370,7 +370,7 @@ class AsyncShards(RemoteShards):
 
 
 class ReadAhead:
-    """A file, read at mostly ascending places, with some bytes ahead.
+    """Reads parts of a file, at mostly ascending places, with some bytes ahead.
 
     Args:
         read: returns the bytes of a part.
@@ -379,29 +379,17 @@ class ReadAhead:
 
     def __init__(self, read: Callable[[tuple[int, int]], bytes], nbytes: int) -> None:
         self._read, self._nbytes = read, nbytes
-        self._at, self._begin, self._data = 0, 0, b""
-        self._step = FIRST_BYTES
+        self._begin, self._data, self._step = 0, b"", FIRST_BYTES
 
-    def seek(self, at: int) -> None:
-        """Go to a place."""
-        self._at = at
-
-    def tell(self) -> int:
-        """Return the place where the next read begins."""
-        return self._at
-
-    def read(self, nbytes: int) -> bytes:
-        """Return this many bytes; fewer at the end of the file."""
-        at, stop = self._at, min(self._at + nbytes, self._nbytes)
-        if at >= stop:
-            return b""
+    def __call__(self, part: tuple[int, int]) -> bytes:
+        """Return the bytes of a part within the file."""
+        at, stop = part
         end = self._begin + len(self._data)
         if at < self._begin or stop > end:
             near = 0 <= at - end <= self._step
             self._step = min(2 * self._step, MAX_BYTES) if near else FIRST_BYTES
             after = min(max(stop, at + self._step), self._nbytes)
             self._begin, self._data = at, self._read((at, after))
-        self._at = stop
         return self._data[at - self._begin : stop - self._begin]
 
 
@@ -417,6 +405,8 @@ def stored_members(store: Store, path: str) -> list[Member]:
     Raises:
         SpecError: it is not a tar file, or cannot be read in parts.
     """
+    from .files import StoredFile
+
     try:
         nbytes = store.patience.read(store.open().info, path)["size"]
         check(
@@ -424,7 +414,8 @@ def stored_members(store: Store, path: str) -> list[Member]:
             f"`from_webdataset` cannot read {path!r}: its server does not say how long"
             " it is, so it sends no parts; copy the shards to a disk or object store",
         )
-        return members_of(path, ReadAhead(partial(store.read, path), nbytes))
+        ahead = ReadAhead(partial(store.read, path), nbytes)
+        return members_of(path, StoredFile(ahead, nbytes))
     except SpecError:
         raise
     except Exception as error:
