@@ -21,7 +21,6 @@ from operator import index
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 import torch.utils.data
 from torch.autograd import profiler
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate

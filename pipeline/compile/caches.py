@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from ...cache.cache import REPEATED, REPEATED_DRAWS, Cache, Opening
 from ...cache.fingerprint import fingerprint
-from ...errors import check
+from ...errors import LOGGER, check
 from ...system.printing import name_of
 from ..stages import CacheStage, MapStage, SourceStage, Stage, executor_of
 
-LOGGER = logging.getLogger("penstock")
 PRIVATE = (
     "%s is private to this run: penstock cannot tell whether %s is the same in a later"
     " run; give the object that holds it a `__penstock_fingerprint__`, or create it on"

@@ -12,7 +12,6 @@ what the user may expect.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,6 +37,7 @@ from ...engine.program.program import (
 )
 from ...engine.recipe import Executor, SegmentRecipe
 from ...engine.witness.hazards import Finding, find_unsafe
+from ...errors import LOGGER
 from ...system.printing import name_of
 from ..sources.columnar import Columnar
 from ..sources.frames import Frame, HubReader
@@ -359,7 +359,6 @@ def _tell(name: str, kind: Kind, pipeline: str) -> None:
         LOGGER.warning(SHARED, name, kind.finding)
 
 
-LOGGER = logging.getLogger("penstock")
 BY_ROW = (
     "%s keeps each row of %s, which takes longer to find than to read with others by"
     " column; leave the cache out, or put it after a map() that computes"

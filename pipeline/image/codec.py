@@ -27,7 +27,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import PIL
 import PIL.Image
 import simplejpeg
 import torch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
@@ -11,7 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import SpecError, check
+from ...errors import LOGGER, SpecError, check
 from .folder import Paths, files_here, first_of
 from .row_groups import RowGroup, RowGroups, groups_bytes
 from .source import PerProcess, Source, digest, prints_of_rows
@@ -23,7 +22,6 @@ GROUPS = 32
 MANY_READS = 96
 # Rows read for each one returned, above which the user is warned.
 WASTE = 4
-LOGGER = logging.getLogger("penstock")
 WASTED = (
     "%s reads %d rows for each one it returns: a row group is read as a whole, and has"
     " left memory before its other rows are wanted. Use shuffle(window=...) with a"

@@ -134,8 +134,7 @@ class HubReader:
         )
         plain = data.format["type"] is None
         if not (usual and plain and data.format["columns"] == data.column_names):
-            samples: Sequence[Any] = data.__getitems__(indices)
-            return samples
+            return [*data.__getitems__(indices)]
         places = self._places
         return self._rows.__getitems__(wanted if places is None else places[wanted])
 

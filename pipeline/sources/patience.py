@@ -10,7 +10,6 @@ tail (Dean and Barroso, "The Tail at Scale", Communications of the ACM 56 (2), 2
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import sys
 import time
@@ -28,7 +27,7 @@ from tenacity import (
     stop_after_attempt,
 )
 
-from ...errors import BudgetError, check
+from ...errors import LOGGER, BudgetError, check
 from ...system.printing import call
 
 T = TypeVar("T")
@@ -70,8 +69,7 @@ class Patience:
         self, function: Callable[[str], Awaitable[bytes]], path: str
     ) -> bytes:
         """Return the result of `await function(path)`, retrying if needed."""
-        content: bytes = await AsyncRetrying(**self._rules())(function, path)
-        return content
+        return bytes(await AsyncRetrying(**self._rules())(function, path))
 
     def check_size(self, nbytes: int, path: str) -> None:
         """Raise `BudgetError` if a file, or the part received, is too large."""
@@ -107,7 +105,6 @@ MAX_WAIT_S = 20.0
 JITTER = random.SystemRandom()
 # Statuses below 500 that ask the client to retry.
 LATER = frozenset((408, 425, 429))
-LOGGER = logging.getLogger("penstock")
 
 
 class ShortBodyError(OSError):
