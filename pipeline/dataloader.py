@@ -59,8 +59,6 @@ BYPASSED = (
 KNOWN_BYPASS = ContextVar("known_bypass", default=False)
 
 UNTUNED = "autotune is off"
-# Torch's arguments between `dataset` and `num_workers`.
-BEFORE_WORKERS = 4
 UNORDERED = (
     "in_order=False: which {} batches were consumed is not known, because they come in"
     " the order in which workers finish them; resuming here would repeat some samples"
@@ -196,9 +194,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
                 value is None or type(value) is bool,
                 f"`{argument}` must be True, False or None, got {value!r}",
             )
-        # Whether the program itself says that no workers shall load.
+        # Whether the program itself says that no workers shall load. Torch has four
+        # arguments between `dataset` and `num_workers`.
         self._zero_workers = (
-            "num_workers" in kwargs or len(args) > BEFORE_WORKERS
+            "num_workers" in kwargs or len(args) > 4
         ) and self.num_workers == 0
         self.sample_seeding = sample_seeding
         self.thread_safe = thread_safe

@@ -1,7 +1,6 @@
 """The pipeline face: describe what to load, then loop over it.
 
-pipe = (penstock.Pipeline.from_folder("photos/")
-          .shuffle(seed=0).map(decode).batch(64))
+pipe = penstock.Pipeline.from_folder("photos/").shuffle(seed=0).map(decode).batch(64)
 for batch in pipe: ...        # one epoch
 """
 

@@ -192,8 +192,9 @@ class Epoch(Iterator[Any]):
         if not self._delivered:
             return self._slot.next(self._run)
         with self._slot.loops_lock:
-            ours = self._slot.loops == self._number
-            return self._slot.next(self._run) if ours else None
+            if self._slot.loops != self._number:
+                return None
+            return self._slot.next(self._run)
 
 
 FORKED = (
@@ -467,8 +468,7 @@ class Slot:
                 host_peers=stack.enter_context(HostPeers(place)),
                 found=None if self._tuned is None else self._tuned.regimes,
             )
-            observed = partial(self._observed, run)
-            stack.enter_context(TunerThread(tuner, observed))
+            stack.enter_context(TunerThread(tuner, partial(self._observed, run)))
             self._tuning = stack.pop_all()
 
     def stop_tuning(self) -> None:

@@ -142,8 +142,7 @@ def photo(
         hue = (kind * GOLDEN + 0.1 * rng.standard_normal()) % 1
         corners = CORNERS[kind % len(CORNERS)]
         canvas.regular_polygon(circle, corners, rng.uniform(0, 360), tint(hue, rng))
-    light = 1 + 0.15 * texture(height, width, rng)
-    pixels = np.asarray(picture) * light[..., None]
+    pixels = np.asarray(picture) * (1 + 0.15 * texture(height, width, rng))[..., None]
     pixels += rng.normal(0, 3.0, pixels.shape)
     return np.asarray(pixels.clip(0, 255), np.uint8)
 

@@ -12,12 +12,6 @@ from ...errors import LOGGER, check
 from ...system.printing import name_of
 from ..stages import CacheStage, MapStage, SourceStage, Stage, executor_of
 
-PRIVATE = (
-    "%s is private to this run: penstock cannot tell whether %s is the same in a later"
-    " run; give the object that holds it a `__penstock_fingerprint__`, or create it on"
-    " first use, and later runs will find the cache"
-)
-
 
 def caches_of(stages: Sequence[Stage]) -> dict[int, Cache]:
     """Return the caches among the stages by number, none of them open yet."""
@@ -64,7 +58,13 @@ def _cache(before: Sequence[Stage], stage: CacheStage, name: str) -> Cache:
     functions = [(name_of(each.function), each.function) for each in maps]
     found = fingerprint(source.dataset, functions, stage.version)
     if found.private_because is not None:
-        LOGGER.warning(PRIVATE, name, found.private_because)
+        LOGGER.warning(
+            "%s is private to this run: penstock cannot tell whether %s is the same in"
+            " a later run; give the object that holds it a `__penstock_fingerprint__`,"
+            " or create it on first use, and later runs will find the cache",
+            name,
+            found.private_because,
+        )
     read = f"{type(source.dataset).__name__}({len(source.dataset)})"
     opening = Opening(
         name,

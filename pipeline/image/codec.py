@@ -248,8 +248,6 @@ def size_of(image: Any) -> tuple[int, int]:
 TRIED = Box(19, 21, 33, 35)
 # Height and width in pixels of the images on which the extension is tried.
 TRIED_SIDE = 96
-# Pixels of a JPEG's side, beyond which the extension takes no image.
-MAX_SIDE = 65_500
 SAMPLINGS = ("444", "422", "440", "420", "Gray")
 
 
@@ -331,7 +329,7 @@ def shaped(part: Image, placement: Placement) -> Image:
     size, antialias = (placement.height, placement.width), placement.antialias
     extension, _ = crop_extension()
     resizes = part.shape[:2] != size
-    too_large = max(part.shape + size) > MAX_SIDE
+    too_large = max(part.shape + size) > 65_500  # no JPEG has longer sides
     if extension is None or not resizes or not antialias or too_large:
         made = resize(part, *size, antialias=antialias) if resizes else part
         return mirror(made) if placement.mirrored else made
@@ -364,9 +362,8 @@ def is_exact(extension: Any, sampling: str) -> bool:
     data = simplejpeg.encode_jpeg(
         noise, colorspace="Gray" if shape[2] == 1 else "RGB", colorsubsampling=sampling
     )
-    whole = (TRIED_SIDE, TRIED_SIDE)
     for factor, size in product((1, 2), ((TRIED.height, TRIED.width), (20, 47))):
-        tried = Placement(TRIED, *size, whole, mirrored=True, factor=factor)
+        tried = Placement(TRIED, *size, shape[:2], mirrored=True, factor=factor)
         (made,) = made_by(extension, [data], [tried], size, to_end=True)
         part = tried.reduced.cut(decode_reduced(data, factor))
         expected = mirror(resize(part, *size, antialias=True))

@@ -18,16 +18,6 @@ from .source import PerProcess, Source, digest, prints_of_rows
 OPEN_FILES = 256
 # Default number of row groups that a process keeps: two windows of 16.
 GROUPS = 32
-# Row groups read before it shows whether each is read once.
-MANY_READS = 96
-# Rows read for each one returned, above which the user is warned.
-WASTE = 4
-WASTED = (
-    "%s reads %d rows for each one it returns: a row group is read as a whole, and has"
-    " left memory before its other rows are wanted. Use shuffle(window=...) with a"
-    " window of half the groups that fit, write smaller row groups, or raise"
-    " `groups_in_memory` (%d now) and set_memory_budget(): groups of %d bytes are kept"
-)
 
 
 class Columnar(Source):
@@ -115,9 +105,8 @@ class Columnar(Source):
         from ...cache.fingerprint import file_fingerprints
 
         sizes = np.array([sum(groups) for groups in self.sizes], np.int64)
-        read = digest([repr(self.columns)])
         files = file_fingerprints(self.paths, store=self._store())
-        return prints_of_rows(files, sizes, read)
+        return prints_of_rows(files, sizes, digest([repr(self.columns)]))
 
     def _store(self) -> Any:
         """Return what identifies the store of the files; None if they are here."""
@@ -170,11 +159,21 @@ class Parquet(Columnar):
         self._reads += 1
         self._read += len(group)
         asked = self._rows.asked
-        wasteful = self._read > WASTE * asked
-        if wasteful and self._reads > max(MANY_READS, 3 * self.groups_in_memory):
+        # So many reads show whether each group is read once.
+        many = max(96, 3 * self.groups_in_memory)
+        if self._read > 4 * asked and self._reads > many:
             self._reads = -(1 << 62)  # never warn again
-            ratio, limit = self._read // asked, groups_bytes()
-            LOGGER.warning(WASTED, self.shown[0], ratio, self.groups_in_memory, limit)
+            LOGGER.warning(
+                "%s reads %d rows for each one it returns: a row group is read as a"
+                " whole, and has left memory before its other rows are wanted. Use"
+                " shuffle(window=...) with a window of half the groups that fit, write"
+                " smaller row groups, or raise `groups_in_memory` (%d now) and"
+                " set_memory_budget(): groups of %d bytes are kept",
+                self.shown[0],
+                self._read // asked,
+                self.groups_in_memory,
+                groups_bytes(),
+            )
         return RowGroup.of(group, mapped=False)
 
     def _readable(self, path: str, group: Any) -> Any:  # noqa: ARG002

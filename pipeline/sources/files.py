@@ -44,8 +44,6 @@ from .source import Source, digest
 Part = tuple[int, int]
 
 
-# More than any segment reads at once, because botocore has no "unlimited".
-S3_CONNECTIONS = 1024
 # Seconds without data after which a connection is dropped and the read retried.
 STALLED_S = 60.0
 
@@ -120,7 +118,8 @@ class Store:
             # Each object is one request; by default s3fs would first ask for the size,
             # to read parts side by side. botocore stops at 10 connections by default,
             # whatever `num_parallel_workers` says. What the user says wins.
-            config = {"max_pool_connections": S3_CONNECTIONS}
+            # It has no "unlimited", and no segment reads more than 1024 at once.
+            config = {"max_pool_connections": 1024}
             config |= options.get("config_kwargs") or {}
             options = {"max_concurrency": 1, **options, "config_kwargs": config}
         return url_to_fs(self.url, **options, **own)[0]
@@ -214,8 +213,8 @@ async def download(
             " the file to a disk",
         )
         # With an encoding it is the length of the compressed body, not of the content.
-        is_plain = "Content-Encoding" not in response.headers
-        length = response.content_length if is_plain else None
+        encoded = "Content-Encoding" in response.headers
+        length = None if encoded else response.content_length
         patience.check_size(length or 0, url)
         content = bytearray()
         async for piece in response.content.iter_any():
@@ -454,8 +453,10 @@ def find_remote_folder(
             f"`from_folder` could not list {root!r}: {type(error).__name__}: {error};"
             " see that the URL is right and that it may be read from here"
         ) from error
-    images = filter(is_image, found)
-    inside = {path: posixpath.relpath(path, top).split("/", 1) for path in images}
+    inside = {
+        path: posixpath.relpath(path, top).split("/", 1)
+        for path in filter(is_image, found)
+    }
     classes = {path: names[0] for path, names in inside.items() if names[1:]}
     paths = sorted(classes)
     check(
@@ -466,8 +467,7 @@ def find_remote_folder(
     )
     numbers = {name: number for number, name in enumerate(sorted({*classes.values()}))}
     labels = [numbers[classes[path]] for path in paths]
-    kind = kind_of(store, executor)
-    return kind(store, tuple(paths), labels, shown=(root,), kind="Folder")
+    return kind_of(store, executor)(store, tuple(paths), labels, (root,), "Folder")
 
 
 def kind_of(store: Store, executor: Executor) -> type[Files]:

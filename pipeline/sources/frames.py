@@ -60,8 +60,7 @@ def rows_of(data: Any) -> Any:
 
     A dict of arrays or tensors, one by column, is a table, too, and so is a TensorDict.
     """
-    package = type(data).__module__.partition(".")[0]
-    kind = f"{package}.{type(data).__name__}"
+    kind = f"{type(data).__module__.partition('.')[0]}.{type(data).__name__}"
     if kind == "pandas.DataFrame":
         return Frame([_of_pandas(data)])
     if kind == "pyarrow.Table":

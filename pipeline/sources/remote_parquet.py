@@ -18,10 +18,6 @@ from .source import PerProcess
 
 # Bytes that are read, too, rather than by a request more.
 GAP = 1 << 16
-# Bytes of columns that one request brings at most, but for a column that has more.
-MAX_PART = 1 << 28
-# Files whose ends are read side by side.
-COUNTED_AT_ONCE = 16
 
 
 class RemoteParquet(Parquet):
@@ -65,7 +61,7 @@ class RemoteParquet(Parquet):
         files = find_files(given, None, options, "thread")
         store, paths = files.store, tuple(files.paths)
         wanted = None if columns is None else tuple(columns)
-        with ThreadPoolExecutor(COUNTED_AT_ONCE) as threads:
+        with ThreadPoolExecutor(16) as threads:  # the ends of 16 files side by side
             ends = {path: threads.submit(end_of, store, path) for path in paths}
             sizes = counted(
                 cls.KIND, paths, lambda at: cls._sizes(ends[at].result()[1], wanted)
@@ -113,15 +109,15 @@ def metadata_of(store: Store, path: str, nbytes: int) -> Any:
 def parts_of(group: Any, columns: Sequence[str] | None) -> list[Part]:
     """Return the parts of a file that a group's columns are in, ascending."""
     found: list[Part] = []
-    chunks = (group.column(at) for at in range(group.num_columns))
-    for chunk in chunks:
+    for chunk in map(group.column, range(group.num_columns)):
         path = chunk.path_in_schema
         if columns is None or any(f"{path}.".startswith(f"{c}.") for c in columns):
-            begin = chunk.dictionary_page_offset or chunk.data_page_offset
-            begin = min(begin, chunk.data_page_offset)
+            first = chunk.dictionary_page_offset or chunk.data_page_offset
+            begin = min(first, chunk.data_page_offset)
             end = begin + chunk.total_compressed_size
             near = found and begin - found[-1][1] <= GAP
-            if near and end - found[-1][0] <= MAX_PART:
+            # One request brings at most 256 MiB, but for a column that has more.
+            if near and end - found[-1][0] <= 1 << 28:
                 begin = found.pop()[0]
             found.append((begin, end))
     return found

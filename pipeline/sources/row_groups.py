@@ -23,10 +23,6 @@ Indices = Sequence[int] | NDArray[np.int64]
 SHARE = 8
 # Groups are joined if they take at most one of so many parts of that.
 PARTS = 2
-# They are joined if two requests in a row want the same ones: this share of all.
-ALIKE = 0.9
-# Sets of them that a process keeps: some threads begin a window, others end one.
-JOINED = 2
 
 
 def groups_bytes() -> int:
@@ -258,9 +254,11 @@ class RowGroups:
         self.asked = 0
         self._ends = np.cumsum(sizes, dtype=np.int64)
         self._begins = self._ends - sizes
-        weigh = None if mapped else attrgetter("nbytes")
-        self._groups: PerProcess[RowGroup] = PerProcess(load, kept, weigh, groups_bytes)
-        self._joined = PerProcess(self._join, JOINED)
+        self._groups: PerProcess[RowGroup] = PerProcess(
+            load, kept, None if mapped else attrgetter("nbytes"), groups_bytes
+        )
+        # Two sets of groups: some threads begin a window, others end one.
+        self._joined = PerProcess(self._join, 2)
         # The groups of the last rows that were in several.
         self._needed: frozenset[int] = frozenset()
         # Those to be taken from as one, and whether each group is one of them.
@@ -315,14 +313,13 @@ class RowGroups:
             return found[0].rows(rows)
         before, self._needed = self._needed, frozenset(needed)
         both = before | self._needed
-        if len(before & self._needed) >= ALIKE * len(both):
+        if len(before & self._needed) >= 0.9 * len(both):  # nearly the same groups
             nbytes = sum(group.nbytes for group in found)
             if nbytes <= groups_bytes() // PARTS:
                 members = np.zeros(len(self._ends), np.bool_)
                 members[[*both]] = True
                 self._together = both, members
-        shares = np.split(rows[order], starts[1:])
-        pairs = zip(found, shares, strict=True)
+        pairs = zip(found, np.split(rows[order], starts[1:]), strict=True)
         return mixed([group.rows(share) for group, share in pairs], order)
 
     def _join(self, needed: Any) -> JoinedGroups | None:
@@ -332,7 +329,7 @@ class RowGroups:
             groups = self._groups.all(numbers)
             if any(group.types != groups[0].types for group in groups):
                 return None
-            pairs = zip(numbers, groups, strict=True)
-            return JoinedGroups(dict(pairs), len(self._ends))
+            joined = dict(zip(numbers, groups, strict=True))
+            return JoinedGroups(joined, len(self._ends))
         except Exception:  # noqa: BLE001 rows of a group that fails show why, alone
             return None

@@ -137,8 +137,6 @@ READS: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("json", "jsn"), json.loads),
     "npy": lambda data: npy.read_array(io.BytesIO(data), allow_pickle=False),
 }
-# The open tar files of each process.
-OPEN_TARS = 256
 # Samples side by side are read at once up to this size. Beyond it, a read takes as long
 # as copying its bytes, so larger ones gain nothing.
 RUN_BYTES = 1 << 20
@@ -266,7 +264,7 @@ class WebDataset(Shards):
         self, paths: Sequence[str], fields: tuple[str, ...] | None, index: Index
     ) -> None:
         super().__init__(paths, fields, index)
-        self._shard = PerProcess(OpenTar, OPEN_TARS)
+        self._shard = PerProcess(OpenTar, 256)
 
     def __getitem__(self, index: Any) -> Any:
         return self.__getitems__((index,))[0]
@@ -319,8 +317,6 @@ class WebDataset(Shards):
 # Read with a header after a gap; as long as headers lie close, each read doubles.
 FIRST_BYTES = 1 << 16
 MAX_BYTES = 1 << 22
-# Shards whose headers are read side by side.
-INDEXED_AT_ONCE = 16
 
 
 class RemoteShards(Shards):
@@ -456,7 +452,7 @@ def find_shards(
 
     given = urls[0] if len(urls) == 1 and "*" in urls[0] else urls
     files = find_files(given, None, options, executor)
-    with ThreadPoolExecutor(INDEXED_AT_ONCE) as threads:
+    with ThreadPoolExecutor(16) as threads:  # the headers of 16 shards side by side
         found = threads.map(partial(stored_members, files.store), files.paths)
         index = index_of(zip(files.paths, found, strict=True))
     wanted = checked_fields(index, fields, files.paths[0])

@@ -20,9 +20,6 @@ from .tokens import FROM_ZERO, IDS, MASK, Ids, ids_in, row
 
 # Documents read at a time to measure their lengths.
 MEASURED = 1024
-# Part of the fingerprint. The number goes up when a release makes other blocks of the
-# same documents.
-FORMAT = "penstock.text.PackedBlocks 1"
 
 
 class PackedBlocks:
@@ -158,7 +155,10 @@ class PackedBlocks:
         if said is None:
             return None
         how = (self.size, self.eos_id, bool(self.split), self.pad_id)
-        return digest((FORMAT, said, how, self.lengths), "blocks")
+        # The number goes up when a release makes other blocks of the same documents.
+        return digest(
+            ("penstock.text.PackedBlocks 1", said, how, self.lengths), "blocks"
+        )
 
     def __repr__(self) -> str:
         return (

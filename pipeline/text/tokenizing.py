@@ -111,8 +111,10 @@ class tokenize:
             return {key: np.array(columns[key][0], np.int64) for key in columns}
         check_texts(text)
         columns = self.encode(list(text))
-        rows = zip(*columns.values(), strict=True)
-        samples = [dict(zip(columns, each, strict=True)) for each in rows]
+        samples = [
+            dict(zip(columns, each, strict=True))
+            for each in zip(*columns.values(), strict=True)
+        ]
         padding = self.padding or padding_of(self.own, samples)
         return cast("dict[str, Any]", padding(samples))
 
@@ -225,9 +227,9 @@ def begins_with_text(sample: Any) -> bool:
     A list of texts is a batch. A tuple of texts is one sample, of which only the first
     is tokenized.
     """
-    firsts = sample[:1] if isinstance(sample, list | tuple) else []
-    is_row = isinstance(sample, tuple)
-    return any(is_row or isinstance(first, list | tuple) for first in firsts)
+    if not isinstance(sample, list | tuple) or not sample:
+        return False
+    return isinstance(sample, tuple) or isinstance(sample[0], list | tuple)
 
 
 def check_texts(texts: Any) -> None:
