@@ -229,15 +229,16 @@ def size_of(image: Any) -> tuple[int, int]:
         SampleError: it is not an image.
         ValueError: it is the bytes of a file whose header cannot be read.
     """
-    if isinstance(image, bytes | bytearray | memoryview):
-        if (size := simplejpeg_size(image)) is not None:
-            return size
-        with opened_picture(image) as picture:
-            return picture.height, picture.width
-    if isinstance(image, PIL.Image.Image):
-        return image.height, image.width
-    if isinstance(image, torch.Tensor) and image.ndim == 3:
-        return int(image.shape[1]), int(image.shape[2])
+    match image:
+        case bytes() | bytearray() | memoryview():
+            if (size := simplejpeg_size(image)) is not None:
+                return size
+            with opened_picture(image) as picture:
+                return picture.height, picture.width
+        case PIL.Image.Image():
+            return image.height, image.width
+        case torch.Tensor(ndim=3):
+            return int(image.shape[1]), int(image.shape[2])
     height, width, _ = require_image(image).shape
     return height, width
 

@@ -60,17 +60,17 @@ def rows_of(data: Any) -> Any:
 
     A dict of arrays or tensors, one by column, is a table, too, and so is a TensorDict.
     """
-    kind = f"{type(data).__module__.partition('.')[0]}.{type(data).__name__}"
-    if kind == "pandas.DataFrame":
-        return Frame([_of_pandas(data)])
-    if kind == "pyarrow.Table":
-        return Frame.of(data)
-    if kind == "pyarrow.RecordBatch":
-        return Frame([RowGroup.of(data, mapped=False)])
-    if kind == "polars.DataFrame":
-        return Frame.of(data.to_arrow())
-    if kind == "tensordict.TensorDict":
-        data = data.to_dict()
+    match f"{type(data).__module__.partition('.')[0]}.{type(data).__name__}":
+        case "pandas.DataFrame":
+            return Frame([_of_pandas(data)])
+        case "pyarrow.Table":
+            return Frame.of(data)
+        case "pyarrow.RecordBatch":
+            return Frame([RowGroup.of(data, mapped=False)])
+        case "polars.DataFrame":
+            return Frame.of(data.to_arrow())
+        case "tensordict.TensorDict":
+            data = data.to_dict()
     named = isinstance(data, Mapping) and data and {*map(type, data)} == {str}
     if named and "self" not in data and all(map(is_column, data.values())):
         lengths = {name: len(column) for name, column in data.items()}

@@ -100,12 +100,12 @@ def index_of(shards: Iterable[tuple[str, list[Member]]]) -> Index:
     )
 
 
-def members_of(path: str, file: Any) -> list[Member]:
+def members_of(path: str, file: Any = None) -> list[Member]:
     """Return the regular files in a tar.
 
     Args:
-        path: for an error.
-        file: reads it at any place.
+        path: where it is, or its name in errors.
+        file: reads it at any place; None: it is on this machine.
 
     Raises:
         SpecError: the file is not a tar file, or is compressed.
@@ -113,7 +113,7 @@ def members_of(path: str, file: Any) -> list[Member]:
     """
     found: list[Member] = []
     try:
-        with tarfile.open(fileobj=file, mode="r:") as tar:
+        with tarfile.open(path, "r:", file) as tar:
             for each in tar:
                 tar.members = []  # type: ignore[attr-defined]  # it would keep them all
                 regular = each.isreg() and not each.issparse()
@@ -389,12 +389,6 @@ class ReadAhead:
         return self._data[at - self._begin : stop - self._begin]
 
 
-def members_here(path: str) -> list[Member]:
-    """Return the regular files in a tar on this machine; `SpecError`: it is none."""
-    with open(path, "rb") as file:
-        return members_of(path, file)
-
-
 def stored_members(store: Store, path: str) -> list[Member]:
     """Return the regular files in a shard, read as far as its headers need.
 
@@ -446,7 +440,7 @@ def find_shards(
     urls = listed("from_webdataset", shards)
     if not any(map(URL.match, urls)):
         paths: Sequence[str] = files_here("from_webdataset", shards)
-        index = index_of((path, members_here(path)) for path in paths)
+        index = index_of((path, members_of(path)) for path in paths)
         return WebDataset(paths, checked_fields(index, fields, paths[0]), index)
     from .files import AsyncFiles, find_files  # only for a store: fsspec takes its time
 
