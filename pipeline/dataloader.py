@@ -403,9 +403,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         new = not drawing.restore(self.generator)
         if new:
             drawing.note(self.generator)
-        watch = None
-        if self._forks_readers() and config.get_enable_autotune():
-            watch = ShareWatch(self.worker_init_fn, self.num_workers)
+        watches = self._forks_readers() and config.get_enable_autotune()
+        watch = ShareWatch(self.worker_init_fn, self.num_workers) if watches else None
         begin = partial(self._begun_by_torch, drawing, watch, new=new)
         follow = partial(self._follow, drawing, watch)
         alone = self.dataset if iterable and self.num_workers == 0 else None

@@ -68,10 +68,8 @@ class Pipeline(Face):
         options: Options = AS_SHIPPED,
         schedule: Scheduled | None = None,
     ) -> None:
-        self._stages = stages
-        self._shard = shard
-        self._options = options
-        self._schedule = schedule
+        self._stages, self._shard = stages, shard
+        self._options, self._schedule = options, schedule
         # The epoch that the next loop runs, unless `_next` says where to go on.
         self._epoch = 0
         self._next: Cursor | None = None

@@ -442,9 +442,8 @@ class Scheduled(Printed):
         """Return the code that makes it, a line a setting."""
         size = "batch_size" if self.per_rank else "global_batch_size"
         given = [f"{size}={self.batch_size!r}"]
-        for name in OPTIONAL:
-            value = getattr(self, name)
-            given += [] if value is None else [f"{name}={value!r}"]
+        values = {name: getattr(self, name) for name in OPTIONAL}
+        given += [f"{name}={v!r}" for name, v in values.items() if v is not None]
         given += [] if self.coupling == "none" else [f"coupling={self.coupling!r}"]
         if len(given) == 1:
             return f"schedule.of({given[0]})"

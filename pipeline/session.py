@@ -65,8 +65,7 @@ class LoopingThreads:
 
     def forget(self) -> None:
         """Know no thread, as in a forked child: who held the lock is not there."""
-        self._lock = threading.Lock()
-        self._over = False
+        self._lock, self._over = threading.Lock(), False
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
     def run(self, call: Callable[[], T]) -> T:
@@ -192,9 +191,8 @@ class Epoch(Iterator[Any]):
         if not self._delivered:
             return self._slot.next(self._run)
         with self._slot.loops_lock:
-            if self._slot.loops != self._number:
-                return None
-            return self._slot.next(self._run)
+            ours = self._slot.loops == self._number
+            return self._slot.next(self._run) if ours else None
 
 
 FORKED = (

@@ -218,8 +218,7 @@ class ShareWatch:
     """
 
     def __init__(self, init: Callable[[int], Any] | None, workers: int) -> None:
-        self._init = init
-        self._workers = workers
+        self._init, self._workers = init, workers
         self._asked = mmap.mmap(-1, 1)  # forked workers share it with the trainer
 
     def __call__(self, number: int) -> None:

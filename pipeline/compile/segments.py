@@ -379,13 +379,11 @@ def _workers(
         return given[0], given
     if given == 1 and any(map(_find, stages)):
         return 1, (1, 1)  # another worker would share its place, or repeat its stream
-    if executor == "async":
-        # Coroutines: how many depends on how long they wait, not on cores. 64 reads of
-        # 20 ms are 3,200 a second, about what one core of Python can use. Stores
-        # dislike more than 4096 reads in flight.
-        usual, most = 64, 4096
-    else:
-        usual, most = settings.workers, MAX_WORKERS
+    # How many coroutines depends on how long they wait, not on cores. 64 reads of 20 ms
+    # are 3,200 a second, about what one core of Python can use. Stores dislike more
+    # than 4096 reads in flight.
+    coroutines, workers = (64, 4096), (settings.workers, MAX_WORKERS)
+    usual, most = coroutines if executor == "async" else workers
     return given or usual, (1, max(most, given or usual))
 
 

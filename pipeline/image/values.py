@@ -148,9 +148,8 @@ class color_jitter:
     def _range(self, name: str) -> Range:
         """Return the smallest and the largest amount of a change."""
         given, none = getattr(self, name), UNCHANGED[name]
-        if isinstance(given, tuple):
-            return given
-        return max(none - 1, none - given), none + given
+        is_range = isinstance(given, tuple)
+        return given if is_range else (max(none - 1, none - given), none + given)
 
 
 # RandAugment: Cubuk et al., "RandAugment: Practical automated data augmentation with a

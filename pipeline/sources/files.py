@@ -159,10 +159,11 @@ class Store:
 
     async def _fetched(self, files: Any, part: Part | None, path: str) -> bytes:
         """Return a file, or a part of it, by an open file system that can wait."""
-        if self.is_web():
-            reading = download(files, self.patience, part, path)
-        else:
-            reading = files._cat_file(path, **parted(part))  # noqa: SLF001
+        reading = (
+            download(files, self.patience, part, path)
+            if self.is_web()
+            else files._cat_file(path, **parted(part))  # noqa: SLF001
+        )
         return whole_part(await reading, part, path)
 
     def __reduce__(self) -> tuple[Any, ...]:

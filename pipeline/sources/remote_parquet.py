@@ -73,8 +73,11 @@ class RemoteParquet(Parquet):
         return metadata_of(self.store, path, self.nbytes[path])
 
     def _readable(self, path: str, group: Any) -> StoredFile:
-        parts = parts_of(group, self.columns)
-        return StoredFile(partial(self.store.read, path), self.nbytes[path], parts)
+        return StoredFile(
+            partial(self.store.read, path),
+            self.nbytes[path],
+            parts_of(group, self.columns),
+        )
 
     def _store(self) -> Any:
         return [*self.store.place(), sorted(self.nbytes.items())]

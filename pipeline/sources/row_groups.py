@@ -60,13 +60,12 @@ class RowGroup:
         """
         # Of columns with one name, a row has the last one.
         columns = dict(zip(table.schema.names, table.columns, strict=True))
-        numbers, others = {}, {}
-        for name, column in columns.items():
-            values = numbers_of(column, packed=mapped)
-            if values is None:
-                others[name] = column
-            else:
-                numbers[name] = values
+        numbers = {
+            name: values
+            for name, column in columns.items()
+            if (values := numbers_of(column, packed=mapped)) is not None
+        }
+        others = {name: columns[name] for name in columns if name not in numbers}
         return cls([*columns], numbers, others, table.num_rows)
 
     def __len__(self) -> int:

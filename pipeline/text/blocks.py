@@ -326,8 +326,7 @@ def best_fit(lengths: Ids, size: int) -> NDArray[np.int64]:
     blocks = np.empty(len(lengths), np.int64)
     order = np.argsort(-lengths, kind="stable")
     widths, counts = np.unique(lengths, return_counts=True)
-    rooms = Rooms(size)
-    begin = 0
+    rooms, begin = Rooms(size), 0
     for width, count in zip(widths[::-1].tolist(), counts[::-1].tolist(), strict=True):
         pieces = order[begin : begin + count]
         begin += count

@@ -120,8 +120,10 @@ class tokenize:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the call that makes this, with the copy, to keep its settings."""
-        names = ("max_length", "key", "add_special_tokens", "padding")
-        options = {name: getattr(self, name) for name in names}
+        options = {
+            name: getattr(self, name)
+            for name in ("max_length", "key", "add_special_tokens", "padding")
+        }
         return partial(tokenize, **options), (self.own,)
 
     def __repr__(self) -> str:
@@ -227,9 +229,10 @@ def begins_with_text(sample: Any) -> bool:
     A list of texts is a batch. A tuple of texts is one sample, of which only the first
     is tokenized.
     """
-    if not isinstance(sample, list | tuple) or not sample:
-        return False
-    return isinstance(sample, tuple) or isinstance(sample[0], list | tuple)
+    return isinstance(sample, list | tuple) and any(
+        isinstance(sample, tuple) or isinstance(first, list | tuple)
+        for first in sample[:1]
+    )
 
 
 def check_texts(texts: Any) -> None:
