@@ -35,11 +35,7 @@ MIB, GIB = 1 << 20, 1 << 30
 # What the doctor asks for. Docker gives a container 64 MB of shared memory, and a batch
 # of 64 photographs has 10 MB at 224 px: torch's workers send their batches there.
 SHARED_MEMORY_WANTED = GIB // 2
-MEMORY_WANTED = GIB // 4
-CORES_WANTED = 2
 PACKAGES = ("numpy", "pillow", "simplejpeg", "lmdb", "lz4", "xxhash")
-# Exit code after Ctrl-C: 128 + SIGINT, as shells count.
-INTERRUPTED = 130
 
 app = typer.Typer(
     name="penstock",
@@ -60,7 +56,7 @@ def main() -> None:
     except PenstockError as error:
         sys.exit(f"penstock: {error}")
     except SystemExit as end:
-        if end.code == INTERRUPTED:
+        if end.code == 128 + signal.SIGINT:  # after Ctrl-C, as shells count
             print("penstock: stopped", file=sys.stderr)
         raise
 
@@ -333,11 +329,13 @@ def bench(
 
     from .bench import bench as measure
 
-    step_s = step_ms / 1000
-    console = Console()
     _replace_torchs_loader()
     measure(
-        target, seconds=seconds, step_s=step_s, batch_size=batch_size, console=console
+        target,
+        seconds=seconds,
+        step_s=step_ms / 1000,
+        batch_size=batch_size,
+        console=Console(),
     )
 
 
@@ -430,7 +428,7 @@ def of_machine(budget: Budget, torch_threads: int) -> list[Diagnosis]:
             "CPUs",
             f"{os.cpu_count()} in the machine, {effective_cpus():g} by affinity and"
             f" quota, budget {cores:g}",
-            cores < CORES_WANTED,
+            cores < 2,
             "training and loading take turns: allow this process more cores",
         ),
         Diagnosis(
@@ -442,7 +440,7 @@ def of_machine(budget: Budget, torch_threads: int) -> list[Diagnosis]:
         Diagnosis(
             "memory",
             f"budget {nbytes / GIB:.1f} GiB for batches in flight",
-            nbytes < MEMORY_WANTED,
+            nbytes < GIB // 4,
             'that is few batches: free some memory, or ps.set_memory_budget("512MB")',
         ),
         of_shared_memory(SHARED_MEMORY),

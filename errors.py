@@ -15,12 +15,14 @@ samples with errors of its own: `RandomUpstreamError`, a SpecError, and
 
 from __future__ import annotations
 
+import logging
 import operator
 from types import FrameType, TracebackType
 from typing import Any
 
 __all__ = [
     "CLOSED",
+    "LOGGER",
     "BudgetError",
     "ExitError",
     "PenstockError",
@@ -117,6 +119,8 @@ def is_own(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith(PACKAGE)
 
 
+# Where penstock warns of what is no error.
+LOGGER = logging.getLogger("penstock")
 CLOSED = "this pipeline was closed; iterate it again to start over"
 
 

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import os
 import platform
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
+from torch import __version__ as torch_version
 
 from ..engine.plan import Shard
-from ..errors import PenstockError
+from ..errors import LOGGER, PenstockError
 from .image.codec import CropDecoder
 from .stages import FunctionStage, Stage
 
-LOGGER = logging.getLogger("penstock")
 # How long other ranks may take to arrive here; setting up a rank can be slow.
 WAIT = timedelta(seconds=60)
 # Pipelines begun in this process; the order is the same on all ranks.
@@ -60,7 +58,7 @@ def agree(shard: Shard, facts: Mapping[str, object], stages: Sequence[Stage]) ->
             )
         },
         "data-parallel ranks": shard.size,
-        "torch": str(torch.__version__),
+        "torch": str(torch_version),
         "python": platform.python_version(),
     }
     rank, world = dist.get_rank(), dist.get_world_size()

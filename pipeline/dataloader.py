@@ -21,7 +21,6 @@ from operator import index
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 import torch.utils.data
 from torch.autograd import profiler
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate
@@ -60,8 +59,6 @@ BYPASSED = (
 KNOWN_BYPASS = ContextVar("known_bypass", default=False)
 
 UNTUNED = "autotune is off"
-# Torch's arguments between `dataset` and `num_workers`.
-BEFORE_WORKERS = 4
 UNORDERED = (
     "in_order=False: which {} batches were consumed is not known, because they come in"
     " the order in which workers finish them; resuming here would repeat some samples"
@@ -197,9 +194,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
                 value is None or type(value) is bool,
                 f"`{argument}` must be True, False or None, got {value!r}",
             )
-        # Whether the program itself says that no workers shall load.
+        # Whether the program itself says that no workers shall load. Torch has four
+        # arguments between `dataset` and `num_workers`.
         self._zero_workers = (
-            "num_workers" in kwargs or len(args) > BEFORE_WORKERS
+            "num_workers" in kwargs or len(args) > 4
         ) and self.num_workers == 0
         self.sample_seeding = sample_seeding
         self.thread_safe = thread_safe
@@ -405,9 +403,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         new = not drawing.restore(self.generator)
         if new:
             drawing.note(self.generator)
-        watch = None
-        if self._forks_readers() and config.get_enable_autotune():
-            watch = ShareWatch(self.worker_init_fn, self.num_workers)
+        watches = self._forks_readers() and config.get_enable_autotune()
+        watch = ShareWatch(self.worker_init_fn, self.num_workers) if watches else None
         begin = partial(self._begun_by_torch, drawing, watch, new=new)
         follow = partial(self._follow, drawing, watch)
         alone = self.dataset if iterable and self.num_workers == 0 else None

@@ -32,6 +32,7 @@ from .image.geometry import (
     Points,
     SampleParts,
     areas,
+    box_at_random,
     boxes_of,
     described,
     middles_inside,
@@ -158,9 +159,7 @@ def drawn_part(height: int, width: int, boxes: Points, rng: np.random.Generator)
     least = OVERLAPS[chosen]
     for _ in range(TRIES):
         tall, wide = (max(1, int(s * rng.uniform(0.3, 1))) for s in (height, width))
-        top = int(rng.integers(height - tall + 1))
-        left = int(rng.integers(width - wide + 1))
-        part = Box(top, left, tall, wide)
+        part = box_at_random(height, width, tall, wide, rng)
         if 0.5 <= tall / wide <= 2 and (
             not len(boxes)
             or (

@@ -38,8 +38,7 @@ class follow:  # noqa: N801 it is used like a function
         *,
         lr_in_velocity: bool = False,
     ) -> None:
-        self._optimizer = optimizer
-        self._lr_in_velocity = lr_in_velocity
+        self._optimizer, self._lr_in_velocity = optimizer, lr_in_velocity
         self._base: list[float] = [group["lr"] for group in optimizer.param_groups]
         self._set = self._base.copy()
         self._hook = optimizer.register_step_post_hook(self._after_step)

@@ -1,7 +1,6 @@
 """The pipeline face: describe what to load, then loop over it.
 
-pipe = (penstock.Pipeline.from_folder("photos/")
-          .shuffle(seed=0).map(decode).batch(64))
+pipe = penstock.Pipeline.from_folder("photos/").shuffle(seed=0).map(decode).batch(64)
 for batch in pipe: ...        # one epoch
 """
 
@@ -69,10 +68,8 @@ class Pipeline(Face):
         options: Options = AS_SHIPPED,
         schedule: Scheduled | None = None,
     ) -> None:
-        self._stages = stages
-        self._shard = shard
-        self._options = options
-        self._schedule = schedule
+        self._stages, self._shard = stages, shard
+        self._options, self._schedule = options, schedule
         # The epoch that the next loop runs, unless `_next` says where to go on.
         self._epoch = 0
         self._next: Cursor | None = None

@@ -273,12 +273,13 @@ def as_curve(name: str, value: object) -> Curve:
     Raises:
         SpecError: the value is neither a number nor a curve.
     """
-    if isinstance(value, (Constant, Stages, Ramp, Function)):
-        return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return Constant(value)
-    if callable(value):
-        return Function(value, "epochs")
+    match value:
+        case Constant() | Stages() | Ramp() | Function():
+            return value
+        case int() | float() if not isinstance(value, bool):
+            return Constant(value)
+        case _ if callable(value):
+            return Function(value, "epochs")
     raise SpecError(
         f"`{name}` must be a number, a function of the epoch, or one of ps.schedule's"
         f" constant, steps, linear, cosine or function, got {value!r}"
@@ -441,9 +442,8 @@ class Scheduled(Printed):
         """Return the code that makes it, a line a setting."""
         size = "batch_size" if self.per_rank else "global_batch_size"
         given = [f"{size}={self.batch_size!r}"]
-        for name in OPTIONAL:
-            value = getattr(self, name)
-            given += [] if value is None else [f"{name}={value!r}"]
+        values = {name: getattr(self, name) for name in OPTIONAL}
+        given += [f"{name}={v!r}" for name, v in values.items() if v is not None]
         given += [] if self.coupling == "none" else [f"coupling={self.coupling!r}"]
         if len(given) == 1:
             return f"schedule.of({given[0]})"
@@ -452,17 +452,20 @@ class Scheduled(Printed):
 
 def multiplied(curve: Curve, factor: int) -> Mapping[str, object]:
     """Describe a curve times a factor, as a curve of the same kind if possible."""
-    if isinstance(curve, Constant):
-        curve = Constant(curve.value * factor)
-    elif isinstance(curve, Stages):
-        curve = replace(curve, values=tuple(v * factor for v in curve.values))
-    elif isinstance(curve, Ramp) and curve.multiple_of is not None:
-        first, last, step = curve.first, curve.last, curve.multiple_of
-        curve = replace(
-            curve, first=first * factor, last=last * factor, multiple_of=step * factor
-        )
-    elif factor != 1:
-        return {**curve.describe(), "times": factor}
+    match curve:
+        case Constant(value):
+            curve = Constant(value * factor)
+        case Stages(starts, values, unit):
+            curve = Stages(starts, tuple(value * factor for value in values), unit)
+        case Ramp(first, last, multiple_of=step) if step is not None:
+            curve = replace(
+                curve,
+                first=first * factor,
+                last=last * factor,
+                multiple_of=step * factor,
+            )
+        case _ if factor != 1:
+            return {**curve.describe(), "times": factor}
     return curve.describe()
 
 

@@ -66,8 +66,7 @@ class LoopingThreads:
 
     def forget(self) -> None:
         """Know no thread, as in a forked child: who held the lock is not there."""
-        self._lock = threading.Lock()
-        self._over = False
+        self._lock, self._over = threading.Lock(), False
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
     def run(self, call: Callable[[], T]) -> T:
@@ -473,8 +472,7 @@ class Slot:
                 host_peers=stack.enter_context(HostPeers(place)),
                 found=None if self._tuned is None else self._tuned.regimes,
             )
-            observed = partial(self._observed, run)
-            stack.enter_context(TunerThread(tuner, observed))
+            stack.enter_context(TunerThread(tuner, partial(self._observed, run)))
             self._tuning = stack.pop_all()
 
     def stop_tuning(self) -> None:

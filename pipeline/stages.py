@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 EXECUTORS: tuple[Executor, ...] = get_args(Executor)
 # n: n at first; (lo, hi): between lo and hi, lo at first; None: as configured.
 Workers = int | tuple[int, int] | None
-# Kinds of workers that can be interrupted; with a timeout, `auto` chooses processes.
-STOPPABLE: tuple[Executor, ...] = ("auto", "process", "async")
 
 
 class _Options(TypedDict, total=False):
@@ -155,8 +153,9 @@ class PerSample(ABC):
                 f"`timeout` is the seconds a sample may take, > 0, got"
                 f" {self.timeout!r}; leave it out for no limit",
             )
+            # With a timeout, `auto` chooses processes.
             check(
-                self.executor in STOPPABLE,
+                self.executor in ("auto", "process", "async"),
                 f"`timeout` needs workers that can be stopped, which"
                 f" {self.executor!r} ones cannot be; use"
                 ' executor="process", "async" or "auto"',
@@ -396,9 +395,6 @@ class CacheStage:
 
 
 OnError = Literal["raise", "substitute"]
-SCHEDULE_GOES = (
-    "a schedule is given where the pipeline begins: from_dataset(data, schedule=...)"
-)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -420,11 +416,15 @@ class BatchStage:
 
     def __post_init__(self) -> None:
         for size in (self.size, self.global_size):
-            plain = isinstance(size, (int, float, str))
+            cure = (
+                "32 is usual"
+                if isinstance(size, (int, float, str))
+                else "a schedule is given where the pipeline begins: from_dataset(data,"
+                " schedule=...)"
+            )
             check(
                 size is None or (type(size) is int and size >= 1),
-                f"the batch size must be an int >= 1, got {size!r};"
-                f" {'32 is usual' if plain else SCHEDULE_GOES}",
+                f"the batch size must be an int >= 1, got {size!r}; {cure}",
             )
         self._check_tokens()
         check(

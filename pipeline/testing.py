@@ -21,7 +21,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import PIL.Image
 import PIL.ImageDraw
-import torch
 import torch.utils.data
 from numpy.typing import NDArray
 from simplejpeg import encode_jpeg
@@ -143,11 +142,9 @@ def photo(
         hue = (kind * GOLDEN + 0.1 * rng.standard_normal()) % 1
         corners = CORNERS[kind % len(CORNERS)]
         canvas.regular_polygon(circle, corners, rng.uniform(0, 360), tint(hue, rng))
-    light = 1 + 0.15 * texture(height, width, rng)
-    pixels = np.asarray(picture) * light[..., None]
+    pixels = np.asarray(picture) * (1 + 0.15 * texture(height, width, rng))[..., None]
     pixels += rng.normal(0, 3.0, pixels.shape)
-    made: NDArray[np.uint8] = pixels.clip(0, 255).astype(np.uint8)
-    return made
+    return np.asarray(pixels.clip(0, 255), np.uint8)
 
 
 def tint(hue: float, rng: np.random.Generator) -> str:
@@ -171,8 +168,7 @@ def noise_tile(number: int) -> Plane:
     frequency = np.hypot(np.fft.rfftfreq(TILE), np.fft.fftfreq(TILE)[:, None])
     frequency[0, 0] = np.inf  # takes the mean out
     noise = np.fft.irfft2(np.fft.rfft2(white) / frequency, s=(TILE, TILE))
-    tile: Plane = (noise / noise.std()).astype(np.float32)
-    return tile
+    return np.asarray(noise / noise.std(), np.float32)
 
 
 def assert_exact_resume(

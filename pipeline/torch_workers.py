@@ -8,7 +8,6 @@ uses these with 0 workers, when the iterable is in the trainer's process.
 
 from __future__ import annotations
 
-import logging
 import mmap
 import time
 from collections import deque
@@ -24,7 +23,7 @@ from .. import config
 from ..engine.plan import Drawing
 from ..engine.trainer_cost import TrainerMeter
 from ..engine.witness.hazards import find_on_device
-from ..errors import StateError
+from ..errors import LOGGER, StateError
 from .session import at_exit, looping_threads, rank_of_process, torchs_runs
 
 if TYPE_CHECKING:
@@ -219,8 +218,7 @@ class ShareWatch:
     """
 
     def __init__(self, init: Callable[[int], Any] | None, workers: int) -> None:
-        self._init = init
-        self._workers = workers
+        self._init, self._workers = init, workers
         self._asked = mmap.mmap(-1, 1)  # forked workers share it with the trainer
 
     def __call__(self, number: int) -> None:
@@ -238,7 +236,6 @@ class ShareWatch:
 
 # Warnings about problems of worker processes, given beforehand and once each.
 
-LOGGER = logging.getLogger("penstock")
 ON_CUDA = (
     "`%s` is a tensor on %s: forked worker processes cannot use it, and other worker"
     " processes each have a copy. Keep it on the CPU, and move batches to the device"

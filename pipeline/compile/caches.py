@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from ...cache.cache import REPEATED, REPEATED_DRAWS, Cache, Opening
 from ...cache.fingerprint import fingerprint
-from ...errors import check
+from ...errors import LOGGER, check
 from ...system.printing import name_of
 from ..stages import CacheStage, MapStage, SourceStage, Stage, executor_of
-
-LOGGER = logging.getLogger("penstock")
-PRIVATE = (
-    "%s is private to this run: penstock cannot tell whether %s is the same in a later"
-    " run; give the object that holds it a `__penstock_fingerprint__`, or create it on"
-    " first use, and later runs will find the cache"
-)
 
 
 def caches_of(stages: Sequence[Stage]) -> dict[int, Cache]:
@@ -66,7 +58,13 @@ def _cache(before: Sequence[Stage], stage: CacheStage, name: str) -> Cache:
     functions = [(name_of(each.function), each.function) for each in maps]
     found = fingerprint(source.dataset, functions, stage.version)
     if found.private_because is not None:
-        LOGGER.warning(PRIVATE, name, found.private_because)
+        LOGGER.warning(
+            "%s is private to this run: penstock cannot tell whether %s is the same in"
+            " a later run; give the object that holds it a `__penstock_fingerprint__`,"
+            " or create it on first use, and later runs will find the cache",
+            name,
+            found.private_because,
+        )
     read = f"{type(source.dataset).__name__}({len(source.dataset)})"
     opening = Opening(
         name,

@@ -12,7 +12,6 @@ what the user may expect.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,6 +37,7 @@ from ...engine.program.program import (
 )
 from ...engine.recipe import Executor, SegmentRecipe
 from ...engine.witness.hazards import Finding, find_unsafe
+from ...errors import LOGGER
 from ...system.printing import name_of
 from ..sources.columnar import Columnar
 from ..sources.frames import Frame, HubReader
@@ -118,14 +118,6 @@ def _is_known(stage: PerSample) -> bool:
     return isinstance(stage, SourceStage) and bool(stage.waits or stage.thread_safe)
 
 
-# Number of concurrent coroutines if the user gives none. It depends on how long they
-# wait, not on cores. 64 reads of 20 ms are 3,200 a second, about what one core of
-# Python can use.
-PERMITS = 64
-# Upper bound of concurrent coroutines: stores dislike more reads in flight.
-MAX_PERMITS = 4096
-
-
 Working = PerSample | CacheStage
 # A stage that makes or stores samples, and its number in the pipeline.
 Numbered = tuple[int, Working]
@@ -150,13 +142,12 @@ def fused(
         order: that of the samples in an epoch.
     """
     groups = _grouped(work)
-    last = len(groups) - 1
     source = work[0][1]
     assert isinstance(source, SourceStage)
     samples = None if source.iterable else min(order.epoch_length, len(source.dataset))
     segments = []
     for at, group in enumerate(groups):
-        name = batch_name if at == last else None
+        name = batch_name if at == len(groups) - 1 else None
         segment = _segment(group, settings, name, caches, pipeline)
         operations = with_fused_maps(segment.program.operations)
         program = replace(segment.program, operations=operations)
@@ -359,11 +350,6 @@ def _tell(name: str, kind: Kind, pipeline: str) -> None:
         LOGGER.warning(SHARED, name, kind.finding)
 
 
-LOGGER = logging.getLogger("penstock")
-BY_ROW = (
-    "%s keeps each row of %s, which takes longer to find than to read with others by"
-    " column; leave the cache out, or put it after a map() that computes"
-)
 MOVED = (
     "%s: executor auto -> process: %s. Create it on first use, so that every worker "
     "has its own, or pass from_dataset(thread_safe=True) if threads may share it."
@@ -393,10 +379,11 @@ def _workers(
         return given[0], given
     if given == 1 and any(map(_find, stages)):
         return 1, (1, 1)  # another worker would share its place, or repeat its stream
-    if executor == "async":
-        usual, most = PERMITS, MAX_PERMITS
-    else:
-        usual, most = settings.workers, MAX_WORKERS
+    # How many coroutines depends on how long they wait, not on cores. 64 reads of 20 ms
+    # are 3,200 a second, about what one core of Python can use. Stores dislike more
+    # than 4096 reads in flight.
+    coroutines, workers = (64, 4096), (settings.workers, MAX_WORKERS)
+    usual, most = coroutines if executor == "async" else workers
     return given or usual, (1, max(most, given or usual))
 
 
@@ -428,7 +415,13 @@ def _operations(
     source = kept[0][1]
     quick = isinstance(source, SourceStage) and getattr(source.dataset, "QUICK", False)
     if quick and isinstance(steps[1], Stored):
-        LOGGER.warning(BY_ROW, named(*kept[1]), named(*kept[0]))
+        LOGGER.warning(
+            "%s keeps each row of %s, which takes longer to find than to read with"
+            " others by column; leave the cache out, or put it after a map() that"
+            " computes",
+            named(*kept[1]),
+            named(*kept[0]),
+        )
     lead = next((n for n in kept if isinstance(n[1], MapStage)), kept[0])
     return Cached(named(*lead), tuple(steps[:stored]), waits), *steps[stored:]
 

@@ -25,8 +25,6 @@ All operators may run on any number of threads at once, and the result does not 
 on that number. Cropping, resizing and mirroring release the GIL.
 """
 
-from __future__ import annotations
-
 from .codec import decode
 from .operators import (
     center_crop,

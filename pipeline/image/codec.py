@@ -27,7 +27,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import PIL
 import PIL.Image
 import simplejpeg
 import torch
@@ -230,15 +229,16 @@ def size_of(image: Any) -> tuple[int, int]:
         SampleError: it is not an image.
         ValueError: it is the bytes of a file whose header cannot be read.
     """
-    if isinstance(image, bytes | bytearray | memoryview):
-        if (size := simplejpeg_size(image)) is not None:
-            return size
-        with opened_picture(image) as picture:
-            return picture.height, picture.width
-    if isinstance(image, PIL.Image.Image):
-        return image.height, image.width
-    if isinstance(image, torch.Tensor) and image.ndim == 3:
-        return int(image.shape[1]), int(image.shape[2])
+    match image:
+        case bytes() | bytearray() | memoryview():
+            if (size := simplejpeg_size(image)) is not None:
+                return size
+            with opened_picture(image) as picture:
+                return picture.height, picture.width
+        case PIL.Image.Image():
+            return image.height, image.width
+        case torch.Tensor(ndim=3):
+            return int(image.shape[1]), int(image.shape[2])
     height, width, _ = require_image(image).shape
     return height, width
 
@@ -249,8 +249,6 @@ def size_of(image: Any) -> tuple[int, int]:
 TRIED = Box(19, 21, 33, 35)
 # Height and width in pixels of the images on which the extension is tried.
 TRIED_SIDE = 96
-# Pixels of a JPEG's side, beyond which the extension takes no image.
-MAX_SIDE = 65_500
 SAMPLINGS = ("444", "422", "440", "420", "Gray")
 
 
@@ -332,7 +330,7 @@ def shaped(part: Image, placement: Placement) -> Image:
     size, antialias = (placement.height, placement.width), placement.antialias
     extension, _ = crop_extension()
     resizes = part.shape[:2] != size
-    too_large = max(part.shape + size) > MAX_SIDE
+    too_large = max(part.shape + size) > 65_500  # no JPEG has longer sides
     if extension is None or not resizes or not antialias or too_large:
         made = resize(part, *size, antialias=antialias) if resizes else part
         return mirror(made) if placement.mirrored else made
@@ -365,9 +363,8 @@ def is_exact(extension: Any, sampling: str) -> bool:
     data = simplejpeg.encode_jpeg(
         noise, colorspace="Gray" if shape[2] == 1 else "RGB", colorsubsampling=sampling
     )
-    whole = (TRIED_SIDE, TRIED_SIDE)
     for factor, size in product((1, 2), ((TRIED.height, TRIED.width), (20, 47))):
-        tried = Placement(TRIED, *size, whole, mirrored=True, factor=factor)
+        tried = Placement(TRIED, *size, shape[:2], mirrored=True, factor=factor)
         (made,) = made_by(extension, [data], [tried], size, to_end=True)
         part = tried.reduced.cut(decode_reduced(data, factor))
         expected = mirror(resize(part, *size, antialias=True))

@@ -87,15 +87,21 @@ def random_box(
         aspect = math.exp(rng.uniform(low, high))
         tall, wide = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
         if 0 < tall <= height and 0 < wide <= width:
-            top = int(rng.integers(height - tall + 1))
-            left = int(rng.integers(width - wide + 1))
-            return Box(top, left, tall, wide)
+            return box_at_random(height, width, tall, wide, rng)
     tall, wide = height, width
     if width / height < ratio[0]:
         tall = max(1, round(width / ratio[0]))
     elif width / height > ratio[1]:
         wide = max(1, round(height * ratio[1]))
     return central_box(height, width, tall, wide)
+
+
+def box_at_random(
+    height: int, width: int, tall: int, wide: int, rng: np.random.Generator
+) -> Box:
+    """Draw the place of a box of `tall` by `wide` pixels in an image, uniformly."""
+    top = int(rng.integers(height - tall + 1))
+    return Box(top, int(rng.integers(width - wide + 1)), tall, wide)
 
 
 def central_box(height: int, width: int, tall: int, wide: int) -> Box:

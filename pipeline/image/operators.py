@@ -40,6 +40,7 @@ from .geometry import (
     Range,
     SampleParts,
     as_given,
+    box_at_random,
     central_box,
     moved_annotations,
     numbers,
@@ -50,8 +51,6 @@ from .geometry import (
 
 DECODER = CropDecoder()
 USUAL_SIZE = "224 pixels are usual"
-# The n of the scales 1/n at which libjpeg decodes faster than at full size.
-REDUCTIONS = (8, 4, 2)
 
 
 def placed_sample(
@@ -240,8 +239,12 @@ class random_resized_crop(Placing):
             SpecError: neither the operator nor the context has a size.
             ValueError: it has the bytes of a file that cannot be decoded.
         """
-        choose = partial(self._choose, ctx, rng)
-        return placed_sample(sample, choose, per_box=self.per_box, to_end=self.TO_END)
+        return placed_sample(
+            sample,
+            partial(self._choose, ctx, rng),
+            per_box=self.per_box,
+            to_end=self.TO_END,
+        )
 
     def _choose(
         self, ctx: Context | None, rng: np.random.Generator, height: int, width: int
@@ -456,9 +459,8 @@ class random_crop:
                     f"`random_crop` needs {tall} x {wide} pixels, got {height} x"
                     f" {width}; put resize_short_side({max(tall, wide)}) before it"
                 )
-            top = int(rng.integers(height - tall + 1))
-            left = int(rng.integers(width - wide + 1))
-            return Placement(Box(top, left, tall, wide), tall, wide, (height, width))
+            box = box_at_random(height, width, tall, wide, rng)
+            return Placement(box, tall, wide, (height, width))
 
         if self.padding:
             sample = pad(self.padding, fill=self.fill, mask_fill=self.mask_fill)(sample)
@@ -582,7 +584,8 @@ class decode_random_resized_crop(random_resized_crop):
     ) -> Placement:
         full = random_resized_crop._choose(self, ctx, rng, height, width)  # noqa: SLF001
         room = min(full.box.height, full.box.width) / (full.width * self.reducing_gap)
-        factor = next((factor for factor in REDUCTIONS if factor <= room), 1)
+        # At scales of 1/8, 1/4 and 1/2, libjpeg decodes faster than at full size.
+        factor = next((factor for factor in (8, 4, 2) if factor <= room), 1)
         return replace(full, mirrored=bool(rng.random() < self.flip), factor=factor)
 
 

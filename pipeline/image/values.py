@@ -70,9 +70,8 @@ def changed_picture(
             hue = hue.point([(step + steps) % 256 for step in range(256)])
             picture = PIL.Image.merge("HSV", (hue, *rest)).convert("RGB")
         case "posterize":
-            picture = PIL.ImageOps.posterize(
-                picture, 8 - round(amount * MAX_POSTERIZED)
-            )
+            # At most four of eight bits are cleared.
+            picture = PIL.ImageOps.posterize(picture, 8 - round(amount * 4))
         case "solarize":
             picture = PIL.ImageOps.solarize(picture, math.ceil(255 * (1 - amount)))
         case "autocontrast":
@@ -133,8 +132,10 @@ class color_jitter:
         ranges = {name: self._range(name) for name in UNCHANGED}
         # A change whose range is fixed at "no change" is left out.
         wanted = [name for name, it in UNCHANGED.items() if ranges[name] != (it, it)]
-        order = rng.permutation(len(wanted))
-        changes = [(wanted[at], rng.uniform(*ranges[wanted[at]])) for at in order]
+        changes = [
+            (wanted[at], rng.uniform(*ranges[wanted[at]]))
+            for at in rng.permutation(len(wanted))
+        ]
 
         def jittered(pixels: Image) -> Image:
             picture = PIL.Image.fromarray(pixels)
@@ -155,10 +156,6 @@ class color_jitter:
 # reduced search space", 2019. The list of changes, and the amount that a magnitude
 # stands for in each, are those of torchvision's `RandAugment` with its 31 bins.
 
-# Distance of a factor from 1.
-MAX_FACTOR = 0.9
-# Bits, of eight, that may be cleared.
-MAX_POSTERIZED = 4
 # The warps, and the largest amount of each: pixels of shift per pixel of distance, a
 # share of the side in its direction (images in the paper have 331 pixels), and degrees.
 # Its sign is drawn, as for a factor.
@@ -263,10 +260,11 @@ class rand_augment:
                     fillcolor=(self.fill,) * 3,
                 )
                 if target is not None:
-                    warp = Warp(matrix, size)
-                    target = moved_annotations(target, warp, size, per_box=self.per_box)
+                    target = moved_annotations(
+                        target, Warp(matrix, size), size, per_box=self.per_box
+                    )
             else:
-                factor = 1 + sign * level * MAX_FACTOR
+                factor = 1 + sign * level * 0.9  # 0.1 to 1.9
                 amount = factor if change in ENHANCERS else level
                 picture = changed_picture(picture, change, amount)
         return parts.with_image(like(parts.image, np.array(picture)), target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
@@ -11,7 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import SpecError, check
+from ...errors import LOGGER, SpecError, check
 from .folder import Paths, files_here, first_of
 from .row_groups import RowGroup, RowGroups, groups_bytes
 from .source import PerProcess, Source, digest, prints_of_rows
@@ -19,17 +18,6 @@ from .source import PerProcess, Source, digest, prints_of_rows
 OPEN_FILES = 256
 # Default number of row groups that a process keeps: two windows of 16.
 GROUPS = 32
-# Row groups read before it shows whether each is read once.
-MANY_READS = 96
-# Rows read for each one returned, above which the user is warned.
-WASTE = 4
-LOGGER = logging.getLogger("penstock")
-WASTED = (
-    "%s reads %d rows for each one it returns: a row group is read as a whole, and has"
-    " left memory before its other rows are wanted. Use shuffle(window=...) with a"
-    " window of half the groups that fit, write smaller row groups, or raise"
-    " `groups_in_memory` (%d now) and set_memory_budget(): groups of %d bytes are kept"
-)
 
 
 class Columnar(Source):
@@ -52,14 +40,11 @@ class Columnar(Source):
             for path, groups in zip(paths, sizes, strict=True)
             for number in range(len(groups))
         ]
-        self._files = PerProcess(self._open, OPEN_FILES)
+        self._files = PerProcess[Any](self._opened, OPEN_FILES)
         # The system drops pages of a mapped file when it needs memory.
         self._rows = RowGroups(
-            self.group_sizes, self._numbered, groups_in_memory, mapped=self.MAPPED
+            self.group_sizes, self._group, groups_in_memory, mapped=self.MAPPED
         )
-
-    def _numbered(self, number: int) -> RowGroup:
-        return self._group(self._places[number])
 
     @classmethod
     def find(
@@ -74,21 +59,24 @@ class Columnar(Source):
         check_groups(cls.KIND, groups_in_memory)
         found = files_here(f"from_{cls.KIND.lower()}", paths)
         wanted = None if columns is None else tuple(columns)
-        sizes = counted(cls.KIND, found, lambda path: cls._sizes(path, wanted))
+        sizes = counted(
+            cls.KIND, found, lambda path: cls._sizes(cls._opened(path), wanted)
+        )
         return cls(found, wanted, sizes, groups_in_memory)
 
-    @classmethod
+    @staticmethod
     @abstractmethod
-    def _sizes(cls, path: str, columns: tuple[str, ...] | None) -> list[int]:
-        """Return the rows of each group of a file; `KeyError`: no such column."""
-
-    @abstractmethod
-    def _open(self, path: Any) -> Any:
+    def _opened(path: Any) -> Any:
         """Return the open file that groups are read from."""
 
+    @staticmethod
     @abstractmethod
-    def _group(self, place: Any) -> RowGroup:
-        """Return a group of rows, given its file and number."""
+    def _sizes(file: Any, columns: tuple[str, ...] | None) -> list[int]:
+        """Return the rows of each group of an open file; `KeyError`: no such column."""
+
+    @abstractmethod
+    def _group(self, at: int) -> RowGroup:
+        """Return a group of rows, given its number among those of all files."""
 
     @property
     def shown(self) -> tuple[object, ...]:
@@ -117,9 +105,8 @@ class Columnar(Source):
         from ...cache.fingerprint import file_fingerprints
 
         sizes = np.array([sum(groups) for groups in self.sizes], np.int64)
-        read = digest([repr(self.columns)])
         files = file_fingerprints(self.paths, store=self._store())
-        return prints_of_rows(files, sizes, read)
+        return prints_of_rows(files, sizes, digest([repr(self.columns)]))
 
     def _store(self) -> Any:
         """Return what identifies the store of the files; None if they are here."""
@@ -145,44 +132,24 @@ class Parquet(Columnar):
     """Rows of Parquet files, read and decompressed one row group at a time."""
 
     KIND = "Parquet"
-    _reads = _read = _returned = 0
-    """Groups and rows read, and rows returned, about: threads may count at once."""
+    _reads = _read = 0
+    """Groups and rows read, about: threads may count at once."""
 
-    @classmethod
-    def _sizes(cls, path: str, columns: tuple[str, ...] | None) -> list[int]:
-        import pyarrow.parquet as pq
-
-        return group_sizes(pq.read_metadata(path), columns)
-
-    def __getitem__(self, index: Any) -> dict[str, Any]:
-        found = super().__getitem__(index)
-        self._count(1)
-        return found
-
-    def __getitems__(self, indices: Sequence[int]) -> Sequence[dict[str, Any]]:
-        """Return some rows; rows of the same group are taken from it at once."""
-        found = super().__getitems__(indices)
-        self._count(len(found))
-        return found
-
-    def _count(self, rows: int) -> None:
-        """Count rows that are returned; warn if far more are read for them."""
-        self._returned += rows
-        wasteful = self._read > WASTE * self._returned
-        if wasteful and self._reads > max(MANY_READS, 3 * self.groups_in_memory):
-            self._reads = -(1 << 62)  # never again
-            ratio, limit = self._read // self._returned, groups_bytes()
-            LOGGER.warning(WASTED, self.shown[0], ratio, self.groups_in_memory, limit)
-
-    def _open(self, path: Any) -> Any:
+    @staticmethod
+    def _opened(path: Any) -> Any:
         import pyarrow.parquet as pq
 
         return pq.read_metadata(path)
 
-    def _group(self, place: Any) -> RowGroup:
+    @staticmethod
+    def _sizes(file: Any, columns: tuple[str, ...] | None) -> list[int]:
+        require(columns, file.schema.to_arrow_schema().names)
+        return [file.row_group(at).num_rows for at in range(file.num_row_groups)]
+
+    def _group(self, at: int) -> RowGroup:
         import pyarrow.parquet as pq
 
-        path, number = place
+        path, number = self._places[at]
         metadata = self._files(path)
         # Open the file for this read: threads must not share one, and rows need none.
         opened = self._readable(path, metadata.row_group(number))
@@ -191,6 +158,22 @@ class Parquet(Columnar):
             group = file.read_row_group(number, columns=columns, use_threads=False)
         self._reads += 1
         self._read += len(group)
+        asked = self._rows.asked
+        # So many reads show whether each group is read once.
+        many = max(96, 3 * self.groups_in_memory)
+        if self._read > 4 * asked and self._reads > many:
+            self._reads = -(1 << 62)  # never warn again
+            LOGGER.warning(
+                "%s reads %d rows for each one it returns: a row group is read as a"
+                " whole, and has left memory before its other rows are wanted. Use"
+                " shuffle(window=...) with a window of half the groups that fit, write"
+                " smaller row groups, or raise `groups_in_memory` (%d now) and"
+                " set_memory_budget(): groups of %d bytes are kept",
+                self.shown[0],
+                self._read // asked,
+                self.groups_in_memory,
+                groups_bytes(),
+            )
         return RowGroup.of(group, mapped=False)
 
     def _readable(self, path: str, group: Any) -> Any:  # noqa: ARG002
@@ -204,41 +187,30 @@ class Arrow(Columnar):
     KIND = "Arrow"
     MAPPED: ClassVar[bool] = True
 
-    @classmethod
-    def _sizes(cls, path: str, columns: tuple[str, ...] | None) -> list[int]:
-        batches = record_batches(path)
-        if batches:
-            require(columns, batches[0].schema.names)
-        return [batch.num_rows for batch in batches]
+    @staticmethod
+    def _opened(path: Any) -> Any:
+        import pyarrow as pa
 
-    def _open(self, path: Any) -> Any:
-        return record_batches(path)
+        mapped = pa.memory_map(path)
+        try:
+            file = pa.ipc.open_file(mapped)
+        except pa.ArrowInvalid:
+            mapped.seek(0)
+            return [*pa.ipc.open_stream(mapped)]
+        return [file.get_batch(at) for at in range(file.num_record_batches)]
 
-    def _group(self, place: Any) -> RowGroup:
-        path, number = place
+    @staticmethod
+    def _sizes(file: Any, columns: tuple[str, ...] | None) -> list[int]:
+        if file:
+            require(columns, file[0].schema.names)
+        return [batch.num_rows for batch in file]
+
+    def _group(self, at: int) -> RowGroup:
+        path, number = self._places[at]
         batch = self._files(path)[number]
         if self.columns is not None:
             batch = batch.select([*self.columns])
         return RowGroup.of(batch, mapped=True)
-
-
-def record_batches(path: str) -> list[Any]:
-    """Return the record batches of a file or a stream, memory-mapped."""
-    import pyarrow as pa
-
-    mapped = pa.memory_map(path)
-    try:
-        file = pa.ipc.open_file(mapped)
-    except pa.ArrowInvalid:
-        mapped.seek(0)
-        return [*pa.ipc.open_stream(mapped)]
-    return [file.get_batch(at) for at in range(file.num_record_batches)]
-
-
-def group_sizes(metadata: Any, columns: tuple[str, ...] | None) -> list[int]:
-    """Return the rows of each group of a Parquet file; `KeyError`: no such column."""
-    require(columns, metadata.schema.to_arrow_schema().names)
-    return [metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)]
 
 
 def check_groups(kind: str, groups_in_memory: int) -> None:

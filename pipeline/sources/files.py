@@ -9,11 +9,13 @@ listed once, and then read as any files.
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import posixpath
 import threading
 from collections.abc import (
     AsyncGenerator,
+    Callable,
     Iterable,
     Mapping,
     Sequence,
@@ -42,8 +44,6 @@ from .source import Source, digest
 Part = tuple[int, int]
 
 
-# More than any segment reads at once, because botocore has no "unlimited".
-S3_CONNECTIONS = 1024
 # Seconds without data after which a connection is dropped and the read retried.
 STALLED_S = 60.0
 
@@ -118,7 +118,8 @@ class Store:
             # Each object is one request; by default s3fs would first ask for the size,
             # to read parts side by side. botocore stops at 10 connections by default,
             # whatever `num_parallel_workers` says. What the user says wins.
-            config = {"max_pool_connections": S3_CONNECTIONS}
+            # It has no "unlimited", and no segment reads more than 1024 at once.
+            config = {"max_pool_connections": 1024}
             config |= options.get("config_kwargs") or {}
             options = {"max_concurrency": 1, **options, "config_kwargs": config}
         return url_to_fs(self.url, **options, **own)[0]
@@ -158,10 +159,11 @@ class Store:
 
     async def _fetched(self, files: Any, part: Part | None, path: str) -> bytes:
         """Return a file, or a part of it, by an open file system that can wait."""
-        if self.is_web():
-            reading = download(files, self.patience, part, path)
-        else:
-            reading = files._cat_file(path, **parted(part))  # noqa: SLF001
+        reading = (
+            download(files, self.patience, part, path)
+            if self.is_web()
+            else files._cat_file(path, **parted(part))  # noqa: SLF001
+        )
         return whole_part(await reading, part, path)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -212,8 +214,8 @@ async def download(
             " the file to a disk",
         )
         # With an encoding it is the length of the compressed body, not of the content.
-        is_plain = "Content-Encoding" not in response.headers
-        length = response.content_length if is_plain else None
+        encoded = "Content-Encoding" in response.headers
+        length = None if encoded else response.content_length
         patience.check_size(length or 0, url)
         content = bytearray()
         async for piece in response.content.iter_any():
@@ -350,6 +352,41 @@ def whole_part(content: bytes, part: Part | None, path: str) -> bytes:
     return content
 
 
+class StoredFile(io.IOBase):
+    """A file of which only parts are read.
+
+    Args:
+        read: returns the bytes of a part.
+        nbytes: size of the file.
+        parts: those that are read first, because they are wanted.
+    """
+
+    def __init__(
+        self, read: Callable[[Part], bytes], nbytes: int, parts: Sequence[Part] = ()
+    ) -> None:
+        self._read, self._nbytes, self._at = read, nbytes, 0
+        self._loaded = [(part, memoryview(read(part))) for part in parts]
+
+    def seek(self, at: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place; return it."""
+        self._at = at + (0, self._at, self._nbytes)[whence]
+        return self._at
+
+    def read(self, nbytes: int) -> bytes:
+        """Return this many bytes; fewer at the end of the file."""
+        at, stop = self._at, min(self._at + nbytes, self._nbytes)
+        if at >= stop:
+            return b""
+        inside = (
+            data[at - begin : stop - begin]
+            for (begin, end), data in self._loaded
+            if begin <= at and stop <= end
+        )
+        found = next(inside, None)
+        self._at = stop
+        return self._read((at, stop)) if found is None else bytes(found)
+
+
 def find_files(
     urls: Paths,
     labels: Sequence[Any] | None,
@@ -417,8 +454,10 @@ def find_remote_folder(
             f"`from_folder` could not list {root!r}: {type(error).__name__}: {error};"
             " see that the URL is right and that it may be read from here"
         ) from error
-    images = filter(is_image, found)
-    inside = {path: posixpath.relpath(path, top).split("/", 1) for path in images}
+    inside = {
+        path: posixpath.relpath(path, top).split("/", 1)
+        for path in filter(is_image, found)
+    }
     classes = {path: names[0] for path, names in inside.items() if names[1:]}
     paths = sorted(classes)
     check(
@@ -429,8 +468,7 @@ def find_remote_folder(
     )
     numbers = {name: number for number, name in enumerate(sorted({*classes.values()}))}
     labels = [numbers[classes[path]] for path in paths]
-    kind = kind_of(store, executor)
-    return kind(store, tuple(paths), labels, shown=(root,), kind="Folder")
+    return kind_of(store, executor)(store, tuple(paths), labels, (root,), "Folder")
 
 
 def kind_of(store: Store, executor: Executor) -> type[Files]:

@@ -89,7 +89,7 @@ class Folder(Source):
             "that holds one sub-folder of images per class",
         )
         found = [
-            (each.name, names_in(each))
+            (each.name, Names.of(list_images(each)))
             for each in sorted(top.iterdir())
             if each.is_dir()
         ]
@@ -154,21 +154,16 @@ def native_read() -> Callable[[list[str]], list[bytes | None]]:
     return read
 
 
-def names_in(folder: Path) -> Names:
-    """Return the images in `folder` and below, from its own name on."""
-    before = len(str(folder)) - len(folder.name)
-    return Names.of(path[before:] for path in list_images(folder))
-
-
 def list_images(folder: Path) -> list[str]:
-    """Return the paths of all images in `folder` and below, sorted."""
+    """Return all images in `folder` and below, sorted, from its own name on."""
+    before = len(str(folder)) - len(folder.name)
 
     def refuse(error: OSError) -> None:
         raise error
 
     found = os.walk(folder, onerror=refuse, followlinks=True)
     return sorted(
-        os.path.join(here, name)
+        os.path.join(here, name)[before:]
         for here, _, names in found
         for name in names
         if is_image(name)

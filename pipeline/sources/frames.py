@@ -32,15 +32,14 @@ class Frame:
     def __init__(self, groups: Sequence[RowGroup]) -> None:
         self._groups = [group for group in groups if len(group)]
         sizes = [*map(len, self._groups)]
-        self._rows = RowGroups(sizes, self._group, len(sizes) or 1, mapped=True)
+        self._rows = RowGroups(
+            sizes, self._groups.__getitem__, len(sizes) or 1, mapped=True
+        )
 
     @classmethod
     def of(cls, table: Any, *, mapped: bool = False) -> Self:
         """Return the rows of a table of pyarrow's."""
         return cls([RowGroup.of(each, mapped=mapped) for each in table.to_batches()])
-
-    def _group(self, number: int) -> RowGroup:
-        return self._groups[number]
 
     def __len__(self) -> int:
         return sum(map(len, self._groups))
@@ -61,18 +60,17 @@ def rows_of(data: Any) -> Any:
 
     A dict of arrays or tensors, one by column, is a table, too, and so is a TensorDict.
     """
-    package = type(data).__module__.partition(".")[0]
-    kind = f"{package}.{type(data).__name__}"
-    if kind == "pandas.DataFrame":
-        return Frame([_of_pandas(data)])
-    if kind == "pyarrow.Table":
-        return Frame.of(data)
-    if kind == "pyarrow.RecordBatch":
-        return Frame([RowGroup.of(data, mapped=False)])
-    if kind == "polars.DataFrame":
-        return Frame.of(data.to_arrow())
-    if kind == "tensordict.TensorDict":
-        data = data.to_dict()
+    match f"{type(data).__module__.partition('.')[0]}.{type(data).__name__}":
+        case "pandas.DataFrame":
+            return Frame([_of_pandas(data)])
+        case "pyarrow.Table":
+            return Frame.of(data)
+        case "pyarrow.RecordBatch":
+            return Frame([RowGroup.of(data, mapped=False)])
+        case "polars.DataFrame":
+            return Frame.of(data.to_arrow())
+        case "tensordict.TensorDict":
+            data = data.to_dict()
     named = isinstance(data, Mapping) and data and {*map(type, data)} == {str}
     if named and "self" not in data and all(map(is_column, data.values())):
         lengths = {name: len(column) for name, column in data.items()}
@@ -135,8 +133,7 @@ class HubReader:
         )
         plain = data.format["type"] is None
         if not (usual and plain and data.format["columns"] == data.column_names):
-            samples: Sequence[Any] = data.__getitems__(indices)
-            return samples
+            return [*data.__getitems__(indices)]
         places = self._places
         return self._rows.__getitems__(wanted if places is None else places[wanted])
 

@@ -136,8 +136,9 @@ class Lmdb(Source):
 
         is_folder = os.path.isdir(self.path)
         file = os.path.join(self.path, "data.mdb") if is_folder else self.path
-        prints = file_fingerprints([file])
-        return prints_of_rows(prints, np.array([len(self)]), self.identity())
+        return prints_of_rows(
+            file_fingerprints([file]), np.array([len(self)]), self.identity()
+        )
 
     def identity(self) -> str:
         """Return the hash of the keys."""

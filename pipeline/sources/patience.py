@@ -10,7 +10,6 @@ tail (Dean and Barroso, "The Tail at Scale", Communications of the ACM 56 (2), 2
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import sys
 import time
@@ -28,7 +27,7 @@ from tenacity import (
     stop_after_attempt,
 )
 
-from ...errors import BudgetError, check
+from ...errors import LOGGER, BudgetError, check
 from ...system.printing import call
 
 T = TypeVar("T")
@@ -70,8 +69,7 @@ class Patience:
         self, function: Callable[[str], Awaitable[bytes]], path: str
     ) -> bytes:
         """Return the result of `await function(path)`, retrying if needed."""
-        content: bytes = await AsyncRetrying(**self._rules())(function, path)
-        return content
+        return bytes(await AsyncRetrying(**self._rules())(function, path))
 
     def check_size(self, nbytes: int, path: str) -> None:
         """Raise `BudgetError` if a file, or the part received, is too large."""
@@ -105,9 +103,6 @@ PATIENCE = Patience()
 MAX_WAIT_S = 20.0
 # Draws apart from the generators of the user's program.
 JITTER = random.SystemRandom()
-# Statuses below 500 that ask the client to retry.
-LATER = frozenset((408, 425, 429))
-LOGGER = logging.getLogger("penstock")
 
 
 class ShortBodyError(OSError):
@@ -127,7 +122,7 @@ def may_pass(error: BaseException) -> bool:
     """Whether a remote read that failed with `error` may succeed the next time."""
     status = status_of(error)
     if status is not None:
-        return status >= 500 or status in LATER
+        return status >= 500 or status in (408, 425, 429)  # these ask for a retry
     lasting = (FileNotFoundError, PermissionError, IsADirectoryError, ValueError)
     # A module that is not loaded cannot have raised its errors.
     known = ((sys.modules.get(module), name) for module, name in PASSING)
@@ -158,19 +153,12 @@ KNOWN = 20
 UNKNOWN_LATE_S = 1.0
 # The number of latest reads in the estimate.
 REMEMBERED = 1000
-# The quantile of read times used as the estimate. It is not the 95 % of the paper,
-# because the first reads, which open connections, may be the other 5 %.
-LATE = 0.9
-# A read is late after this many times the estimate, so few are that will end soon.
-LEEWAY = 2.0
 # The largest share of requests that repeat another, apart from one in `REST_S`: when
 # all reads are late the store is slow, and when all stall nothing else gets them going.
 MAX_SHARE = 0.05
 REST_S = 1.0
 # Requests that may be repeated besides: a share of the first few reads is none.
 FIRST_FEW = 10
-# For one read: the second one may stall as well.
-MAX_REQUESTS = 3
 # Seconds, at least, between two looks at whether a read may be repeated.
 LOOK_S = 0.05
 
@@ -213,7 +201,7 @@ class HedgedReads:
                     asked_s = time.monotonic()
                     self._rested_s = asked_s + REST_S
                     tasks.append(asyncio.ensure_future(function(path)))
-                if done or len(tasks) == MAX_REQUESTS:
+                if done or len(tasks) == 3:  # the second one may stall as well
                     content = await first_good(tasks)
                     self._note(time.monotonic() - begun_s)
                     return content
@@ -227,7 +215,10 @@ class HedgedReads:
         known = len(self._sorted)
         if known < KNOWN:
             return UNKNOWN_LATE_S
-        return LEEWAY * self._sorted[int(LATE * (known - 1))]
+        # Twice the time that 90 % take, so few are late that will end soon. It is not
+        # the 95 % of the paper, because the first reads, which open connections, may be
+        # the other 5 %.
+        return 2.0 * self._sorted[int(0.9 * (known - 1))]
 
     def may_hedge(self) -> bool:
         """Whether a request may be repeated now."""
@@ -248,8 +239,7 @@ class HedgedReads:
         self._latest.append(seconds)
         insort(self._sorted, seconds)
         if len(self._latest) > REMEMBERED:
-            oldest = self._latest.popleft()
-            del self._sorted[bisect_left(self._sorted, oldest)]
+            del self._sorted[bisect_left(self._sorted, self._latest.popleft())]
 
 
 async def first_good(tasks: Sequence[asyncio.Future[bytes]]) -> bytes:

@@ -6,70 +6,18 @@ one request, or a few if only some columns that lie apart are wanted.
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Self
 
 from ...errors import check
-from .columnar import Parquet, check_groups, counted, group_sizes
-from .files import Part, Store, find_files
+from .columnar import OPEN_FILES, Parquet, check_groups, counted
+from .files import Part, Store, StoredFile, find_files
+from .source import PerProcess
 
 # Bytes that are read, too, rather than by a request more.
 GAP = 1 << 16
-# Bytes of columns that one request brings at most, but for a column that has more.
-MAX_PART = 1 << 28
-# Files whose ends are read side by side.
-COUNTED_AT_ONCE = 16
-
-
-class StoredFile(io.RawIOBase):
-    """A file of which only parts are read.
-
-    Args:
-        read: returns the bytes of a part.
-        nbytes: size of the file.
-        parts: those that are read first, because they are wanted.
-    """
-
-    def __init__(
-        self, read: Callable[[Part], bytes], nbytes: int, parts: Sequence[Part] = ()
-    ) -> None:
-        self._read, self._nbytes, self._at = read, nbytes, 0
-        self._loaded = [(part, memoryview(read(part))) for part in parts]
-
-    def readable(self) -> bool:
-        """Return whether it can be read: it can."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return whether one can go to any place in it: one can."""
-        return True
-
-    def seek(self, at: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place; return it."""
-        self._at = at + (0, self._at, self._nbytes)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        """Return the place where the next read begins."""
-        return self._at
-
-    def readinto(self, into: Any) -> int:
-        """Read as many bytes as there is room for; fewer at the end of the file."""
-        at, stop = self._at, min(self._at + len(into), self._nbytes)
-        if at >= stop:
-            return 0
-        inside = (
-            data[at - begin : stop - begin]
-            for (begin, end), data in self._loaded
-            if begin <= at and stop <= end
-        )
-        found = next(inside, None)
-        into[: stop - at] = self._read((at, stop)) if found is None else found
-        self._at = stop
-        return stop - at
 
 
 class RemoteParquet(Parquet):
@@ -86,6 +34,7 @@ class RemoteParquet(Parquet):
     def __init__(self, store: Store, nbytes: Mapping[str, int], *table: Any) -> None:
         super().__init__(*table)
         self.store, self.nbytes = store, nbytes
+        self._files = PerProcess(self._end, OPEN_FILES)
 
     @classmethod
     def find_stored(
@@ -112,20 +61,23 @@ class RemoteParquet(Parquet):
         files = find_files(given, None, options, "thread")
         store, paths = files.store, tuple(files.paths)
         wanted = None if columns is None else tuple(columns)
-        with ThreadPoolExecutor(COUNTED_AT_ONCE) as threads:
+        with ThreadPoolExecutor(16) as threads:  # the ends of 16 files side by side
             ends = {path: threads.submit(end_of, store, path) for path in paths}
             sizes = counted(
-                cls.KIND, paths, lambda at: group_sizes(ends[at].result()[1], wanted)
+                cls.KIND, paths, lambda at: cls._sizes(ends[at].result()[1], wanted)
             )
         nbytes = {path: end.result()[0] for path, end in ends.items()}
         return cls(store, nbytes, paths, wanted, sizes, groups_in_memory)
 
-    def _open(self, path: Any) -> Any:
+    def _end(self, path: Any) -> Any:
         return metadata_of(self.store, path, self.nbytes[path])
 
     def _readable(self, path: str, group: Any) -> StoredFile:
-        parts = parts_of(group, self.columns)
-        return StoredFile(partial(self.store.read, path), self.nbytes[path], parts)
+        return StoredFile(
+            partial(self.store.read, path),
+            self.nbytes[path],
+            parts_of(group, self.columns),
+        )
 
     def _store(self) -> Any:
         return [*self.store.place(), sorted(self.nbytes.items())]
@@ -160,15 +112,15 @@ def metadata_of(store: Store, path: str, nbytes: int) -> Any:
 def parts_of(group: Any, columns: Sequence[str] | None) -> list[Part]:
     """Return the parts of a file that a group's columns are in, ascending."""
     found: list[Part] = []
-    chunks = (group.column(at) for at in range(group.num_columns))
-    for chunk in chunks:
+    for chunk in map(group.column, range(group.num_columns)):
         path = chunk.path_in_schema
         if columns is None or any(f"{path}.".startswith(f"{c}.") for c in columns):
-            begin = chunk.dictionary_page_offset or chunk.data_page_offset
-            begin = min(begin, chunk.data_page_offset)
+            first = chunk.dictionary_page_offset or chunk.data_page_offset
+            begin = min(first, chunk.data_page_offset)
             end = begin + chunk.total_compressed_size
             near = found and begin - found[-1][1] <= GAP
-            if near and end - found[-1][0] <= MAX_PART:
+            # One request brings at most 256 MiB, but for a column that has more.
+            if near and end - found[-1][0] <= 1 << 28:
                 begin = found.pop()[0]
             found.append((begin, end))
     return found

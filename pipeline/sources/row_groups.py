@@ -7,7 +7,7 @@ Arrow's. Its columns stay what they are until somebody wants rows.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Self
 
@@ -23,10 +23,6 @@ Indices = Sequence[int] | NDArray[np.int64]
 SHARE = 8
 # Groups are joined if they take at most one of so many parts of that.
 PARTS = 2
-# They are joined if two requests in a row want the same ones: this share of all.
-ALIKE = 0.9
-# Sets of them that a process keeps: some threads begin a window, others end one.
-JOINED = 2
 
 
 def groups_bytes() -> int:
@@ -64,13 +60,12 @@ class RowGroup:
         """
         # Of columns with one name, a row has the last one.
         columns = dict(zip(table.schema.names, table.columns, strict=True))
-        numbers, others = {}, {}
-        for name, column in columns.items():
-            values = numbers_of(column, packed=mapped)
-            if values is None:
-                others[name] = column
-            else:
-                numbers[name] = values
+        numbers = {
+            name: values
+            for name, column in columns.items()
+            if (values := numbers_of(column, packed=mapped)) is not None
+        }
+        others = {name: columns[name] for name in columns if name not in numbers}
         return cls([*columns], numbers, others, table.num_rows)
 
     def __len__(self) -> int:
@@ -146,7 +141,13 @@ class JoinedGroups:
                 np.stack([part.numbers[name] for name in names], 1, out=rows)
             self.blocks.append(block)
         self.others = {
-            name: pa.concat_arrays([*chunks_of(part.others[name] for part in parts)])
+            name: pa.concat_arrays(
+                [
+                    chunk
+                    for column in (part.others[name] for part in parts)
+                    for chunk in getattr(column, "chunks", (column,))
+                ]
+            )
             for name in first.others
         }
 
@@ -155,12 +156,6 @@ class JoinedGroups:
         blocks = (Block(names, v.take(wanted, 0)) for names, v in self.blocks)
         others = {name: values_of(c, wanted) for name, c in self.others.items()}
         return TableRows(self.names, tuple(blocks), others, len(wanted))
-
-
-def chunks_of(columns: Iterable[Any]) -> Iterator[Any]:
-    """Yield the arrays of columns of pyarrow's, which may be chunked."""
-    for column in columns:
-        yield from getattr(column, "chunks", (column,))
 
 
 def numbers_of(column: Any, *, packed: bool) -> NDArray[Any] | None:
@@ -175,8 +170,7 @@ def numbers_of(column: Any, *, packed: bool) -> NDArray[Any] | None:
     odd = kind in (pa.uint64(), pa.float16()) or column.null_count
     if odd or not (numbers or (pa.types.is_boolean(kind) and not packed)):
         return None
-    found: NDArray[Any] = np.asarray(column)
-    return found
+    return np.asarray(column)
 
 
 def _one(column: Any, row: int) -> Any:
@@ -190,21 +184,12 @@ def values_of(column: Any, rows: NDArray[np.int64]) -> list[Any]:
     import pyarrow as pa
 
     first, count = int(rows[0]), len(rows)
-    found: list[Any]
     if count == 1 or np.array_equal(rows, np.arange(first, first + count)):
-        found = column.slice(first, count).to_pylist()
-        return found
+        return [*column.slice(first, count).to_pylist()]
     try:
-        found = column.take(rows).to_pylist()
+        return [*column.take(rows).to_pylist()]
     except pa.ArrowNotImplementedError:  # not of views of text, for instance
-        found = [column[row].as_py() for row in rows.tolist()]
-    return found
-
-
-def alike(columns: Sequence[NDArray[Any] | list[Any]]) -> bool:
-    """Whether all are arrays of one type."""
-    types = {c.dtype for c in columns if isinstance(c, np.ndarray)}
-    return len(types) == 1 and not any(isinstance(c, list) for c in columns)
+        return [column[row].as_py() for row in rows.tolist()]
 
 
 def mixed(parts: Sequence[TableRows], order: NDArray[np.int64]) -> Sequence[Any]:
@@ -236,8 +221,9 @@ def unified(parts: Sequence[TableRows]) -> list[TableRows]:
     found: list[dict[str, Any]] = [{} for _ in parts]
     columns = zip(*(part.columns() for part in parts), strict=True)
     for name, shares in zip(parts[0].names, columns, strict=True):
+        types = {getattr(share, "dtype", list) for share in shares}
         for into, share in zip(found, shares, strict=True):
-            listed = isinstance(share, np.ndarray) and not alike(shares)
+            listed = isinstance(share, np.ndarray) and len(types) > 1
             into[name] = share.tolist() if listed else share
     return [
         TableRows.of(each, len(part)) for each, part in zip(found, parts, strict=True)
@@ -263,11 +249,15 @@ class RowGroups:
         *,
         mapped: bool,
     ) -> None:
+        # Rows that somebody wanted, about: threads may count at once.
+        self.asked = 0
         self._ends = np.cumsum(sizes, dtype=np.int64)
         self._begins = self._ends - sizes
-        weigh = None if mapped else attrgetter("nbytes")
-        self._groups: PerProcess[RowGroup] = PerProcess(load, kept, weigh, groups_bytes)
-        self._joined = PerProcess(self._join, JOINED)
+        self._groups: PerProcess[RowGroup] = PerProcess(
+            load, kept, None if mapped else attrgetter("nbytes"), groups_bytes
+        )
+        # Two sets of groups: some threads begin a window, others end one.
+        self._joined = PerProcess(self._join, 2)
         # The groups of the last rows that were in several.
         self._needed: frozenset[int] = frozenset()
         # Those to be taken from as one, and whether each group is one of them.
@@ -284,6 +274,7 @@ class RowGroups:
         """
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
+        self.asked += 1
         at = int(np.searchsorted(self._ends, index, "right"))
         return self._groups(at).row(index - int(self._begins[at]))
 
@@ -299,6 +290,7 @@ class RowGroups:
         if wanted.min() < 0 or wanted.max() >= len(self):
             outside = next(each for each in indices if not 0 <= each < len(self))
             raise IndexError(f"row {outside} of {len(self)}")
+        self.asked += len(wanted)
         groups = np.searchsorted(self._ends, wanted, "right")
         rows = wanted - self._begins[groups]
         together, members = self._together
@@ -320,14 +312,13 @@ class RowGroups:
             return found[0].rows(rows)
         before, self._needed = self._needed, frozenset(needed)
         both = before | self._needed
-        if len(before & self._needed) >= ALIKE * len(both):
+        if len(before & self._needed) >= 0.9 * len(both):  # nearly the same groups
             nbytes = sum(group.nbytes for group in found)
             if nbytes <= groups_bytes() // PARTS:
                 members = np.zeros(len(self._ends), np.bool_)
                 members[[*both]] = True
                 self._together = both, members
-        shares = np.split(rows[order], starts[1:])
-        pairs = zip(found, shares, strict=True)
+        pairs = zip(found, np.split(rows[order], starts[1:]), strict=True)
         return mixed([group.rows(share) for group, share in pairs], order)
 
     def _join(self, needed: Any) -> JoinedGroups | None:
@@ -337,7 +328,7 @@ class RowGroups:
             groups = self._groups.all(numbers)
             if any(group.types != groups[0].types for group in groups):
                 return None
-            pairs = zip(numbers, groups, strict=True)
-            return JoinedGroups(dict(pairs), len(self._ends))
+            joined = dict(zip(numbers, groups, strict=True))
+            return JoinedGroups(joined, len(self._ends))
         except Exception:  # noqa: BLE001 rows of a group that fails show why, alone
             return None

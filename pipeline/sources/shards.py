@@ -100,12 +100,12 @@ def index_of(shards: Iterable[tuple[str, list[Member]]]) -> Index:
     )
 
 
-def members_of(path: str, file: Any) -> list[Member]:
+def members_of(path: str, file: Any = None) -> list[Member]:
     """Return the regular files in a tar.
 
     Args:
-        path: for an error.
-        file: reads it at any place.
+        path: where it is, or its name in errors.
+        file: reads it at any place; None: it is on this machine.
 
     Raises:
         SpecError: the file is not a tar file, or is compressed.
@@ -113,7 +113,7 @@ def members_of(path: str, file: Any) -> list[Member]:
     """
     found: list[Member] = []
     try:
-        with tarfile.open(fileobj=file, mode="r:") as tar:
+        with tarfile.open(path, "r:", file) as tar:
             for each in tar:
                 tar.members = []  # type: ignore[attr-defined]  # it would keep them all
                 regular = each.isreg() and not each.issparse()
@@ -137,8 +137,6 @@ READS: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("json", "jsn"), json.loads),
     "npy": lambda data: npy.read_array(io.BytesIO(data), allow_pickle=False),
 }
-# The open tar files of each process.
-OPEN_TARS = 256
 # Samples side by side are read at once up to this size. Beyond it, a read takes as long
 # as copying its bytes, so larger ones gain nothing.
 RUN_BYTES = 1 << 20
@@ -266,7 +264,7 @@ class WebDataset(Shards):
         self, paths: Sequence[str], fields: tuple[str, ...] | None, index: Index
     ) -> None:
         super().__init__(paths, fields, index)
-        self._shard = PerProcess(OpenTar, OPEN_TARS)
+        self._shard = PerProcess(OpenTar, 256)
 
     def __getitem__(self, index: Any) -> Any:
         return self.__getitems__((index,))[0]
@@ -319,8 +317,6 @@ class WebDataset(Shards):
 # Read with a header after a gap; as long as headers lie close, each read doubles.
 FIRST_BYTES = 1 << 16
 MAX_BYTES = 1 << 22
-# Shards whose headers are read side by side.
-INDEXED_AT_ONCE = 16
 
 
 class RemoteShards(Shards):
@@ -370,7 +366,7 @@ class AsyncShards(RemoteShards):
 
 
 class ReadAhead:
-    """A file, read at mostly ascending places, with some bytes ahead.
+    """Reads parts of a file, at mostly ascending places, with some bytes ahead.
 
     Args:
         read: returns the bytes of a part.
@@ -379,36 +375,18 @@ class ReadAhead:
 
     def __init__(self, read: Callable[[tuple[int, int]], bytes], nbytes: int) -> None:
         self._read, self._nbytes = read, nbytes
-        self._at, self._begin, self._data = 0, 0, b""
-        self._step = FIRST_BYTES
+        self._begin, self._data, self._step = 0, b"", FIRST_BYTES
 
-    def seek(self, at: int) -> None:
-        """Go to a place."""
-        self._at = at
-
-    def tell(self) -> int:
-        """Return the place where the next read begins."""
-        return self._at
-
-    def read(self, nbytes: int) -> bytes:
-        """Return this many bytes; fewer at the end of the file."""
-        at, stop = self._at, min(self._at + nbytes, self._nbytes)
-        if at >= stop:
-            return b""
+    def __call__(self, part: tuple[int, int]) -> bytes:
+        """Return the bytes of a part within the file."""
+        at, stop = part
         end = self._begin + len(self._data)
         if at < self._begin or stop > end:
             near = 0 <= at - end <= self._step
             self._step = min(2 * self._step, MAX_BYTES) if near else FIRST_BYTES
             after = min(max(stop, at + self._step), self._nbytes)
             self._begin, self._data = at, self._read((at, after))
-        self._at = stop
         return self._data[at - self._begin : stop - self._begin]
-
-
-def members_here(path: str) -> list[Member]:
-    """Return the regular files in a tar on this machine; `SpecError`: it is none."""
-    with open(path, "rb") as file:
-        return members_of(path, file)
 
 
 def stored_members(store: Store, path: str) -> list[Member]:
@@ -417,6 +395,8 @@ def stored_members(store: Store, path: str) -> list[Member]:
     Raises:
         SpecError: it is not a tar file, or cannot be read in parts.
     """
+    from .files import StoredFile
+
     try:
         nbytes = store.patience.read(store.open().info, path)["size"]
         check(
@@ -424,7 +404,8 @@ def stored_members(store: Store, path: str) -> list[Member]:
             f"`from_webdataset` cannot read {path!r}: its server does not say how long"
             " it is, so it sends no parts; copy the shards to a disk or object store",
         )
-        return members_of(path, ReadAhead(partial(store.read, path), nbytes))
+        ahead = ReadAhead(partial(store.read, path), nbytes)
+        return members_of(path, StoredFile(ahead, nbytes))
     except SpecError:
         raise
     except Exception as error:
@@ -459,13 +440,13 @@ def find_shards(
     urls = listed("from_webdataset", shards)
     if not any(map(URL.match, urls)):
         paths: Sequence[str] = files_here("from_webdataset", shards)
-        index = index_of((path, members_here(path)) for path in paths)
+        index = index_of((path, members_of(path)) for path in paths)
         return WebDataset(paths, checked_fields(index, fields, paths[0]), index)
     from .files import AsyncFiles, find_files  # only for a store: fsspec takes its time
 
     given = urls[0] if len(urls) == 1 and "*" in urls[0] else urls
     files = find_files(given, None, options, executor)
-    with ThreadPoolExecutor(INDEXED_AT_ONCE) as threads:
+    with ThreadPoolExecutor(16) as threads:  # the headers of 16 shards side by side
         found = threads.map(partial(stored_members, files.store), files.paths)
         index = index_of(zip(files.paths, found, strict=True))
     wanted = checked_fields(index, fields, files.paths[0])

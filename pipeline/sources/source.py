@@ -222,31 +222,33 @@ def is_iterable(dataset: Any) -> bool:
 def cure_of(data: Any) -> str:
     """Say why an object only looks like a dataset; empty if it may be one."""
     kind = f"{type(data).__module__.partition('.')[0]}.{type(data).__name__}"
-    if isinstance(data, (str, bytes, os.PathLike)):
-        return (
-            "a path is not a dataset of the files there; use from_folder(path) or"
-            " from_files(pattern)"
-        )
-    if kind == "pandas.DataFrame":
-        return (
-            'an index picks a column of it; give its rows, df.to_dict("records"), or'
-            " use Pipeline.from_dataset(df)"
-        )
-    if kind in ("pyarrow.Table", "pyarrow.RecordBatch"):
-        return (
-            "an index picks a column of it; give its rows, table.to_pylist(), or"
-            " datasets.Dataset(table), which reads them on demand"
-        )
-    if isinstance(data, Mapping) and len(data) and 0 not in data:
-        return (
-            "samples are read by index, and its keys are not 0, 1, 2, ...; for a dict"
-            " of columns give torch.utils.data.StackDataset(**columns)"
-        )
-    if isinstance(data, Iterator) and type(data).__module__ in ONCE:
-        return (
-            "it can only be read once, but each epoch starts at the beginning; give an"
-            " object whose __iter__ starts again, such as a torch IterableDataset"
-        )
+    match data:
+        case str() | bytes() | os.PathLike():
+            return (
+                "a path is not a dataset of the files there; use from_folder(path) or"
+                " from_files(pattern)"
+            )
+        case _ if kind == "pandas.DataFrame":
+            return (
+                'an index picks a column of it; give its rows, df.to_dict("records"),'
+                " or use Pipeline.from_dataset(df)"
+            )
+        case _ if kind in ("pyarrow.Table", "pyarrow.RecordBatch"):
+            return (
+                "an index picks a column of it; give its rows, table.to_pylist(), or"
+                " datasets.Dataset(table), which reads them on demand"
+            )
+        case Mapping() if len(data) and 0 not in data:
+            return (
+                "samples are read by index, and its keys are not 0, 1, 2, ...; for a"
+                " dict of columns give torch.utils.data.StackDataset(**columns)"
+            )
+        case Iterator() if type(data).__module__ in ONCE:
+            return (
+                "it can only be read once, but each epoch starts at the beginning; give"
+                " an object whose __iter__ starts again, such as a torch"
+                " IterableDataset"
+            )
     return ""
 
 

@@ -17,8 +17,6 @@ for any number of workers. penstock imports no library of tokenizers: you bring 
 own tokenizer.
 """
 
-from __future__ import annotations
-
 from .blocks import PackedBlocks
 from .tokenizing import tokenize
 from .tokens import mask_tokens, pad

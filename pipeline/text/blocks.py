@@ -1,7 +1,7 @@
 """Documents packed into blocks of one size: a dataset made from a dataset.
 
 Which part of which document goes into which block is planned from the lengths alone. A
-plan holds a few numbers per document. It can list the pieces of any block directly, so
+plan holds a few numbers per piece. It can list the pieces of any block directly, so
 blocks may be read in any order, by any worker.
 """
 
@@ -20,9 +20,6 @@ from .tokens import FROM_ZERO, IDS, MASK, Ids, ids_in, row
 
 # Documents read at a time to measure their lengths.
 MEASURED = 1024
-# Part of the fingerprint. The number goes up when a release makes other blocks of the
-# same documents.
-FORMAT = "penstock.text.PackedBlocks 1"
 
 
 class PackedBlocks:
@@ -87,7 +84,7 @@ class PackedBlocks:
             f"the {len(whole)} documents have no tokens, so there are no blocks;"
             " look at the code that makes the documents",
         )
-        self._plan = (Concatenated if split else BestFit)(whole, self.size)
+        self._plan = (concatenated if split else best_fitting)(whole, self.size)
 
     def __len__(self) -> int:
         return len(self._plan)
@@ -158,7 +155,10 @@ class PackedBlocks:
         if said is None:
             return None
         how = (self.size, self.eos_id, bool(self.split), self.pad_id)
-        return digest((FORMAT, said, how, self.lengths), "blocks")
+        # The number goes up when a release makes other blocks of the same documents.
+        return digest(
+            ("penstock.text.PackedBlocks 1", said, how, self.lengths), "blocks"
+        )
 
     def __repr__(self) -> str:
         return (
@@ -241,39 +241,49 @@ class Pieces(NamedTuple):
     """Tokens in each part, > 0."""
 
 
-class Concatenated:
-    """All documents in a row, cut every `size` tokens; only the last block is short.
+class Blocks:
+    """The pieces of all blocks, block by block.
 
-    A block is found by binary search, in O(log n + number of its pieces).
+    Args:
+        pieces: parts of documents, in any order of their blocks.
+        blocks: the block of each piece, `int64 [k]`; none is empty.
+    """
+
+    def __init__(self, pieces: Pieces, blocks: Ids) -> None:
+        order = np.argsort(blocks, kind="stable")
+        self._pieces = Pieces(*(each[order] for each in pieces))
+        self._ends = np.cumsum(np.bincount(blocks))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def pieces(self, block: int) -> Pieces:
+        """Return the pieces of a block, 0 to len - 1."""
+        held = slice(self._ends[block - 1] if block else 0, self._ends[block])
+        return Pieces(*(each[held] for each in self._pieces))
+
+
+def concatenated(lengths: Ids, size: int) -> Blocks:
+    """Return all documents in a row, cut every `size` tokens.
+
+    Only the last block is short.
 
     Args:
         lengths: tokens in each document, `int64 [n]`, >= 0.
         size: tokens in a block.
     """
-
-    def __init__(self, lengths: Ids, size: int) -> None:
-        self._ends, self._size = np.cumsum(lengths), size
-        self._blocks = -(-int(self._ends[-1]) // size)
-
-    def __len__(self) -> int:
-        return self._blocks
-
-    def pieces(self, block: int) -> Pieces:
-        """Return the pieces of a block, 0 to len - 1."""
-        first = block * self._size
-        stop = min(first + self._size, int(self._ends[-1]))
-        low, high = np.searchsorted(self._ends, (first, stop - 1), side="right")
-        ends = self._ends[low : high + 1]
-        begins = np.concatenate(([self._ends[low - 1] if low else 0], ends[:-1]))
-        inside = np.maximum(begins, first)
-        lengths = np.minimum(ends, stop) - inside
-        held = lengths > 0  # the others are empty documents
-        documents = np.arange(low, high + 1)
-        return Pieces(documents[held], (inside - begins)[held], lengths[held])
+    ends = np.cumsum(lengths)
+    begins, total = ends - lengths, int(ends[-1])
+    # A piece begins where a document does that is not empty, or a block.
+    places = np.union1d(begins[lengths > 0], np.arange(0, total, size))
+    documents = np.searchsorted(ends, places, side="right")
+    starts = places - begins[documents]
+    parts = np.diff(places, append=total)
+    return Blocks(Pieces(documents, starts, parts), places // size)
 
 
-class BestFit:
-    """Whole documents, packed tightly; those longer than a block are cut first.
+def best_fitting(lengths: Ids, size: int) -> Blocks:
+    """Return whole documents, packed tightly; those longer than a block are cut first.
 
     This is best-fit decreasing: from the longest piece to the shortest, each goes into
     the fullest block that still has room for it, or into a new one. Source: Ding et al.
@@ -285,25 +295,12 @@ class BestFit:
         lengths: tokens in each document, `int64 [n]`, >= 0.
         size: tokens in a block. Documents are cut after every `size` tokens.
     """
-
-    def __init__(self, lengths: Ids, size: int) -> None:
-        counts = -(-lengths // size)
-        documents = np.repeat(np.arange(len(lengths)), counts)
-        firsts = np.cumsum(counts) - counts
-        starts = (np.arange(len(documents)) - np.repeat(firsts, counts)) * size
-        parts = np.minimum(lengths[documents] - starts, size)
-        blocks = best_fit(parts, size)
-        order = np.argsort(blocks, kind="stable")
-        self._pieces = Pieces(documents[order], starts[order], parts[order])
-        self._ends = np.cumsum(np.bincount(blocks))
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def pieces(self, block: int) -> Pieces:
-        """Return the pieces of a block, 0 to len - 1."""
-        held = slice(self._ends[block - 1] if block else 0, self._ends[block])
-        return Pieces(*(each[held] for each in self._pieces))
+    counts = -(-lengths // size)
+    documents = np.repeat(np.arange(len(lengths)), counts)
+    firsts = np.cumsum(counts) - counts
+    starts = (np.arange(len(documents)) - np.repeat(firsts, counts)) * size
+    parts = np.minimum(lengths[documents] - starts, size)
+    return Blocks(Pieces(documents, starts, parts), best_fit(parts, size))
 
 
 def best_fit(lengths: Ids, size: int) -> NDArray[np.int64]:
@@ -329,8 +326,7 @@ def best_fit(lengths: Ids, size: int) -> NDArray[np.int64]:
     blocks = np.empty(len(lengths), np.int64)
     order = np.argsort(-lengths, kind="stable")
     widths, counts = np.unique(lengths, return_counts=True)
-    rooms = Rooms(size)
-    begin = 0
+    rooms, begin = Rooms(size), 0
     for width, count in zip(widths[::-1].tolist(), counts[::-1].tolist(), strict=True):
         pieces = order[begin : begin + count]
         begin += count

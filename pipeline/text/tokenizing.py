@@ -111,15 +111,19 @@ class tokenize:
             return {key: np.array(columns[key][0], np.int64) for key in columns}
         check_texts(text)
         columns = self.encode(list(text))
-        rows = zip(*columns.values(), strict=True)
-        samples = [dict(zip(columns, each, strict=True)) for each in rows]
+        samples = [
+            dict(zip(columns, each, strict=True))
+            for each in zip(*columns.values(), strict=True)
+        ]
         padding = self.padding or padding_of(self.own, samples)
         return cast("dict[str, Any]", padding(samples))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the call that makes this, with the copy, to keep its settings."""
-        names = ("max_length", "key", "add_special_tokens", "padding")
-        options = {name: getattr(self, name) for name in names}
+        options = {
+            name: getattr(self, name)
+            for name in ("max_length", "key", "add_special_tokens", "padding")
+        }
         return partial(tokenize, **options), (self.own,)
 
     def __repr__(self) -> str:
@@ -225,9 +229,10 @@ def begins_with_text(sample: Any) -> bool:
     A list of texts is a batch. A tuple of texts is one sample, of which only the first
     is tokenized.
     """
-    firsts = sample[:1] if isinstance(sample, list | tuple) else []
-    is_row = isinstance(sample, tuple)
-    return any(is_row or isinstance(first, list | tuple) for first in firsts)
+    return isinstance(sample, list | tuple) and any(
+        isinstance(sample, tuple) or isinstance(first, list | tuple)
+        for first in sample[:1]
+    )
 
 
 def check_texts(texts: Any) -> None:

@@ -99,9 +99,6 @@ def described(value: object) -> str:
 
 # Masks: which tokens a model has to predict.
 
-# Shares that add up to 1 on paper may exceed it slightly in floating point.
-ROUNDING = 1e-9
-
 
 @dataclass(frozen=True, slots=True)
 class mask_tokens:
@@ -164,8 +161,9 @@ class mask_tokens:
                 f"`{name}` must be a probability, 0 to 1, got {share}; BERT uses"
                 " p=0.15, mask_share=0.8, random_share=0.1",
             )
+        # Shares that add up to 1 on paper may exceed it slightly in floating point.
         check(
-            self.mask_share + self.random_share <= 1 + ROUNDING,
+            self.mask_share + self.random_share <= 1 + 1e-9,
             f"`mask_share` and `random_share` must add up to at most 1, got "
             f"{self.mask_share} and {self.random_share}; BERT uses 0.8 and 0.1",
         )
@@ -202,8 +200,7 @@ class mask_tokens:
             )
         if rng is None:  # torch's generator is one that a DataLoader seeds in workers
             rng = np.random.default_rng(int(torch.randint(2**63 - 1, ())))
-        chosen = self._chosen(ids, fields, rng)
-        masked, labels = self._masked(ids, chosen, rng)
+        masked, labels = self._masked(ids, self._chosen(ids, fields, rng), rng)
         if not isinstance(given, torch.Tensor):
             return {**fields, IDS: masked, LABELS: labels}
         tensors = map(torch.from_numpy, (masked, labels))

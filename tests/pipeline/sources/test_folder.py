@@ -134,7 +134,8 @@ def test_images_are_listed_sorted_whatever_their_suffix_looks_like(
     for name in ("b.JPG", "a.tiff", "c/d.gif", "e.jpg.part", "f"):
         touch(tmp_path / name)
     found = [
-        Path(path).relative_to(tmp_path).as_posix() for path in list_images(tmp_path)
+        Path(path).relative_to(tmp_path.name).as_posix()
+        for path in list_images(tmp_path)
     ]
     assert found == ["a.tiff", "b.JPG", "c/d.gif"]
 

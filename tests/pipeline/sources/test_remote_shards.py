@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.pipeline.sources.files import StoredFile
 from penstock.pipeline.sources.shards import FIRST_BYTES, ReadAhead
 from support.http_store import Fault, HttpStore, served
 
@@ -201,7 +202,7 @@ def test_reading_ahead_gives_the_bytes_of_the_file(
         assert 0 <= part[0] < part[1] <= len(content)
         return content[slice(*part)]
 
-    ahead = ReadAhead(read, len(content))
+    ahead = StoredFile(ReadAhead(read, len(content)), len(content))
     for at, nbytes in sorted(asked):
         ahead.seek(at)
         assert ahead.tell() == at

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.pipeline.sources.files import StoredFile
 from penstock.pipeline.sources.shards import Member, ReadAhead, members_of
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT}
@@ -57,7 +58,8 @@ def found_in(content: bytes) -> list[Member]:
         return content[slice(*part)]
 
     found = members_of("a.tar", io.BytesIO(content))
-    assert members_of("a.tar", ReadAhead(read, len(content))) == found
+    far = StoredFile(ReadAhead(read, len(content)), len(content))
+    assert members_of("a.tar", far) == found
     return found
 
 
@@ -111,7 +113,7 @@ def test_an_error_of_the_store_is_not_blamed_on_the_tar() -> None:
         raise ps.BudgetError("too large")
 
     with pytest.raises(ps.BudgetError, match="^too large$"):
-        members_of("a.tar", ReadAhead(read, 2000))
+        members_of("a.tar", StoredFile(read, 2000))
 
 
 def test_an_empty_tar_has_no_files() -> None:

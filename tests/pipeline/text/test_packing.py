@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.text.blocks import BestFit, Concatenated, best_fit
+from penstock.pipeline.text.blocks import Blocks, best_fit, best_fitting, concatenated
 
 SAMPLES = 300
 Token = tuple[int, int]
 """A document, and a position in it."""
 
 
-def tokens_of(plan: BestFit | Concatenated) -> list[list[Token]]:
+def tokens_of(plan: Blocks) -> list[list[Token]]:
     """Return all tokens of a plan, block by block."""
     return [
         [
@@ -72,7 +73,7 @@ def test_documents_in_a_line_are_cut_as_in_a_plain_loop() -> None:
     for seed in range(SAMPLES):
         lengths, size = drawn(np.random.default_rng(seed))
         if any(lengths):
-            plan = Concatenated(np.array(lengths), size)
+            plan = concatenated(np.array(lengths), size)
             assert tokens_of(plan) == in_line(lengths, size)
 
 
@@ -80,7 +81,7 @@ def test_best_fit_agrees_with_a_plain_loop() -> None:
     for seed in range(SAMPLES):
         lengths, size = drawn(np.random.default_rng(seed))
         if any(lengths):
-            plan = BestFit(np.array(lengths), size)
+            plan = best_fitting(np.array(lengths), size)
             held = [int(plan.pieces(at).lengths.sum()) for at in range(len(plan))]
             expected = rooms_by_hand(cut(lengths, size), size)
             assert sorted(size - each for each in held) == expected
@@ -93,9 +94,9 @@ lengths_and_size = st.tuples(
 
 
 @given(lengths_and_size)
-@pytest.mark.parametrize("plan_of", [Concatenated, BestFit])
+@pytest.mark.parametrize("plan_of", [concatenated, best_fitting])
 def test_no_token_is_lost_or_repeated(
-    plan_of: type[Concatenated | BestFit], drawn: tuple[list[int], int]
+    plan_of: Callable[..., Blocks], drawn: tuple[list[int], int]
 ) -> None:
     lengths, size = drawn
     plan = plan_of(np.array(lengths), size)
@@ -115,7 +116,7 @@ def test_documents_that_fit_stay_whole_and_others_are_cut_every_size_tokens(
     drawn: tuple[list[int], int],
 ) -> None:
     lengths, size = drawn
-    plan = BestFit(np.array(lengths), size)
+    plan = best_fitting(np.array(lengths), size)
     pieces = [
         piece
         for block in range(len(plan))
@@ -146,5 +147,5 @@ def test_best_fit_takes_eleven_ninths_of_the_fewest_blocks_and_four_at_most(
 def test_realistic_documents_nearly_fill_the_blocks() -> None:
     lengths = np.random.default_rng(0).lognormal(6, 1, 50_000).astype(np.int64) + 1
     fewest = -(-int(lengths.sum()) // 2048)
-    assert len(Concatenated(lengths, 2048)) == fewest
-    assert fewest <= len(BestFit(lengths, 2048)) <= 1.01 * fewest
+    assert len(concatenated(lengths, 2048)) == fewest
+    assert fewest <= len(best_fitting(lengths, 2048)) <= 1.01 * fewest
