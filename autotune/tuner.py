@@ -20,9 +20,8 @@ from ..system.resources import Budget
 from . import phrases
 from .explain import evidence, explain, verdict_of
 from .host_peers import HostPeers
-from .log import LOGGER, AutotuneLog, Spoken
+from .log import LOGGER, AutotuneLog, Saved, Spoken
 from .policies.policy import KnobKey, KnobView, PerRegime, Policy, Situation, Values
-from .saved import Saved
 from .trial import (
     MAX_NOISE_WINDOWS,
     MAX_WINDOWS,

@@ -38,8 +38,8 @@ from ..system.shared_memory import runtime_folder
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
+    from ..autotune.log import Saved
     from ..autotune.policies.policy import Values
-    from ..autotune.saved import Saved
     from ..autotune.tuner import Tuner
     from ..engine.feed import Delivery
     from ..engine.observe.observation import Observation
@@ -263,8 +263,7 @@ class Slot:
         Raises:
             SpecError: `path` is not such a file, or knows no segment of this recipe.
         """
-        from ..autotune.log import announce
-        from ..autotune.saved import load_saved
+        from ..autotune.log import announce, load_saved
 
         names = [segment.name for segment in recipe.segments]
         saved = load_saved(path, name or self.name, operators=names)

@@ -19,7 +19,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from ..saved import NAMES, write_whole
+from ..log import NAMES, write_whole
 from .recording import Course, Group, Recorded, Recording, course_of, groups
 from .terminal import changed, moments, settings, stages_of, why_none
 

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 from ...engine.observe.observation import ratio
 from ...errors import SpecError, check
 from ...system.printing import figures
+from ..log import UNREADABLE, check_version
 from ..phrases import per_s
-from ..saved import UNREADABLE, check_version
 
 Row = Mapping[str, Any]
 # Operator and knob.
