@@ -164,9 +164,10 @@ class Explanation(Printed):
             f"  {'stage':<{width}}  workers  prefetch  executor  items/s"
             "   cpu  blocked  no input  held back"
         )
-        lines = [head, *(self._row(stage, width) for stage in self.stages)]
         rate, step_ms = phrases.per_s(self.rows_per_s), 1000 * self.trainer.step_s
-        lines += [
+        lines = [
+            head,
+            *(self._row(stage, width) for stage in self.stages),
             f"  trainer: {rate} samples/s, {step_ms:.1f} ms a step",
             self.line,
             f"cause: {self.cause}",

@@ -286,15 +286,22 @@ class AutotuneLog:
         """Log who waits for whom, from time to time."""
         self.say(explanation.line)
         self._explained("verdict", explanation, time_s)
-        _tell(self.name, explanation)
+        for listener in list(_listeners):
+            try:
+                listener(self.name, explanation)
+            except Exception:
+                _listeners.remove(listener)
+                logging.getLogger("penstock").exception(
+                    "a listener of verdicts failed, and gets no more of them"
+                )
 
     def torchs(self, explanation: Explanation) -> None:
         """Write the verdict on a loop that torch's own workers loaded."""
         self._explained("torch", explanation, time.perf_counter())
 
     def _explained(self, event: str, explanation: Explanation, time_s: float) -> None:
-        told = {"line": explanation.line, **explanation.to_dict()}
-        self._write({"time_s": time_s, "event": event, **told})
+        row: Row = {"time_s": time_s, "event": event, "line": explanation.line}
+        self._write(row | explanation.to_dict())
 
     def result(self, saved: Saved, unjudged: Sequence[Decision] = ()) -> None:
         """Log and write the final values.
@@ -386,18 +393,6 @@ def on_verdict(listener: Callable[[str, Explanation], object]) -> Callable[[], o
             _listeners.remove(listener)
 
     return end
-
-
-def _tell(name: str, explanation: Explanation) -> None:
-    """Call every listener; one that raises is removed."""
-    for listener in list(_listeners):
-        try:
-            listener(name, explanation)
-        except Exception:
-            _listeners.remove(listener)
-            logging.getLogger("penstock").exception(
-                "a listener of verdicts failed, and gets no more of them"
-            )
 
 
 class Shown(logging.Handler):

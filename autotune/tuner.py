@@ -151,12 +151,6 @@ class Tuner(Generic[M]):
         self._verdict = Spoken()
         self._seen: Observation | None = None  # the latest that was no trial
 
-    def __repr__(self) -> str:
-        doing = (
-            "on trial" if self._trial else "settling" if self._settling else "watching"
-        )
-        return f"<Tuner {self._policy.name}, {doing}, quiet for {self._quiet} windows>"
-
     def step(self) -> float:
         """Take one look, and do what follows from it.
 

@@ -220,11 +220,6 @@ def outlasts(seen: Observation, segment: SegmentObservation) -> bool:
     return shared and long and segment.run_s_per_row < step_s
 
 
-def trainer_queued(seen: Observation) -> float:
-    """Return the share of its own part of a step that the trainer waits for a core."""
-    return min(1.0, ratio(seen.trainer.queued_s, seen.trainer.gap_s))
-
-
 def rows_in(seen: Observation, budget: Budget) -> int:
     """Return the rows of all batches that the memory budget has room for; 0: unknown.
 

@@ -72,8 +72,6 @@ class RulesMemory:
 class ConnectorRules:
     """MindSpore's rules, bounded by the budget, that also release resources."""
 
-    name = "connector_rules"
-
     def start(self) -> RulesMemory:
         """Return the state in which nothing is known."""
         return RulesMemory()

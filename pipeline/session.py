@@ -447,7 +447,7 @@ class Slot:
         # Import this when needed: it would take a fifth of the time to import penstock.
         from ..autotune.host_peers import HostPeers
         from ..autotune.log import AutotuneLog
-        from ..autotune.policies import BottleneckLaw
+        from ..autotune.policies.bottleneck_law import BottleneckLaw
         from ..autotune.tuner import Tuner, TunerThread
 
         self.show_log(self._rank)

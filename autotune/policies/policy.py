@@ -159,10 +159,6 @@ class Policy(Protocol[M]):
     clock, draws no random numbers and keeps no state in itself.
     """
 
-    @property
-    def name(self) -> str:
-        """Its name in the log."""
-
     def start(self) -> M:
         """Return the memory to start with."""
 
@@ -205,10 +201,6 @@ class PerRegime(Generic[M]):
     ) -> None:
         self._policy = policy
         self._found = found or {}
-
-    @property
-    def name(self) -> str:
-        return self._policy.name
 
     def start(self) -> Regimes[M]:
         return Regimes("", {}, self._found)
@@ -386,8 +378,7 @@ def smoothed(before: Loads, seen: Observation) -> Loads:
 
     A segment's queue has its segment's load.
     """
-    insatiable = wait_share(seen) > INSATIABLE
-    now = {TRAINER: 0.0 if insatiable else demand_rows_per_s(seen)}
+    now = {TRAINER: 0.0 if wait_share(seen) > INSATIABLE else demand_rows_per_s(seen)}
     now[RATE] = ratio(1.0, cost_s(seen))
     for segment in seen.segments:
         for name in {segment.name, segment.queue_name}:

@@ -333,8 +333,7 @@ def shown(recording: Recording) -> RenderableType:
 def _parts(seen: Recorded) -> Iterator[RenderableType]:
     line = course_of(seen)
     if not seen.told:
-        known = line or "nothing was measured yet"
-        yield Text(f"{seen.name}: {known}", style="dim")
+        yield Text(f"{seen.name}: {line or 'nothing was measured yet'}", style="dim")
         return
     verdict = seen.told[-1]
     wait = verdict["wait_share"] if line is None else line.last.wait_share

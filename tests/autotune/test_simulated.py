@@ -16,7 +16,8 @@ from connector_rules import ConnectorRules
 
 from penstock.autotune.host_peers import HostPeers
 from penstock.autotune.log import AutotuneLog
-from penstock.autotune.policies import BottleneckLaw, Policy
+from penstock.autotune.policies.bottleneck_law import BottleneckLaw
+from penstock.autotune.policies.policy import Policy
 from penstock.autotune.tuner import Tuner
 from penstock.system.resources import Budget
 from support.simulator.machine import Machine, Ranks

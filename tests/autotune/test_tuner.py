@@ -23,8 +23,8 @@ from penstock.autotune.log import (
     AutotuneLog,
     Spoken,
 )
-from penstock.autotune.policies import BottleneckLaw, Policy
-from penstock.autotune.policies.policy import Situation
+from penstock.autotune.policies.bottleneck_law import BottleneckLaw
+from penstock.autotune.policies.policy import Policy, Situation
 from penstock.autotune.trial import Decision
 from penstock.autotune.tuner import Tuner, TunerThread
 from penstock.autotune.window import latest, wait_share
@@ -47,7 +47,7 @@ TWO_CORES = Budget(2.0, 10**9, whole_machine=True)
 RULES = ConnectorRules()
 
 
-@pytest.fixture(params=[RULES, BottleneckLaw()], ids=lambda policy: policy.name)
+@pytest.fixture(params=[RULES, BottleneckLaw()], ids=["rules", "law"])
 def policy(request: pytest.FixtureRequest) -> Policy[Any]:
     """Return each policy in turn."""
     found: Policy[Any] = request.param
