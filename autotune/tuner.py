@@ -133,7 +133,7 @@ class Tuner(Generic[M]):
         self._settling = True  # the next window still shows how it was before
         self._settled_s = 0.0
         self._begins_s = float("inf")  # until when workers may begin
-        self._host_peers = host_peers or HostPeers(None)
+        self._host_peers = host_peers
         self._share = budget  # of it, that is not the host peers'
         # The policy does not know them yet.
         self._outcomes: tuple[DecisionOutcome, ...] = ()
@@ -159,7 +159,8 @@ class Tuner(Generic[M]):
         """
         seen = self._plant.observe()
         if seen is None:
-            self._host_peers.rest()
+            if self._host_peers is not None:
+                self._host_peers.rest()
             return self._due_s(float("inf"))
         self._tell_spent(seen.time_s)
         if seen.trainer.away_s:  # before and after cannot be compared
@@ -219,9 +220,10 @@ class Tuner(Generic[M]):
         """Handle one window of evidence: settle, verify, or decide."""
         if window.time_s > self._tried_s + TRUSTED_S or window.regime != self._regime:
             self._plant.tried = {}
-        self._share = self._host_peers.share(
-            self._budget, wait_share(window), window.cpu_cores
-        )
+        if self._host_peers is not None:
+            self._share = self._host_peers.share(
+                self._budget, wait_share(window), window.cpu_cores
+            )
         if self._replaced(window) or self._entered(window):
             return
         if self._settling:

@@ -457,13 +457,14 @@ class Slot:
             )
             # A pipeline with a fixed number of cores already has its share.
             place = runtime_folder() if settings.cpu_budget is None else None
+            host_peers = stack.enter_context(HostPeers(place)) if place else None
             tuner = self._tuner = Tuner(
                 run,
                 BottleneckLaw(),
                 config.budget(),
                 log,
                 interval_steps=settings.autotune_interval,
-                host_peers=stack.enter_context(HostPeers(place)),
+                host_peers=host_peers,
                 found=None if self._tuned is None else self._tuned.regimes,
             )
             observed = partial(self._observed, run)
