@@ -427,8 +427,7 @@ class Lookup:
             return await self._compared(found) if found.doubted else found.sample
         if claims is None or not here.admits(self.key):
             sample, took_ns = await self._computed()
-            refused = claims is not None
-            here.counters.add(misses=1, compute_ns=took_ns, refused=refused)
+            here.counters.add(misses=1, compute_ns=took_ns, refused=claims is not None)
             return sample
         claim = await claims.claim(self.key, in_loop=self.in_loop)
         free = partial(claims.free, self.key, claim)

@@ -13,7 +13,7 @@ import os
 import stat
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -21,7 +21,7 @@ from shlex import quote
 
 import psutil
 
-from ..system.file_locks import lock_file, locked_folder, try_lock_file
+from ..system.file_locks import lock_file, try_lock_file
 
 LOGGER = logging.getLogger("penstock")
 # Version of the stored format. Folders of other versions are refused and untouched.
@@ -53,8 +53,6 @@ LOCAL = frozenset(
 )
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 PIDS = Path("/proc/self/ns/pid")
-# Seconds to wait for a process that writes; one that takes longer was stopped.
-PATIENCE_S = 30.0
 # Seconds to wait for another process that checks the database.
 OPENING_PATIENCE_S = 600.0
 # Errors from reading a file that somebody else wrote.
@@ -323,11 +321,6 @@ def wipe(folder: Path) -> None:
     for name in ("data.mdb", "lock.mdb"):
         (folder / name).unlink(missing_ok=True)
     FolderState.write(folder, clean=True)
-
-
-def leased(folder: Path) -> AbstractContextManager[None]:
-    """Return the write lease, held within a `with`: see `locked_folder`."""
-    return locked_folder(folder, PATIENCE_S)
 
 
 @contextmanager

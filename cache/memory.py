@@ -231,8 +231,7 @@ class Arena:
         Raises:
             OSError: the limit of open files is reached.
         """
-        path = f"/proc/self/fd/{self._descriptor}"
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDWR | os.O_CLOEXEC)
 
     def close(self) -> None:
         """Unmap the memory. It is freed when the last process does so. Idempotent."""

@@ -425,7 +425,10 @@ def decode(record: Packed, key: bytes) -> Any:
     try:
         structure = json.loads(str(text, "utf-8", "surrogatepass"))
         body = memoryview(codec.unpack(stored, body_bytes))
-        is_ours = not body.readonly and (codec.number > 0 or is_aligned(body))
+        is_ours = not body.readonly and (
+            codec.number > 0  # unpacked into memory where any array may start
+            or np.asarray(body).__array_interface__["data"][0] % ALIGNMENT == 0
+        )
         return Reader(body, is_ours, codec.predicts).read(structure)
     except WRONG as error:
         raise RecordError(f"a record's content is wrong: {error}") from error
@@ -503,12 +506,6 @@ def add_to(checksum: xxh3_64, part: bytes | memoryview) -> None:
     view = memoryview(part)
     for start in range(0, len(view), PIECE):
         checksum.update(view[start : start + PIECE])
-
-
-def is_aligned(view: memoryview) -> bool:
-    """Whether the memory starts where any array may start."""
-    start: int = np.asarray(view).__array_interface__["data"][0]
-    return start % ALIGNMENT == 0
 
 
 CHOSEN = '%s: codec "%s"; expected per sample: %s'
