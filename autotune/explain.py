@@ -165,16 +165,17 @@ class Explanation(Printed):
             "   cpu  blocked  no input  held back"
         )
         rate, step_ms = phrases.per_s(self.rows_per_s), 1000 * self.trainer.step_s
-        lines = [
-            head,
-            *(self._row(stage, width) for stage in self.stages),
-            f"  trainer: {rate} samples/s, {step_ms:.1f} ms a step",
-            self.line,
-            f"cause: {self.cause}",
-            *(f"try: {step}" for step in self.advice),
-            *self.caching,
-        ]
-        return "\n".join(lines)
+        return "\n".join(
+            [
+                head,
+                *(self._row(stage, width) for stage in self.stages),
+                f"  trainer: {rate} samples/s, {step_ms:.1f} ms a step",
+                self.line,
+                f"cause: {self.cause}",
+                *(f"try: {step}" for step in self.advice),
+                *self.caching,
+            ]
+        )
 
     def _row(self, stage: StageReport, width: int) -> str:
         names = [stage.name, *(name for name, _ in stage.parts)]
@@ -329,8 +330,9 @@ def evidence(observation: Observation, decision: Decision) -> Iterator[str]:
     workers = needed_workers(observation, worst)
     few = worst.num_parallel_workers < workers < inf
     if few and name == worst.name and decision.expected > 1.0:
-        cpu = computes(worst.cpu_s, worst.run_s)
-        yield phrases.bottleneck(worst, workers, computes=cpu)
+        yield phrases.bottleneck(
+            worst, workers, computes=computes(worst.cpu_s, worst.run_s)
+        )
     key = decision.key if decision.added > 0 else None
     for segment in observation.segments:
         feeding, output = segment.input_utilization, segment.output.utilization

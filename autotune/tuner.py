@@ -451,10 +451,7 @@ class TunerThread:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop tuning and wait for the thread. Idempotent."""
+        """Stop tuning and wait for the thread, unless it is what leaves."""
         self._closing.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()

@@ -24,7 +24,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from xxhash import xxh3_64_digest
 
@@ -72,7 +72,6 @@ STOPPED = (
     "another process was stopped while it stored a sample in RAM; nothing more can be"
     " stored there until that process continues or ends"
 )
-DAMAGED = "a record was damaged; damaged records are computed again"
 UNSHARABLE = "it cannot be shared here"
 UNSHARED = (
     "only this process and its workers can use its RAM, as there is no folder in which"
@@ -258,7 +257,9 @@ class Here:
             except RecordError:
                 self.counters.add(damaged=1)
                 if kind == "disk":
-                    self.warn(DAMAGED)
+                    self.warn(
+                        "a record was damaged; damaged records are computed again"
+                    )
                 with suppress(TimeoutError, DiskError):
                     tier.forget(key)
             except DiskError as error:
@@ -485,8 +486,7 @@ def finished(coroutine: Coroutine[Any, Any, Result]) -> Result:
     try:
         coroutine.send(None)
     except StopIteration as done:
-        result: Result = done.value
-        return result
+        return cast("Result", done.value)
     raise RuntimeError(f"{coroutine} waits for an event loop, but there is none")
 
 

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -162,8 +162,7 @@ class Parts:
             return ["i", f"{value:x}"]
         if kind is float and not math.isfinite(value):
             return ["f", DOUBLE.pack(value).hex()]
-        plain: Node = value
-        return plain
+        return cast("Node", value)
 
     def _held(self, value: Any, path: Path, depth: int) -> Node:
         if type(value) is not dict:
@@ -508,7 +507,6 @@ def add_to(checksum: xxh3_64, part: bytes | memoryview) -> None:
         checksum.update(view[start : start + PIECE])
 
 
-CHOSEN = '%s: codec "%s"; expected per sample: %s'
 # The number of the sample that decides; caches are warm by then.
 DECIDES = 3
 # All samples fit if the room is this many times what that one suggests.
@@ -585,5 +583,10 @@ class Picker:
         least_ns = (1 + TIE) * min(costs.values())
         choice = next(each for each, ns in costs.items() if ns <= least_ns)
         shown = (f"{each.name} {ns / 1e6:.3f} ms" for each, ns in costs.items())
-        LOGGER.info(CHOSEN, self._owner, choice.name, ", ".join(shown))
+        LOGGER.info(
+            '%s: codec "%s"; expected per sample: %s',
+            self._owner,
+            choice.name,
+            ", ".join(shown),
+        )
         return choice

@@ -329,13 +329,12 @@ def tuning(plant: PausedPlant) -> TunerThread:
     return TunerThread(Tuner(plant, ConnectorRules(), TWO_CORES, log))
 
 
-def test_the_thread_is_gone_after_close() -> None:
+def test_the_thread_is_gone_after_the_with() -> None:
     plant = PausedPlant()
-    with tuning(plant) as thread:
+    with tuning(plant):
         assert plant.looked.wait(60.0)
         names = [t.name for t in threading.enumerate() if t.daemon]
         assert "penstock-autotune" in names
-    thread.close()
     assert "penstock-autotune" not in [t.name for t in threading.enumerate()]
 
 
