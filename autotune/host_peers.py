@@ -98,7 +98,8 @@ class HostPeers:
 
     def rest(self) -> None:
         """Note that the trainer left its loop: others may use all until it returns."""
-        _remove(self._file)
+        with contextlib.suppress(OSError):
+            self._file.unlink()
 
     def _part(self, core: int, others: list[Peer]) -> float:
         """Return what others leave of a core; each has a claim by its weight."""
@@ -115,7 +116,8 @@ class HostPeers:
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # it has just left, or nobody can understand it
             if not peer.lives:
-                _remove(path)
+                with contextlib.suppress(OSError):  # another tuner was first
+                    path.unlink()
             elif time.time() - written_s < SUSPENDED_S:
                 yield peer
 
@@ -126,8 +128,3 @@ class HostPeers:
             partial.replace(self._file)
         except OSError:  # a full disk, or the folder is gone: nobody sees it
             self.rest()
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)

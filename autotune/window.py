@@ -229,11 +229,6 @@ def rows_in(seen: Observation, budget: Budget) -> int:
     return int(fits * ratio(seen.trainer.rows, seen.trainer.steps))
 
 
-def has_room(seen: Observation, budget: Budget, batches: int) -> bool:
-    """Whether the memory budget has room for so many more batches."""
-    return seen.held_bytes + batches * seen.batch_bytes <= budget.memory_bytes
-
-
 def collate_s(seen: Observation, segment: SegmentObservation) -> float:
     """Return the seconds of a step that the trainer collates, if most of its wait.
 
@@ -388,7 +383,8 @@ def fitting(seen: Observation, budget: Budget, present: int, wanted: int) -> int
     Of what does not fit, half is left out, and half again; at last, the present number
     is left.
     """
-    while wanted > present and not has_room(seen, budget, wanted - present):
+    room = budget.memory_bytes - seen.held_bytes
+    while wanted > present and (wanted - present) * seen.batch_bytes > room:
         wanted -= (wanted - present + 1) // 2
     return max(present, wanted)
 
