@@ -52,17 +52,12 @@ LOCAL = frozenset(
     )
 )
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-PIDS = Path("/proc/self/ns/pid")
 # Seconds to wait for another process that checks the database.
 OPENING_PATIENCE_S = 600.0
 # Errors from reading a file that somebody else wrote.
 UNREADABLE = (
     *(OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError),
     RecursionError,
-)
-OTHER_PIDS = (
-    "another container uses the cache in {}, and its process ids mean something else"
-    " here; give this container another folder"
 )
 # Work that takes longer is logged.
 SLOW_S = 2.0
@@ -287,7 +282,11 @@ def enter(folder: Path, users: int, *, mends: bool) -> None:
             lock_file(users, fcntl.LOCK_SH, OPENING_PATIENCE_S)  # others may check it
         state = FolderState.read(folder)
         if (state.version, state.boot) == (VERSION, boot_id()):
-            require(state.pids in (0, pid_namespace()), OTHER_PIDS.format(folder))
+            require(
+                state.pids in (0, pid_namespace()),
+                f"another container uses the cache in {folder}, and its process ids"
+                " mean something else here; give this container another folder",
+            )
             return
         fcntl.flock(users, fcntl.LOCK_UN)  # nobody has finished checking it
     raise DistrustError(
@@ -427,7 +426,7 @@ def boot_id() -> str:
 def pid_namespace() -> int:
     """Return the number of this process's pid namespace; 0 if unknown."""
     try:
-        return PIDS.stat().st_ino
+        return Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
         return 0
 
