@@ -660,8 +660,10 @@ def found_gain(seen: Observation, number: int, sample_bytes: float) -> float:
     `number` is that of the cache, or of the operation before it.
     """
     parts = busiest(seen).parts
-    left = [p.run_s_per_row for p in parts if phrases.number_of(p.name) > number]
-    left_s = sum(left, start=found_s(sample_bytes))
+    left_s = sum(
+        (p.run_s_per_row for p in parts if phrases.number_of(p.name) > number),
+        start=found_s(sample_bytes),
+    )
     times = ratio(sum(part.run_s_per_row for part in parts), left_s)
     return min(times, headspace_of(lost_share(seen)))
 

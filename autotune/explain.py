@@ -178,8 +178,7 @@ class Explanation(Printed):
         )
 
     def _row(self, stage: StageReport, width: int) -> str:
-        names = [stage.name, *(name for name, _ in stage.parts)]
-        mark = ">" if self.bottleneck in names else " "
+        mark = ">" if self.bottleneck in (stage.name, *dict(stage.parts)) else " "
         return (
             f"{mark} {stage.name:<{width}}  {stage.num_parallel_workers:>7}"
             f"  {stage.prefetch_size:>8}  {stage.executor:<8}"

@@ -184,8 +184,15 @@ class AutotuneLog:
                 _begun.add(path)
             except OSError as error:
                 self._give_up(error)
-        clocks = {"wall_s": time.time(), "rank": rank, "time_s": time.perf_counter()}
-        self._write({"event": "begin", "version": VERSION, **clocks})
+        self._write(
+            {
+                "event": "begin",
+                "version": VERSION,
+                "wall_s": time.time(),
+                "rank": rank,
+                "time_s": time.perf_counter(),
+            }
+        )
 
     def __enter__(self) -> Self:
         return self
