@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
 from ..engine.observe.observation import (
     Knob,
@@ -44,8 +44,6 @@ from .window import (
     wait_share,
     whole,
 )
-
-M = TypeVar("M")
 
 # Between two looks, while there may be something to do.
 CONTROL_S = 0.5
@@ -90,7 +88,7 @@ class Plant(Protocol):
         """Return all knobs, including those of pinned stages."""
 
 
-class Tuner(Generic[M]):
+class Tuner:
     """Runs one policy. It alone sets knobs, and no two trials overlap.
 
     Not thread-safe: one thread calls `step`, then `finish`.
@@ -99,7 +97,7 @@ class Tuner(Generic[M]):
     def __init__(
         self,
         plant: Plant,
-        policy: Policy[M],
+        policy: Policy[Any],
         budget: Budget,
         log: AutotuneLog,
         *,
@@ -436,7 +434,7 @@ class TunerThread:
 
     def __init__(
         self,
-        tuner: Tuner[Any],
+        tuner: Tuner,
         recent: Callable[[], Observation] | None = None,
     ) -> None:
         self._tuner = tuner

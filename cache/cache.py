@@ -38,7 +38,6 @@ from .memory import Arena, Full, existing, join
 from .record import Picker, RecordError, decode, same
 from .statistics import NBYTES, CacheStatistics, Counters, TierStatistics
 
-LOGGER = logging.getLogger("penstock")
 # Samples computed twice, to see whether the results differ.
 REPEATED = 3
 # How many are computed twice if the code reaches a random generator or a clock: it may
@@ -408,7 +407,7 @@ class Here:
     def warn(self, text: str, kind: str = "warnings") -> None:
         """Log a warning, only the first of a kind over all processes."""
         if self.counters.first(kind):
-            LOGGER.warning("%s: %s", self.opening.name, text)
+            logging.getLogger("penstock").warning("%s: %s", self.opening.name, text)
 
 
 @dataclass(slots=True)

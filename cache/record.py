@@ -41,7 +41,6 @@ from xxhash import xxh3_64
 from ..errors import SampleError
 from .codec import CODECS, Codec, Image, Packed, codec, is_image, predicted, restored
 
-LOGGER = logging.getLogger("penstock")
 # Largest body, and so the largest allocation that reading a record makes.
 MAX_BYTES = 512 << 20
 
@@ -583,7 +582,7 @@ class Picker:
         least_ns = (1 + TIE) * min(costs.values())
         choice = next(each for each, ns in costs.items() if ns <= least_ns)
         shown = (f"{each.name} {ns / 1e6:.3f} ms" for each, ns in costs.items())
-        LOGGER.info(
+        logging.getLogger("penstock").info(
             '%s: codec "%s"; expected per sample: %s',
             self._owner,
             choice.name,

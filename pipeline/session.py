@@ -244,7 +244,7 @@ class Slot:
         self.run: Run | None = None
         # Whether an iterator is in the middle of an epoch, and so of the run.
         self.busy = self._closing = False
-        self._tuner: Tuner[Any] | None = None
+        self._tuner: Tuner | None = None
         self._tuning: contextlib.ExitStack | None = None
 
     def load(
