@@ -676,8 +676,10 @@ def _of_fused(window: Window) -> tuple[str, ...]:
         and window.name == "decode"
         and window.computes
     )
-    fused = ".map(ps.image.decode_random_resized_crop(224))  # one pass over each image"
-    return promised(min(FUSED, window.headspace) if images else 1.0, fused)
+    return promised(
+        min(FUSED, window.headspace) if images else 1.0,
+        ".map(ps.image.decode_random_resized_crop(224))  # one pass over each image",
+    )
 
 
 # What makes a trainer wait: the first cause that these yield.

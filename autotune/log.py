@@ -68,19 +68,19 @@ class Saved:
 
     def fits(self, cpu_cores: float) -> bool:
         """Whether the values come from a machine with about as many usable cores."""
-        known = self.cpu_cores
-        return known is None or isclose(known, cpu_cores, rel_tol=SAME_CORES)
+        return self.cpu_cores is None or isclose(
+            self.cpu_cores, cpu_cores, rel_tol=SAME_CORES
+        )
 
     def beside(self, other: Saved) -> Saved:
         """Return these values, plus another run's for operators that these lack."""
-        regimes = {
-            name: {**other.regimes.get(name, {}), **self.regimes.get(name, {})}
-            for name in {**other.regimes, **self.regimes}
-        }
         return Saved(
             {**other.knobs, **self.knobs},
             {**other.executors, **self.executors},
-            regimes,
+            {
+                name: {**other.regimes.get(name, {}), **self.regimes.get(name, {})}
+                for name in {**other.regimes, **self.regimes}
+            },
             self.cpu_cores,
         )
 

@@ -231,8 +231,9 @@ class Cluster:
             nodes: number of nodes.
             warm: whether an earlier epoch has filled the caches.
         """
-        bounds = self.step_bounds(nodes, warm=warm).items()
-        binds, step_s = max(bounds, key=itemgetter(1))
+        binds, step_s = max(
+            self.step_bounds(nodes, warm=warm).items(), key=itemgetter(1)
+        )
         efficiency = min(1.0, fmean(self.steps_s) / step_s)
         return ClusterSpeed(nodes, nodes * self.batch_rows / step_s, efficiency, binds)
 

@@ -207,8 +207,9 @@ class Tuner:
 
     def found(self) -> Saved:
         """Return the values for an equal pipeline to start with."""
-        views = self._views().items()
-        values = {key: view.value for key, view in views if not view.kind}
+        values = {
+            key: view.value for key, view in self._views().items() if not view.kind
+        }
         regimes = dict(self._memory.values)
         if self._regime:
             regimes[self._regime] = values

@@ -217,8 +217,9 @@ class PerRegime(Generic[M]):
         known = memory.memories.get(regime, self._policy.start())
         asked = replace(situation, outcomes=outcomes)
         decisions, inner = self._policy.decide(asked, known)
-        knobs = situation.knobs.items()
-        values = {key: knob.value for key, knob in knobs if not knob.kind}
+        values = {
+            key: knob.value for key, knob in situation.knobs.items() if not knob.kind
+        }
         memories = {**memory.memories, regime: inner}
         return decisions, Regimes(regime, memories, {**memory.values, regime: values})
 
