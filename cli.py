@@ -24,8 +24,8 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from . import __version__, config
+from .autotune.report import terminal
 from .autotune.report.recording import read_recording
-from .autotune.report.terminal import report_on
 from .errors import PenstockError, check
 from .system.forking import FORKS
 from .system.resources import Budget, effective_cpus, parse_bytes
@@ -264,7 +264,7 @@ def _told(log: Path, *, own: bool) -> str:
         " penstock can tune."
     )
     if log.exists():
-        found = report_on(read_recording(log))
+        found = terminal.report_on(read_recording(log))
     where = f"the script writes its log to {str(log)!r}.\n" if own else ""
     return f"\n--- penstock: results ---\n{where}{found}\n"
 
@@ -280,7 +280,7 @@ def report(
     """Report what a tuned run found, what was changed, and what it gained."""
     with busy("reading the log"):
         found = read_recording(log, name)
-    print(report_on(found))
+    print(terminal.report_on(found))
     if html is not None:
         from .autotune.report.page import write_page
 
@@ -301,9 +301,7 @@ def watch(
     """Show a tuned run while it runs."""
     from rich.console import Console
 
-    from .autotune.report import live
-
-    live.watch(target, Console(), once=once)
+    terminal.watch(target, Console(), once=once)
 
 
 @app.command()

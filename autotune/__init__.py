@@ -3,5 +3,3 @@
 It sees a pipeline only through observations, and changes it only through knobs;
 README.md has an overview. Its modules are imported when they are used.
 """
-
-__all__: list[str] = []

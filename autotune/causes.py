@@ -56,7 +56,6 @@ from .window import (
     rows_in,
     seconds_of,
     take_turns,
-    trainer_queued,
 )
 
 # This many times the present workers may be needed, given the uncertainty.
@@ -134,8 +133,7 @@ class Window:
         whole = PartObservation(
             segment.name, segment.run_s_per_row, 0.0, None, segment.cpu_s_per_row
         )
-        taken_s = seconds_of(self.seen, segment)
-        longest = max(segment.parts, key=taken_s, default=whole)
+        longest = max(segment.parts, key=seconds_of(self.seen, segment), default=whole)
         return longest if longest.run_s_per_row else whole
 
     @property
@@ -164,8 +162,7 @@ class Window:
         """Whether the operation is mostly on a CPU, or in a process waits for one."""
         cpu_s, run_s = self.part.cpu_s_per_row, self.part.run_s_per_row
         short = run_s - cpu_s < SHORT_READ_S and cpu_s >= MOSTLY * run_s
-        apart = self.segment.executor == "process"
-        return computes(cpu_s, run_s) or (apart and short)
+        return computes(cpu_s, run_s) or (self.segment.executor == "process" and short)
 
     @property
     def pinned(self) -> str:
@@ -239,7 +236,8 @@ def of_slowdown(window: Window) -> Cause:
             f" with {workers} workers beside {seen.torch_threads} threads of torch.",
             (*tune, *_of_torch(window)),
         )
-    if (queue := trainer_queued(seen)) >= QUEUED:
+    queue = min(1.0, ratio(seen.trainer.queued_s, seen.trainer.gap_s))
+    if queue >= QUEUED:
         return Cause(
             f"{text}. It waits for a core for {queue:.0%} of that, as its process, with"
             f" {workers} workers, has {seen.used_cores:.1f} of {cores}, with others"
@@ -262,8 +260,8 @@ def _of_torch(window: Window) -> tuple[str, ...]:
     share = 1.0 - ratio(seen.cpu_cores, seen.used_cores)
     wanted = max(1, round(window.budget.cpu_cores * share))
     fewer = wanted < seen.torch_threads and share >= MIN_SHARE
-    line = f"torch.set_num_threads({wanted})"
-    return promised(window.headspace if fewer else 1.0, line)
+    times = window.headspace if fewer else 1.0
+    return promised(times, f"torch.set_num_threads({wanted})")
 
 
 # Rules, in order: each yields its cause, if that applies
@@ -351,8 +349,7 @@ def _of_keeping(window: Window) -> Iterator[Cause]:
 
 def _of_contention(window: Window) -> Iterator[Cause]:
     seen, trainer = window.seen, window.seen.trainer
-    inline = window.segment.executor == "inline"
-    if not inline and always_ready(seen) and trainer.steps:
+    if window.segment.executor != "inline" and always_ready(seen) and trainer.steps:
         wait_ms = 1000 * ratio(trainer.wait_s, trainer.steps)
         what, cure = "for the hand-over", Cure()
         if take_turns(seen, window.segment):
@@ -532,8 +529,10 @@ def _spent(window: Window) -> str:
     part, segment, name = window.part, window.segment, window.name
     run_ms, cpu_ms = phrases.ms(part.run_s_per_row), phrases.ms(part.cpu_s_per_row)
     if part.name.startswith(COLLATE):
-        took = f"takes {run_ms} of {phrases.ms(segment.run_s_per_row)} ms a sample"
-        return f"collate: putting samples together {took}"
+        return (
+            f"collate: putting samples together takes {run_ms} of"
+            f" {phrases.ms(segment.run_s_per_row)} ms a sample"
+        )
     if window.computes:
         return f"CPU: {name} computes {cpu_ms} ms a sample"
     if _takes_turns(window):
@@ -541,8 +540,7 @@ def _spent(window: Window) -> str:
             f"the GIL: {name} computes {cpu_ms} of {run_ms} ms a sample, in short calls"
             " that release the GIL and then wait to get it back"
         )
-    inline = segment.executor == "inline"
-    told = inline or window.seen.window_s >= QUEUE_TOLD_S
+    told = segment.executor == "inline" or window.seen.window_s >= QUEUE_TOLD_S
     what = "reads (I/O or locks)" if told else "(a longer run shows for what)"
     blocked_ms = phrases.ms(part.run_s_per_row - part.cpu_s_per_row)
     return f"waiting {what}: {name} is blocked for {blocked_ms} of {run_ms} ms a sample"
@@ -568,8 +566,9 @@ def _on_whom(window: Window) -> str:
     if window.needed == inf:
         return f"; {why or window.them}, and this trainer takes all it can get"
     needs = f"this trainer needs {phrases.count(window.needed)}"
-    few = f"too few workers: {segment.num_parallel_workers}, {needs}"
-    return f"; {why}, and {needs}" if why else f"; {few}"
+    if why:
+        return f"; {why}, and {needs}"
+    return f"; too few workers: {segment.num_parallel_workers}, {needs}"
 
 
 def _starved(window: Window) -> str:
@@ -642,17 +641,17 @@ def _of_cache(window: Window) -> tuple[str, tuple[str, ...]]:
             in_ram = fits and any(tier.name == "RAM" for tier in each.tiers)
             times = found_gain(window.seen, phrases.number_of(each.name), sample_bytes)
             line = f'ram="{ceil(room / phrases.MIB)}MiB"  # for {each.name}, once full'
-            few = f"; {each.name} finds {each.hit_share:.0%} of the samples"
-            advice = promised(times if in_ram else 1.0, line)
-            return f"{few}, and has no room for the others", advice
+            return (
+                f"; {each.name} finds {each.hit_share:.0%} of the samples, and has no"
+                " room for the others"
+            ), promised(times if in_ram else 1.0, line)
     return "", ()
 
 
-def _behind(window: Window) -> Iterator[CacheStatistics]:
-    """Yield the caches after the operation."""
-    for each in window.seen.caches:
-        if phrases.number_of(each.name) > phrases.number_of(window.part.name):
-            yield each
+def _behind(window: Window) -> list[CacheStatistics]:
+    """Return the caches after the operation."""
+    part = phrases.number_of(window.part.name)
+    return [each for each in window.seen.caches if phrases.number_of(each.name) > part]
 
 
 def found_gain(seen: Observation, number: int, sample_bytes: float) -> float:
@@ -661,24 +660,26 @@ def found_gain(seen: Observation, number: int, sample_bytes: float) -> float:
     `number` is that of the cache, or of the operation before it.
     """
     parts = busiest(seen).parts
-    left = [p.run_s_per_row for p in parts if phrases.number_of(p.name) > number]
-    left_s = sum(left, start=found_s(sample_bytes))
+    left_s = sum(
+        (p.run_s_per_row for p in parts if phrases.number_of(p.name) > number),
+        start=found_s(sample_bytes),
+    )
     times = ratio(sum(part.run_s_per_row for part in parts), left_s)
     return min(times, headspace_of(lost_share(seen)))
 
 
 def _of_fused(window: Window) -> tuple[str, ...]:
     """Advise one pass over each image, if images are decoded and then cropped."""
-    folder = window.seen.segments[0].name.startswith("Folder(")
-    if (
-        not folder
-        or window.seen.face == "DataLoader"
-        or window.name != "decode"
-        or not window.computes
-    ):
-        return ()
-    fused = ".map(ps.image.decode_random_resized_crop(224))  # one pass over each image"
-    return promised(min(FUSED, window.headspace), fused)
+    images = (
+        window.seen.segments[0].name.startswith("Folder(")
+        and window.seen.face != "DataLoader"
+        and window.name == "decode"
+        and window.computes
+    )
+    return promised(
+        min(FUSED, window.headspace) if images else 1.0,
+        ".map(ps.image.decode_random_resized_crop(224))  # one pass over each image",
+    )
 
 
 # What makes a trainer wait: the first cause that these yield.

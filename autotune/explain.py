@@ -164,20 +164,21 @@ class Explanation(Printed):
             f"  {'stage':<{width}}  workers  prefetch  executor  items/s"
             "   cpu  blocked  no input  held back"
         )
-        lines = [head, *(self._row(stage, width) for stage in self.stages)]
         rate, step_ms = phrases.per_s(self.rows_per_s), 1000 * self.trainer.step_s
-        lines += [
-            f"  trainer: {rate} samples/s, {step_ms:.1f} ms a step",
-            self.line,
-            f"cause: {self.cause}",
-            *(f"try: {step}" for step in self.advice),
-            *self.caching,
-        ]
-        return "\n".join(lines)
+        return "\n".join(
+            [
+                head,
+                *(self._row(stage, width) for stage in self.stages),
+                f"  trainer: {rate} samples/s, {step_ms:.1f} ms a step",
+                self.line,
+                f"cause: {self.cause}",
+                *(f"try: {step}" for step in self.advice),
+                *self.caching,
+            ]
+        )
 
     def _row(self, stage: StageReport, width: int) -> str:
-        names = [stage.name, *(name for name, _ in stage.parts)]
-        mark = ">" if self.bottleneck in names else " "
+        mark = ">" if self.bottleneck in (stage.name, *dict(stage.parts)) else " "
         return (
             f"{mark} {stage.name:<{width}}  {stage.num_parallel_workers:>7}"
             f"  {stage.prefetch_size:>8}  {stage.executor:<8}"
@@ -328,8 +329,9 @@ def evidence(observation: Observation, decision: Decision) -> Iterator[str]:
     workers = needed_workers(observation, worst)
     few = worst.num_parallel_workers < workers < inf
     if few and name == worst.name and decision.expected > 1.0:
-        cpu = computes(worst.cpu_s, worst.run_s)
-        yield phrases.bottleneck(worst, workers, computes=cpu)
+        yield phrases.bottleneck(
+            worst, workers, computes=computes(worst.cpu_s, worst.run_s)
+        )
     key = decision.key if decision.added > 0 else None
     for segment in observation.segments:
         feeding, output = segment.input_utilization, segment.output.utilization

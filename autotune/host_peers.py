@@ -61,21 +61,21 @@ class HostPeers:
     """This tuner among those of the host, as a `with`.
 
     Args:
-        place: the folder; None means that it is alone.
+        place: the folder.
         cores: cores it may run on; None means those of this process.
     """
 
-    def __init__(self, place: Path | None, cores: frozenset[int] | None = None) -> None:
+    def __init__(self, place: Path, cores: frozenset[int] | None = None) -> None:
         pid, began_s = os.getpid(), psutil.Process().create_time()
         self._me = Peer(pid, began_s, cores or usable_cores(), 0.0)
-        self._file = place and place / f"{pid}-{id(self)}.json"
+        self._file = place / f"{pid}-{id(self)}.json"
 
     def __enter__(self) -> Self:
         self._write()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.rest()
 
     def share(self, budget: Budget, wait_share: float, used_cores: float) -> Budget:
         """Publish this tuner's state; return its part of a budget.
@@ -98,13 +98,8 @@ class HostPeers:
 
     def rest(self) -> None:
         """Note that the trainer left its loop: others may use all until it returns."""
-        if self._file is not None:
-            _remove(self._file)
-
-    def close(self) -> None:
-        """Leave. Idempotent."""
-        self.rest()
-        self._file = None
+        with contextlib.suppress(OSError):
+            self._file.unlink()
 
     def _part(self, core: int, others: list[Peer]) -> float:
         """Return what others leave of a core; each has a claim by its weight."""
@@ -114,8 +109,6 @@ class HostPeers:
 
     def _others(self) -> Iterator[Peer]:
         """Yield the live tuners that are not suspended; remove files of dead ones."""
-        if self._file is None:
-            return
         for path in {*self._file.parent.glob("*.json")} - {self._file}:
             try:
                 row, written_s = json.loads(path.read_text()), path.stat().st_mtime
@@ -123,21 +116,15 @@ class HostPeers:
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # it has just left, or nobody can understand it
             if not peer.lives:
-                _remove(path)
+                with contextlib.suppress(OSError):  # another tuner was first
+                    path.unlink()
             elif time.time() - written_s < SUSPENDED_S:
                 yield peer
 
     def _write(self) -> None:
-        if self._file is None:
-            return
         partial = self._file.with_suffix(".partial")
         try:
             partial.write_text(json.dumps(asdict(self._me), default=sorted))
             partial.replace(self._file)
-        except OSError:  # a full disk, or the folder is gone: it is alone from now on
-            self.close()
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
+        except OSError:  # a full disk, or the folder is gone: nobody sees it
+            self.rest()

@@ -15,8 +15,6 @@ from .trial import Decision, DecisionOutcome
 # Number of workers from which a tenth of one is not worth mentioning.
 TENS_FROM = 20
 ROUND_FROM = 100
-FEW_MS = 0.1
-FEW_A_SECOND = 10
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -140,12 +138,12 @@ def size(nbytes: float) -> str:
 def ms(seconds: float) -> str:
     """Return milliseconds without the unit; very few get more digits."""
     value = 1000 * seconds
-    return f"{value:.2f}" if value >= FEW_MS else f"{value:.4f}".rstrip("0").rstrip(".")
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.4f}".rstrip("0").rstrip(".")
 
 
 def per_s(rate: float, thousands: str = "") -> str:
     """Return samples a second without the unit; below ten, a tenth matters."""
-    return f"{rate:{thousands}.0f}" if rate >= FEW_A_SECOND else f"{rate:.2g}"
+    return f"{rate:{thousands}.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def number_of(operator: str) -> int:

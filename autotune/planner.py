@@ -199,34 +199,28 @@ class Cluster:
     """Whether a node reads the same part of the data in each epoch, as with
     `shuffle(parts=...)`. Otherwise a node may get any sample."""
 
-    def shares(self, nodes: int, *, warm: bool) -> tuple[float, ...]:
-        """Return the share of a batch read from each tier, and last, from the store.
-
-        Args:
-            nodes: number of nodes.
-            warm: whether an earlier epoch has filled the caches.
-        """
-        data = self.data_bytes / nodes if self.own_parts else self.data_bytes
-        left, shares = 1.0, []
-        for tier in self.tiers:
-            kept = min(left, tier.nbytes / data) if warm else 0.0
-            left -= kept
-            shares.append(kept)
-        return (*shares, left)
-
     def step_bounds(self, nodes: int, *, warm: bool = False) -> dict[str, float]:
         """Return the shortest possible step in seconds under each limit, by its name.
 
         The longest of these is the step if enough is prefetched to even out what varies
         (operational analysis: P. Denning and J. Buzen, 1978).
+
+        Args:
+            nodes: number of nodes.
+            warm: whether an earlier epoch has filled the caches.
         """
         batch = self.batch_rows * self.row_bytes
-        *kept, missed = self.shares(nodes, warm=warm)
-        tiers = zip(kept, self.tiers, strict=True)
+        data = self.data_bytes / nodes if self.own_parts else self.data_bytes
+        # The share of a batch that no tier before has, and how long the tiers take.
+        missed, tiers_s = 1.0, 0.0
+        for tier in self.tiers if warm else ():
+            share = min(missed, tier.nbytes / data)
+            missed -= share
+            tiers_s += share * batch / tier.bytes_per_s
         return {
             SLOWEST: expected_slowest_s(self.steps_s, nodes),
             LOADING: self.batch_rows / self.node_rows_per_s,
-            DISK: sum(share * batch / tier.bytes_per_s for share, tier in tiers),
+            DISK: tiers_s,
             STORE: nodes * missed * batch / self.store_bytes_per_s,
         }
 
@@ -237,8 +231,9 @@ class Cluster:
             nodes: number of nodes.
             warm: whether an earlier epoch has filled the caches.
         """
-        bounds = self.step_bounds(nodes, warm=warm).items()
-        binds, step_s = max(bounds, key=itemgetter(1))
+        binds, step_s = max(
+            self.step_bounds(nodes, warm=warm).items(), key=itemgetter(1)
+        )
         efficiency = min(1.0, fmean(self.steps_s) / step_s)
         return ClusterSpeed(nodes, nodes * self.batch_rows / step_s, efficiency, binds)
 

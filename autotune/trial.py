@@ -201,8 +201,7 @@ class Trial:
         if any(decision.rule == RELIEF for decision in self.decisions):
             good = -change >= max(WORTH, error)
         elif wait_share(whole(self.before)) > WORTH:  # it waits for another one
-            loss = max(change, -self._own_gain())
-            good = loss <= max(WORTH, min(error, WORSE))
+            good = max(change, -self._own_gain()) <= max(WORTH, min(error, WORSE))
         else:
             waiting = wait_share(whole(self.after))
             # Both are required: the mean may hide that the stock ran out in the end.

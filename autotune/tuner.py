@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
 from ..engine.observe.observation import (
     Knob,
@@ -20,9 +20,8 @@ from ..system.resources import Budget
 from . import phrases
 from .explain import evidence, explain, verdict_of
 from .host_peers import HostPeers
-from .log import LOGGER, AutotuneLog, Spoken
+from .log import LOGGER, AutotuneLog, Saved, Spoken
 from .policies.policy import KnobKey, KnobView, PerRegime, Policy, Situation, Values
-from .saved import Saved
 from .trial import (
     MAX_NOISE_WINDOWS,
     MAX_WINDOWS,
@@ -45,8 +44,6 @@ from .window import (
     wait_share,
     whole,
 )
-
-M = TypeVar("M")
 
 # Between two looks, while there may be something to do.
 CONTROL_S = 0.5
@@ -91,7 +88,7 @@ class Plant(Protocol):
         """Return all knobs, including those of pinned stages."""
 
 
-class Tuner(Generic[M]):
+class Tuner:
     """Runs one policy. It alone sets knobs, and no two trials overlap.
 
     Not thread-safe: one thread calls `step`, then `finish`.
@@ -100,7 +97,7 @@ class Tuner(Generic[M]):
     def __init__(
         self,
         plant: Plant,
-        policy: Policy[M],
+        policy: Policy[Any],
         budget: Budget,
         log: AutotuneLog,
         *,
@@ -134,7 +131,7 @@ class Tuner(Generic[M]):
         self._settling = True  # the next window still shows how it was before
         self._settled_s = 0.0
         self._begins_s = float("inf")  # until when workers may begin
-        self._host_peers = host_peers or HostPeers(None)
+        self._host_peers = host_peers
         self._share = budget  # of it, that is not the host peers'
         # The policy does not know them yet.
         self._outcomes: tuple[DecisionOutcome, ...] = ()
@@ -152,12 +149,6 @@ class Tuner(Generic[M]):
         self._verdict = Spoken()
         self._seen: Observation | None = None  # the latest that was no trial
 
-    def __repr__(self) -> str:
-        doing = (
-            "on trial" if self._trial else "settling" if self._settling else "watching"
-        )
-        return f"<Tuner {self._policy.name}, {doing}, quiet for {self._quiet} windows>"
-
     def step(self) -> float:
         """Take one look, and do what follows from it.
 
@@ -166,7 +157,8 @@ class Tuner(Generic[M]):
         """
         seen = self._plant.observe()
         if seen is None:
-            self._host_peers.rest()
+            if self._host_peers is not None:
+                self._host_peers.rest()
             return self._due_s(float("inf"))
         self._tell_spent(seen.time_s)
         if seen.trainer.away_s:  # before and after cannot be compared
@@ -215,8 +207,9 @@ class Tuner(Generic[M]):
 
     def found(self) -> Saved:
         """Return the values for an equal pipeline to start with."""
-        views = self._views().items()
-        values = {key: view.value for key, view in views if not view.kind}
+        values = {
+            key: view.value for key, view in self._views().items() if not view.kind
+        }
         regimes = dict(self._memory.values)
         if self._regime:
             regimes[self._regime] = values
@@ -226,9 +219,10 @@ class Tuner(Generic[M]):
         """Handle one window of evidence: settle, verify, or decide."""
         if window.time_s > self._tried_s + TRUSTED_S or window.regime != self._regime:
             self._plant.tried = {}
-        self._share = self._host_peers.share(
-            self._budget, wait_share(window), window.cpu_cores
-        )
+        if self._host_peers is not None:
+            self._share = self._host_peers.share(
+                self._budget, wait_share(window), window.cpu_cores
+            )
         if self._replaced(window) or self._entered(window):
             return
         if self._settling:
@@ -441,7 +435,7 @@ class TunerThread:
 
     def __init__(
         self,
-        tuner: Tuner[Any],
+        tuner: Tuner,
         recent: Callable[[], Observation] | None = None,
     ) -> None:
         self._tuner = tuner
@@ -456,10 +450,7 @@ class TunerThread:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop tuning and wait for the thread. Idempotent."""
+        """Stop tuning and wait for the thread, unless it is what leaves."""
         self._closing.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()

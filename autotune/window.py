@@ -220,11 +220,6 @@ def outlasts(seen: Observation, segment: SegmentObservation) -> bool:
     return shared and long and segment.run_s_per_row < step_s
 
 
-def trainer_queued(seen: Observation) -> float:
-    """Return the share of its own part of a step that the trainer waits for a core."""
-    return min(1.0, ratio(seen.trainer.queued_s, seen.trainer.gap_s))
-
-
 def rows_in(seen: Observation, budget: Budget) -> int:
     """Return the rows of all batches that the memory budget has room for; 0: unknown.
 
@@ -232,11 +227,6 @@ def rows_in(seen: Observation, budget: Budget) -> int:
     """
     fits = budget.memory_bytes // seen.batch_bytes if seen.batch_bytes else 0
     return int(fits * ratio(seen.trainer.rows, seen.trainer.steps))
-
-
-def has_room(seen: Observation, budget: Budget, batches: int) -> bool:
-    """Whether the memory budget has room for so many more batches."""
-    return seen.held_bytes + batches * seen.batch_bytes <= budget.memory_bytes
 
 
 def collate_s(seen: Observation, segment: SegmentObservation) -> float:
@@ -393,7 +383,8 @@ def fitting(seen: Observation, budget: Budget, present: int, wanted: int) -> int
     Of what does not fit, half is left out, and half again; at last, the present number
     is left.
     """
-    while wanted > present and not has_room(seen, budget, wanted - present):
+    room = budget.memory_bytes - seen.held_bytes
+    while wanted > present and (wanted - present) * seen.batch_bytes > room:
         wanted -= (wanted - present + 1) // 2
     return max(present, wanted)
 

@@ -33,7 +33,8 @@ from suite_rows import ROWS, Row
 
 from penstock.autotune.explain import explain
 from penstock.autotune.log import AutotuneLog
-from penstock.autotune.policies import BottleneckLaw, Policy
+from penstock.autotune.policies.bottleneck_law import BottleneckLaw
+from penstock.autotune.policies.policy import Policy
 from penstock.autotune.trial import Decision, DecisionOutcome
 from penstock.autotune.tuner import Tuner, TunerThread
 from penstock.engine.core.in_flight import ByteBudget

@@ -41,7 +41,7 @@ from penstock.autotune.policies.policy import (
     Situation,
 )
 from penstock.autotune.trial import Decision
-from penstock.autotune.window import WORTH, has_room, outbox, starving, wait_share
+from penstock.autotune.window import WORTH, outbox, starving, wait_share
 from penstock.engine.observe.observation import SegmentObservation
 
 INPUT_LOW = 0.5
@@ -71,8 +71,6 @@ class RulesMemory:
 
 class ConnectorRules:
     """MindSpore's rules, bounded by the budget, that also release resources."""
-
-    name = "connector_rules"
 
     def start(self) -> RulesMemory:
         """Return the state in which nothing is known."""
@@ -166,7 +164,7 @@ class _Rules(Case):
         new = min(knob.value + PREFETCH_STEP, knob.upper, MAX_PREFETCH)
         seen = self.situation.observation
         nbytes = (new - knob.value) * seen.batch_bytes
-        fits = has_room(seen, self.situation.budget, new - knob.value)
+        fits = seen.held_bytes + nbytes <= self.situation.budget.memory_bytes
         if new <= knob.value or not fits or not self.backoffs.allows(key, new):
             return None
         reason = phrases.cpu(segment.queue_name, cpu, CPU_LOW)

@@ -24,7 +24,7 @@ from burning import burn, rounds_for
 
 import penstock as ps
 from penstock.autotune.log import AutotuneLog
-from penstock.autotune.policies import BottleneckLaw
+from penstock.autotune.policies.bottleneck_law import BottleneckLaw
 from penstock.autotune.tuner import Tuner
 from penstock.engine.core.in_flight import ByteBudget
 from penstock.engine.run import Run

@@ -30,7 +30,7 @@ from suite_rows import SAMPLES, photograph
 
 import penstock as ps
 from penstock.autotune.log import AutotuneLog
-from penstock.autotune.policies import BottleneckLaw
+from penstock.autotune.policies.bottleneck_law import BottleneckLaw
 from penstock.autotune.tuner import Tuner, TunerThread
 from penstock.engine.core.in_flight import ByteBudget
 from penstock.engine.run import Run

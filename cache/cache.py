@@ -24,7 +24,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from xxhash import xxh3_64_digest
 
@@ -38,7 +38,6 @@ from .memory import Arena, Full, existing, join
 from .record import Picker, RecordError, decode, same
 from .statistics import NBYTES, CacheStatistics, Counters, TierStatistics
 
-LOGGER = logging.getLogger("penstock")
 # Samples computed twice, to see whether the results differ.
 REPEATED = 3
 # How many are computed twice if the code reaches a random generator or a clock: it may
@@ -72,7 +71,6 @@ STOPPED = (
     "another process was stopped while it stored a sample in RAM; nothing more can be"
     " stored there until that process continues or ends"
 )
-DAMAGED = "a record was damaged; damaged records are computed again"
 UNSHARABLE = "it cannot be shared here"
 UNSHARED = (
     "only this process and its workers can use its RAM, as there is no folder in which"
@@ -258,7 +256,9 @@ class Here:
             except RecordError:
                 self.counters.add(damaged=1)
                 if kind == "disk":
-                    self.warn(DAMAGED)
+                    self.warn(
+                        "a record was damaged; damaged records are computed again"
+                    )
                 with suppress(TimeoutError, DiskError):
                     tier.forget(key)
             except DiskError as error:
@@ -407,7 +407,7 @@ class Here:
     def warn(self, text: str, kind: str = "warnings") -> None:
         """Log a warning, only the first of a kind over all processes."""
         if self.counters.first(kind):
-            LOGGER.warning("%s: %s", self.opening.name, text)
+            logging.getLogger("penstock").warning("%s: %s", self.opening.name, text)
 
 
 @dataclass(slots=True)
@@ -427,8 +427,7 @@ class Lookup:
             return await self._compared(found) if found.doubted else found.sample
         if claims is None or not here.admits(self.key):
             sample, took_ns = await self._computed()
-            refused = claims is not None
-            here.counters.add(misses=1, compute_ns=took_ns, refused=refused)
+            here.counters.add(misses=1, compute_ns=took_ns, refused=claims is not None)
             return sample
         claim = await claims.claim(self.key, in_loop=self.in_loop)
         free = partial(claims.free, self.key, claim)
@@ -486,8 +485,7 @@ def finished(coroutine: Coroutine[Any, Any, Result]) -> Result:
     try:
         coroutine.send(None)
     except StopIteration as done:
-        result: Result = done.value
-        return result
+        return cast("Result", done.value)
     raise RuntimeError(f"{coroutine} waits for an event loop, but there is none")
 
 

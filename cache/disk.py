@@ -31,7 +31,7 @@ from itertools import groupby, islice, takewhile
 from pathlib import Path
 from typing import Any
 
-from ..system.file_locks import change, try_lock, try_lock_file
+from ..system.file_locks import change, locked_folder, try_lock, try_lock_file
 from .folder import (
     PAGE,
     SPARE,
@@ -40,7 +40,6 @@ from .folder import (
     check_left,
     check_ours,
     enter,
-    leased,
     room_of,
     shortage,
     spare_bytes,
@@ -60,6 +59,9 @@ STRETCH = 1000
 MAX_SLACK_BYTES = 1 << 25
 # Locked bytes of a file lie beyond all its content.
 FIRST_BYTE = 1 << 60
+# Seconds to wait for the lease, the lock of the folder, while another process writes;
+# one that takes longer was stopped.
+PATIENCE_S = 30.0
 # Seconds to wait before a fork; a sync to a slow disk may take longer.
 FORK_PATIENCE_S = 5.0
 # Most bytes waiting to be written. Records beyond that are not kept: the trainer does
@@ -253,7 +255,7 @@ class Disk:
         """
         if FolderState.read(self.folder).clean:
             return
-        with failing("written", self.folder), leased(self.folder):
+        with failing("written", self.folder), locked_folder(self.folder, PATIENCE_S):
             self._env.sync(True)  # noqa: FBT003 its only argument
             FolderState.write(self.folder, clean=True)
 
@@ -289,7 +291,8 @@ class Disk:
     def _enter(self, *, mends: bool) -> Any:
         enter(self.folder, self._users, mends=mends)
         env = self._opened()
-        with leased(self.folder):  # opening it is a write, even if it exists
+        # Opening it is a write, even if it exists.
+        with locked_folder(self.folder, PATIENCE_S):
             self._meta = env.open_db(b"namespaces")
         env.reader_check()
         return env
@@ -332,7 +335,7 @@ class Disk:
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Hold the lease; before anything is written, say that it is not synced."""
-        with failing("written", self.folder), leased(self.folder):
+        with failing("written", self.folder), locked_folder(self.folder, PATIENCE_S):
             FolderState.write(self.folder, clean=False)
             yield
 

@@ -154,8 +154,7 @@ def fingerprint(
     except Undigestible as error:
         return Fingerprint(os.urandom(16), f"{error.path} ({error.what})")
     draws = any(DRAWS.search(text) for walk in walks for text in walk.code)
-    whole = digest([FORMAT, version, *parts], "cache")
-    return Fingerprint(whole, None, samples, draws)
+    return Fingerprint(digest([FORMAT, version, *parts], "cache"), None, samples, draws)
 
 
 def per_sample(dataset: Any) -> NDArray[np.uint64] | None:

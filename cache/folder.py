@@ -13,7 +13,7 @@ import os
 import stat
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -21,7 +21,7 @@ from shlex import quote
 
 import psutil
 
-from ..system.file_locks import lock_file, locked_folder, try_lock_file
+from ..system.file_locks import lock_file, try_lock_file
 
 LOGGER = logging.getLogger("penstock")
 # Version of the stored format. Folders of other versions are refused and untouched.
@@ -52,19 +52,12 @@ LOCAL = frozenset(
     )
 )
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-PIDS = Path("/proc/self/ns/pid")
-# Seconds to wait for a process that writes; one that takes longer was stopped.
-PATIENCE_S = 30.0
 # Seconds to wait for another process that checks the database.
 OPENING_PATIENCE_S = 600.0
 # Errors from reading a file that somebody else wrote.
 UNREADABLE = (
     *(OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError),
     RecursionError,
-)
-OTHER_PIDS = (
-    "another container uses the cache in {}, and its process ids mean something else"
-    " here; give this container another folder"
 )
 # Work that takes longer is logged.
 SLOW_S = 2.0
@@ -289,7 +282,11 @@ def enter(folder: Path, users: int, *, mends: bool) -> None:
             lock_file(users, fcntl.LOCK_SH, OPENING_PATIENCE_S)  # others may check it
         state = FolderState.read(folder)
         if (state.version, state.boot) == (VERSION, boot_id()):
-            require(state.pids in (0, pid_namespace()), OTHER_PIDS.format(folder))
+            require(
+                state.pids in (0, pid_namespace()),
+                f"another container uses the cache in {folder}, and its process ids"
+                " mean something else here; give this container another folder",
+            )
             return
         fcntl.flock(users, fcntl.LOCK_UN)  # nobody has finished checking it
     raise DistrustError(
@@ -323,11 +320,6 @@ def wipe(folder: Path) -> None:
     for name in ("data.mdb", "lock.mdb"):
         (folder / name).unlink(missing_ok=True)
     FolderState.write(folder, clean=True)
-
-
-def leased(folder: Path) -> AbstractContextManager[None]:
-    """Return the write lease, held within a `with`: see `locked_folder`."""
-    return locked_folder(folder, PATIENCE_S)
 
 
 @contextmanager
@@ -434,7 +426,7 @@ def boot_id() -> str:
 def pid_namespace() -> int:
     """Return the number of this process's pid namespace; 0 if unknown."""
     try:
-        return PIDS.stat().st_ino
+        return Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
         return 0
 

@@ -35,9 +35,9 @@ def entries(folder: Path) -> list[tuple[str, Namespace]]:
         NoCacheError: there is no cache, another version of penstock wrote it, or it
             cannot be read.
     """
-    namespaces = held(existing(folder))
-    recent = sorted(namespaces, key=lambda name: -namespaces[name].used_s)
-    return [(name.hex(), namespaces[name]) for name in recent]
+    namespaces = held(existing(folder)).items()
+    recent = sorted(namespaces, key=lambda item: -item[1].used_s)
+    return [(name.hex(), each) for name, each in recent]
 
 
 def verify(folder: Path, progress: Callable[[int], object]) -> tuple[int, int]:

@@ -45,13 +45,21 @@ MAGIC = int.from_bytes(b"penstock", sys.byteorder)
 VERSION = 4
 PAGE = 4096
 HEADER = struct.Struct("=13Q")
-_GENERATION, _SLOTS, _CAPACITY, _END, _RECORDS, _EVICTED, _LOOKUPS = range(2, 9)
 # Positions of the header's words, after magic and version. Each word is read and
-# written as a whole, so readers take no lock. Up to `_TAKEN` the file may grow without
-# another check of the free memory; `_RESERVE` bytes of memory stay free.
-_TAKEN, _RESERVE = 9, 10
-# The namespace of the first record, and the lookup count when it was last asked for.
-_OWNER, _ASKED = 11, 12
+# written as a whole, so readers take no lock.
+(
+    _GENERATION,
+    _SLOTS,
+    _CAPACITY,
+    _END,
+    _RECORDS,
+    _EVICTED,
+    _LOOKUPS,
+    _TAKEN,  # up to there the file may grow without another check of the free memory
+    _RESERVE,  # bytes of memory that stay free
+    _OWNER,  # the namespace of the first record
+    _ASKED,  # the lookup count when that was last asked for
+) = range(2, 13)
 # Key, where its record begins, its length, the generation it belongs to.
 SLOT = struct.Struct("<16sQII")
 MIN_SLOTS = 1 << 10
@@ -231,8 +239,7 @@ class Arena:
         Raises:
             OSError: the limit of open files is reached.
         """
-        path = f"/proc/self/fd/{self._descriptor}"
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDWR | os.O_CLOEXEC)
 
     def close(self) -> None:
         """Unmap the memory. It is freed when the last process does so. Idempotent."""

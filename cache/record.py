@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -41,7 +41,6 @@ from xxhash import xxh3_64
 from ..errors import SampleError
 from .codec import CODECS, Codec, Image, Packed, codec, is_image, predicted, restored
 
-LOGGER = logging.getLogger("penstock")
 # Largest body, and so the largest allocation that reading a record makes.
 MAX_BYTES = 512 << 20
 
@@ -162,8 +161,7 @@ class Parts:
             return ["i", f"{value:x}"]
         if kind is float and not math.isfinite(value):
             return ["f", DOUBLE.pack(value).hex()]
-        plain: Node = value
-        return plain
+        return cast("Node", value)
 
     def _held(self, value: Any, path: Path, depth: int) -> Node:
         if type(value) is not dict:
@@ -425,7 +423,10 @@ def decode(record: Packed, key: bytes) -> Any:
     try:
         structure = json.loads(str(text, "utf-8", "surrogatepass"))
         body = memoryview(codec.unpack(stored, body_bytes))
-        is_ours = not body.readonly and (codec.number > 0 or is_aligned(body))
+        is_ours = not body.readonly and (
+            codec.number > 0  # unpacked into memory where any array may start
+            or np.asarray(body).__array_interface__["data"][0] % ALIGNMENT == 0
+        )
         return Reader(body, is_ours, codec.predicts).read(structure)
     except WRONG as error:
         raise RecordError(f"a record's content is wrong: {error}") from error
@@ -505,13 +506,6 @@ def add_to(checksum: xxh3_64, part: bytes | memoryview) -> None:
         checksum.update(view[start : start + PIECE])
 
 
-def is_aligned(view: memoryview) -> bool:
-    """Whether the memory starts where any array may start."""
-    start: int = np.asarray(view).__array_interface__["data"][0]
-    return start % ALIGNMENT == 0
-
-
-CHOSEN = '%s: codec "%s"; expected per sample: %s'
 # The number of the sample that decides; caches are warm by then.
 DECIDES = 3
 # All samples fit if the room is this many times what that one suggests.
@@ -588,5 +582,10 @@ class Picker:
         least_ns = (1 + TIE) * min(costs.values())
         choice = next(each for each, ns in costs.items() if ns <= least_ns)
         shown = (f"{each.name} {ns / 1e6:.3f} ms" for each, ns in costs.items())
-        LOGGER.info(CHOSEN, self._owner, choice.name, ", ".join(shown))
+        logging.getLogger("penstock").info(
+            '%s: codec "%s"; expected per sample: %s',
+            self._owner,
+            choice.name,
+            ", ".join(shown),
+        )
         return choice

@@ -39,8 +39,8 @@ from ..system.shared_memory import runtime_folder
 
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
-    from ..autotune.policies import Values
-    from ..autotune.saved import Saved
+    from ..autotune.log import Saved
+    from ..autotune.policies.policy import Values
     from ..autotune.tuner import Tuner
     from ..engine.feed import Delivery
     from ..engine.observe.observation import Observation
@@ -244,7 +244,7 @@ class Slot:
         self.run: Run | None = None
         # Whether an iterator is in the middle of an epoch, and so of the run.
         self.busy = self._closing = False
-        self._tuner: Tuner[Any] | None = None
+        self._tuner: Tuner | None = None
         self._tuning: contextlib.ExitStack | None = None
 
     def load(
@@ -263,8 +263,7 @@ class Slot:
         Raises:
             SpecError: `path` is not such a file, or knows no segment of this recipe.
         """
-        from ..autotune.log import announce
-        from ..autotune.saved import load_saved
+        from ..autotune.log import announce, load_saved
 
         names = [segment.name for segment in recipe.segments]
         saved = load_saved(path, name or self.name, operators=names)
@@ -453,7 +452,7 @@ class Slot:
         # Import this when needed: it would take a fifth of the time to import penstock.
         from ..autotune.host_peers import HostPeers
         from ..autotune.log import AutotuneLog
-        from ..autotune.policies import BottleneckLaw
+        from ..autotune.policies.bottleneck_law import BottleneckLaw
         from ..autotune.tuner import Tuner, TunerThread
 
         self.show_log(self._rank)
@@ -463,13 +462,14 @@ class Slot:
             )
             # A pipeline with a fixed number of cores already has its share.
             place = runtime_folder() if settings.cpu_budget is None else None
+            host_peers = stack.enter_context(HostPeers(place)) if place else None
             tuner = self._tuner = Tuner(
                 run,
                 BottleneckLaw(),
                 config.budget(),
                 log,
                 interval_steps=settings.autotune_interval,
-                host_peers=stack.enter_context(HostPeers(place)),
+                host_peers=host_peers,
                 found=None if self._tuned is None else self._tuned.regimes,
             )
             stack.enter_context(TunerThread(tuner, partial(self._observed, run)))

@@ -25,7 +25,7 @@ import torch.utils.data
 from numpy.typing import NDArray
 from simplejpeg import encode_jpeg
 
-from ..autotune.saved import PARTIAL, write_whole
+from ..autotune.log import PARTIAL, write_whole
 from ..errors import SpecError
 
 __all__ = [

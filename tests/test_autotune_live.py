@@ -14,7 +14,7 @@ import pytest
 
 import penstock as ps
 from penstock.autotune import tuner
-from penstock.autotune.saved import read_saved
+from penstock.autotune.log import read_saved
 from support.datasets import WORKERS, Numbers
 from support.functions import augment, digest, indices, waits
 from support.json_lines import rows_in

@@ -13,7 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock.autotune.log import AutotuneLog
-from penstock.autotune.policies import BottleneckLaw
+from penstock.autotune.policies.bottleneck_law import BottleneckLaw
 from penstock.autotune.tuner import Tuner
 from penstock.engine.core.connector import WorkerMeter
 from penstock.engine.core.core import Gauge

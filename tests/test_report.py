@@ -17,10 +17,9 @@ import pytest
 from rich.console import Console
 
 import penstock as ps
-from penstock.autotune.report.live import shown
 from penstock.autotune.report.page import page
 from penstock.autotune.report.recording import Recording, course_of, read_recording
-from penstock.autotune.report.terminal import report_on
+from penstock.autotune.report.terminal import report_on, shown
 from support.datasets import Numbers
 from support.functions import waits
 from support.json_lines import rows_in

@@ -24,7 +24,7 @@ import torch
 import penstock as ps
 from penstock.autotune.explain import explain
 from penstock.autotune.log import AutotuneLog
-from penstock.autotune.policies import BottleneckLaw
+from penstock.autotune.policies.bottleneck_law import BottleneckLaw
 from penstock.autotune.tuner import Tuner
 from penstock.engine import in_children
 from penstock.engine.observe.observation import (

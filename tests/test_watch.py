@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.autotune.report.live import log_of
+from penstock.autotune.report.terminal import log_of
 from penstock.errors import SpecError
 from support import warm
 from support.recordings import record

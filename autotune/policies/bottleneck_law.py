@@ -129,8 +129,6 @@ class LawMemory:
 class BottleneckLaw:
     """Jumps to what the law says, then searches for what it does not know."""
 
-    name = "bottleneck_law"
-
     def start(self) -> LawMemory:
         return LawMemory()
 

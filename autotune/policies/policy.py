@@ -159,10 +159,6 @@ class Policy(Protocol[M]):
     clock, draws no random numbers and keeps no state in itself.
     """
 
-    @property
-    def name(self) -> str:
-        """Its name in the log."""
-
     def start(self) -> M:
         """Return the memory to start with."""
 
@@ -206,10 +202,6 @@ class PerRegime(Generic[M]):
         self._policy = policy
         self._found = found or {}
 
-    @property
-    def name(self) -> str:
-        return self._policy.name
-
     def start(self) -> Regimes[M]:
         return Regimes("", {}, self._found)
 
@@ -225,8 +217,9 @@ class PerRegime(Generic[M]):
         known = memory.memories.get(regime, self._policy.start())
         asked = replace(situation, outcomes=outcomes)
         decisions, inner = self._policy.decide(asked, known)
-        knobs = situation.knobs.items()
-        values = {key: knob.value for key, knob in knobs if not knob.kind}
+        values = {
+            key: knob.value for key, knob in situation.knobs.items() if not knob.kind
+        }
         memories = {**memory.memories, regime: inner}
         return decisions, Regimes(regime, memories, {**memory.values, regime: values})
 
@@ -386,8 +379,7 @@ def smoothed(before: Loads, seen: Observation) -> Loads:
 
     A segment's queue has its segment's load.
     """
-    insatiable = wait_share(seen) > INSATIABLE
-    now = {TRAINER: 0.0 if insatiable else demand_rows_per_s(seen)}
+    now = {TRAINER: 0.0 if wait_share(seen) > INSATIABLE else demand_rows_per_s(seen)}
     now[RATE] = ratio(1.0, cost_s(seen))
     for segment in seen.segments:
         for name in {segment.name, segment.queue_name}:

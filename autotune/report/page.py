@@ -19,7 +19,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from ..saved import NAMES, write_whole
+from ..log import NAMES, write_whole
 from .recording import Course, Group, Recorded, Recording, course_of, groups
 from .terminal import changed, moments, settings, stages_of, why_none
 
@@ -78,7 +78,7 @@ def _section(group: Group) -> dict[str, Any]:
         "course": course_of(seen),
         "verdict": None,
         "ranks": [
-            drawn(rank, course)
+            drawn(course)
             for rank in group.ranks[:MAX_RANKS]
             if (course := course_of(rank))
         ],
@@ -110,7 +110,7 @@ def _lines(pipelines: Sequence[Recorded]) -> Iterator[tuple[str, str, str]]:
         yield time.strftime("%H:%M:%S", time.localtime(wall_s)), whose, text
 
 
-def drawn(seen: Recorded, course: Course) -> dict[str, Any]:
+def drawn(course: Course) -> dict[str, Any]:
     """Return the charts of one pipeline on one rank, and what is marked in them.
 
     A chart has times, and a curve of as many values for each label. What `said` has is
@@ -139,23 +139,24 @@ def drawn(seen: Recorded, course: Course) -> dict[str, Any]:
             "xs": ends,
             "curves": {"rate": rates[:1] + rates},
         },
-        *(_changes(seen, course, knob, ends[-1]) for knob in NAMES),
+        *(_changes(course, knob, ends[-1]) for knob in NAMES),
     ]
     marks = [
-        {**each._asdict(), "at_s": course.at(each.time_s)} for each in moments(seen)
+        {**each._asdict(), "at_s": course.at(each.time_s)}
+        for each in moments(course.seen)
     ]
     return {
-        "rank": seen.rank,
+        "rank": course.seen.rank,
         "seconds": ends[-1],
         "charts": [chart for chart in charts if chart["curves"]],
         "marks": marks[-MAX_MARKS:],
     }
 
 
-def _changes(seen: Recorded, course: Course, knob: str, end_s: float) -> dict[str, Any]:
+def _changes(course: Course, knob: str, end_s: float) -> dict[str, Any]:
     """Return a chart of the operators whose knob has changed."""
     found: dict[str, dict[float, float]] = {}
-    for time_s, (operator, name), value in seen.history:
+    for time_s, (operator, name), value in course.seen.history:
         if name == knob:  # what it had first, it had from the beginning
             at_s = course.at(time_s) if operator in found else 0.0
             found.setdefault(operator, {})[at_s] = float(value)

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 from ...engine.observe.observation import ratio
 from ...errors import SpecError, check
 from ...system.printing import figures
+from ..log import UNREADABLE, check_version
 from ..phrases import per_s
-from ..saved import UNREADABLE, check_version
 
 Row = Mapping[str, Any]
 # Operator and knob.
@@ -37,14 +37,6 @@ NO_LOG = (
     "no log can be read from {!r} ({}); a run with set_enable_autotune(True, prefix),"
     " or `penstock run --log PREFIX train.py`, writes PREFIX_<rank>.jsonl"
 )
-# The outcomes of the engine's own moves that changed a value.
-MOVED = ("moved", "kept")
-STRANGE = (
-    "{!r} is not the log of a tuned run ({}); PREFIX_<rank>.jsonl is one, not the .json"
-    " beside it"
-)
-
-
 # Most intervals of a run: a chart has hardly more columns on a small screen.
 INTERVALS = 240
 # Below this, a few steps make the figures of intervals uneven.
@@ -85,13 +77,21 @@ class Spent(NamedTuple):
 
     def more(self, trainer: Row, time_s: float) -> Spent:
         """Return this and what the trainer did besides, until later."""
-        wait_s, own_s = self.wait_s + trainer["wait_s"], self.own_s + trainer["gap_s"]
-        return Spent(time_s, wait_s, own_s, self.rows + trainer["rows"])
+        return Spent(
+            time_s,
+            self.wait_s + trainer["wait_s"],
+            self.own_s + trainer["gap_s"],
+            self.rows + trainer["rows"],
+        )
 
     def since(self, before: Spent) -> Spent:
         """Return this without what had been done before."""
-        wait_s, own_s = self.wait_s - before.wait_s, self.own_s - before.own_s
-        return Spent(self.time_s, wait_s, own_s, self.rows - before.rows)
+        return Spent(
+            self.time_s,
+            self.wait_s - before.wait_s,
+            self.own_s - before.own_s,
+            self.rows - before.rows,
+        )
 
 
 @dataclass(slots=True)
@@ -187,8 +187,8 @@ class Recorded:
         if row["event"] == "decision":
             self.unjudged[key] = row
         elif row["event"] == "executor":
-            if row["outcome"] not in MOVED:
-                return
+            if row["outcome"] not in ("moved", "kept"):
+                return  # nothing has changed
             self.moves.append(row)
         else:
             value = row["new" if row["kept"] else "old"]
@@ -358,8 +358,10 @@ class Recording:
         except UNREADABLE as error:
             self.damaged += 1
             if not found:
-                told = f"{type(error).__name__}: {error}"
-                raise SpecError(STRANGE.format(path, told)) from error
+                raise SpecError(
+                    f"{path!r} is not the log of a tuned run ({type(error).__name__}:"
+                    f" {error}); PREFIX_<rank>.jsonl is one, not the .json beside it"
+                ) from error
 
 
 def read_recording(path: str | os.PathLike[str], name: str | None = None) -> Recording:
@@ -373,7 +375,13 @@ def read_recording(path: str | os.PathLike[str], name: str | None = None) -> Rec
         SpecError: there is no such log, or no such pipeline in it.
     """
     shown = os.fspath(path)
-    files = [shown] if os.path.isfile(shown) else logs_of(shown)
+    ranks = {
+        int(rank): found
+        for found in glob.glob(glob.escape(shown) + "_*.jsonl")
+        if (rank := Path(found).stem.rpartition("_")[2]).isdigit()
+    }
+    every = [ranks[rank] for rank in sorted(ranks)]
+    files = [shown] if os.path.isfile(shown) else every
     if not files:
         raise SpecError(NO_LOG.format(shown, "No such file or directory"))
     recording = Recording(files, name)
@@ -389,13 +397,3 @@ def read_recording(path: str | os.PathLike[str], name: str | None = None) -> Rec
         f"the log has no pipeline {name!r}; it has {', '.join(names)}",
     )
     return recording
-
-
-def logs_of(prefix: str) -> list[str]:
-    """Return the logs of a prefix, by rank."""
-    ranks = {
-        int(rank): found
-        for found in glob.glob(glob.escape(prefix) + "_*.jsonl")
-        if (rank := Path(found).stem.rpartition("_")[2]).isdigit()
-    }
-    return [ranks[rank] for rank in sorted(ranks)]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.autotune.log import AutotuneLog
-from penstock.autotune.policies import BottleneckLaw
+from penstock.autotune.policies.bottleneck_law import BottleneckLaw
 from penstock.autotune.policies.kinds import NO_KINDS, Kinds, Past
 from penstock.autotune.policies.policy import KnobKey, KnobView, Situation
 from penstock.autotune.trial import Decision, DecisionOutcome, Measure, Trial, Verdict

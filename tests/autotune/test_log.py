@@ -14,9 +14,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from penstock.autotune import phrases
-from penstock.autotune.log import AutotuneLog, show_by_default
+from penstock.autotune.log import (
+    EXECUTORS,
+    AutotuneLog,
+    Saved,
+    read_saved,
+    show_by_default,
+)
 from penstock.autotune.policies.policy import KnobKey, Situation
-from penstock.autotune.saved import EXECUTORS, Saved, read_saved
 from penstock.autotune.trial import Decision, DecisionOutcome, Measure
 from penstock.engine.observe.observation import SegmentObservation
 from penstock.engine.recipe import Executor

@@ -18,7 +18,7 @@ from penstock.autotune.planner import (
     plan_nodes,
     table_of,
 )
-from penstock.autotune.policies import BottleneckLaw
+from penstock.autotune.policies.bottleneck_law import BottleneckLaw
 from penstock.autotune.tuner import Tuner
 from penstock.engine.observe.observation import SegmentObservation
 from penstock.errors import SpecError

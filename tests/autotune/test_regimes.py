@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.autotune.log import AutotuneLog
-from penstock.autotune.policies import BottleneckLaw, PerRegime
-from penstock.autotune.policies.bottleneck_law import LawMemory
-from penstock.autotune.policies.policy import Situation, Values
-from penstock.autotune.saved import read_saved
+from penstock.autotune.log import AutotuneLog, read_saved
+from penstock.autotune.policies.bottleneck_law import BottleneckLaw, LawMemory
+from penstock.autotune.policies.policy import PerRegime, Situation, Values
 from penstock.autotune.tuner import Tuner
 from penstock.system.resources import Budget
 from support.simulator.machine import Machine

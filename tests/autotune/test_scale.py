@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.autotune.planner import (
+    DISK,
     STORE,
     Cluster,
     Tier,
@@ -89,8 +90,8 @@ def test_ranks_wait_for_the_slowest_as_long_as_in_the_simulation() -> None:
 
 def test_a_cache_helps_from_the_second_epoch_on() -> None:
     halves = replace(EVEN, data_bytes=1e9, tiers=(Tier(5e8),), own_parts=False)
-    assert halves.shares(16, warm=False) == (0.0, 1.0)
-    assert halves.shares(16, warm=True) == (0.5, 0.5)
+    first, later = (halves.step_bounds(16, warm=warm) for warm in (False, True))
+    assert later[STORE] == first[STORE] / 2
     cold, warm = (halves.speed(64, warm=warm) for warm in (False, True))
     assert cold.binds == warm.binds == STORE
     assert warm.rows_per_s == pytest.approx(2 * cold.rows_per_s, rel=0.02)
@@ -99,8 +100,12 @@ def test_a_cache_helps_from_the_second_epoch_on() -> None:
 def test_disk_keeps_what_ram_cannot_and_only_the_rest_is_read_again() -> None:
     tiers = (Tier(2e8), Tier(3e8, bytes_per_s=1e8))
     one = replace(EVEN, data_bytes=1e9, tiers=tiers)
-    assert one.shares(1, warm=True) == pytest.approx((0.2, 0.3, 0.5))
-    assert one.shares(4, warm=True) == pytest.approx((0.8, 0.2, 0.0))
+    batch = 32 * 1e5
+    alone, four = (one.step_bounds(nodes, warm=True) for nodes in (1, 4))
+    assert alone[DISK] == pytest.approx(0.3 * batch / 1e8)
+    assert alone[STORE] == pytest.approx(0.5 * batch / 2e8)
+    assert four[DISK] == pytest.approx(0.2 * batch / 1e8)
+    assert four[STORE] == pytest.approx(0.0, abs=1e-12)
 
 
 def test_with_enough_nodes_each_part_fits_into_its_nodes_cache() -> None:

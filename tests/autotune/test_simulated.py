@@ -16,7 +16,8 @@ from connector_rules import ConnectorRules
 
 from penstock.autotune.host_peers import HostPeers
 from penstock.autotune.log import AutotuneLog
-from penstock.autotune.policies import BottleneckLaw, Policy
+from penstock.autotune.policies.bottleneck_law import BottleneckLaw
+from penstock.autotune.policies.policy import Policy
 from penstock.autotune.tuner import Tuner
 from penstock.system.resources import Budget
 from support.simulator.machine import Machine, Ranks
@@ -51,7 +52,7 @@ def tuned(case: Case, policy: Policy[Any], seed: int = 0) -> float:
     return rows / (machine.now_s - began_s) / best
 
 
-def run_until(tuner: Tuner[Any], machine: Machine, end_s: float) -> None:
+def run_until(tuner: Tuner, machine: Machine, end_s: float) -> None:
     while machine.now_s < end_s:
         machine.advance(tuner.step())
 
@@ -118,7 +119,7 @@ def test_the_law_gets_there_three_times_sooner_than_the_rules() -> None:
     assert law <= rules / 3.0
 
 
-def rate_between(plant: Simulated, tuner: Tuner[Any], until_s: float) -> float:
+def rate_between(plant: Simulated, tuner: Tuner, until_s: float) -> float:
     """Go on until `until_s`; return the samples a second of that time."""
     machine, steps = plant.machine, plant.steps
     began_s = machine.now_s
@@ -226,7 +227,7 @@ def test_ranks_share_the_cores_of_their_host_and_the_straggler_gets_enough(
     assert plants[-1].knobs()[0].value >= best * heavy.stages[0].cpu_s
 
 
-def run_together(tuners: Sequence[Tuner[Any]], machine: Machine, end_s: float) -> None:
+def run_together(tuners: Sequence[Tuner], machine: Machine, end_s: float) -> None:
     due = [(machine.now_s, at) for at in range(len(tuners))]
     while due[0][0] < end_s:
         due_s, at = heapq.heappop(due)

@@ -23,8 +23,8 @@ from penstock.autotune.log import (
     AutotuneLog,
     Spoken,
 )
-from penstock.autotune.policies import BottleneckLaw, Policy
-from penstock.autotune.policies.policy import Situation
+from penstock.autotune.policies.bottleneck_law import BottleneckLaw
+from penstock.autotune.policies.policy import Policy, Situation
 from penstock.autotune.trial import Decision
 from penstock.autotune.tuner import Tuner, TunerThread
 from penstock.autotune.window import latest, wait_share
@@ -47,7 +47,7 @@ TWO_CORES = Budget(2.0, 10**9, whole_machine=True)
 RULES = ConnectorRules()
 
 
-@pytest.fixture(params=[RULES, BottleneckLaw()], ids=lambda policy: policy.name)
+@pytest.fixture(params=[RULES, BottleneckLaw()], ids=["rules", "law"])
 def policy(request: pytest.FixtureRequest) -> Policy[Any]:
     """Return each policy in turn."""
     found: Policy[Any] = request.param
@@ -329,13 +329,12 @@ def tuning(plant: PausedPlant) -> TunerThread:
     return TunerThread(Tuner(plant, ConnectorRules(), TWO_CORES, log))
 
 
-def test_the_thread_is_gone_after_close() -> None:
+def test_the_thread_is_gone_after_the_with() -> None:
     plant = PausedPlant()
-    with tuning(plant) as thread:
+    with tuning(plant):
         assert plant.looked.wait(60.0)
         names = [t.name for t in threading.enumerate() if t.daemon]
         assert "penstock-autotune" in names
-    thread.close()
     assert "penstock-autotune" not in [t.name for t in threading.enumerate()]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.autotune.explain import explain
-from penstock.autotune.policies import BottleneckLaw
+from penstock.autotune.policies.bottleneck_law import BottleneckLaw
 from penstock.autotune.policies.kinds import NO_KINDS
 from penstock.autotune.policies.policy import KnobView, Situation
 from penstock.autotune.window import GIL_HELD, HELD_BACK, NEVER_EMPTY, WORTH

@@ -15,8 +15,8 @@ import pytest
 
 from penstock.cache import folder as folder_module
 from penstock.cache.disk import Disk, DiskError, let_go, room_of, shared_disk
-from penstock.cache.folder import leased
 from penstock.cache.memory import Full
+from penstock.system.file_locks import locked_folder
 from support.forked import End, forked
 
 
@@ -241,7 +241,7 @@ def test_a_child_forked_during_a_write_blocks_nobody(folder: Path) -> None:
 
     disk = shared_disk(folder, 1 << 20)
     with ExitStack() as stack:
-        with leased(disk.folder):
+        with locked_folder(disk.folder, 30.0):
             child = stack.enter_context(forked(work))
         assert child.hear() == "opened"
         disk.put(

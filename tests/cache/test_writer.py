@@ -13,7 +13,8 @@ import pytest
 
 from penstock.cache import disk as module
 from penstock.cache.disk import Disk, DiskError, Writer
-from penstock.cache.folder import FolderState, leased
+from penstock.cache.folder import FolderState
+from penstock.system.file_locks import locked_folder
 
 LIMIT = 1 << 20
 
@@ -64,7 +65,7 @@ def test_all_that_is_taken_is_written_and_reported_once(
 def test_a_record_on_its_way_is_found_and_not_taken_twice(
     disk: Disk, writer: Writer
 ) -> None:
-    with leased(disk.folder):  # so the record stays on its way
+    with locked_folder(disk.folder, 30.0):  # so the record stays on its way
         assert writer.offer(key(1), b"one", lambda: None)
         assert not writer.offer(key(1), b"one", lambda: None)
         assert writer.get(key(1)) == b"one"
@@ -80,7 +81,7 @@ def test_a_record_is_not_taken_while_too_many_wait(
     disk: Disk, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_BYTES", 100)
-    with leased(disk.folder):  # the writer cannot finish the first meanwhile
+    with locked_folder(disk.folder, 30.0):  # the writer cannot finish meanwhile
         offers = ((key(number), bytes(40), lambda: None) for number in range(9))
         taken = [writer.offer(*each) for each in offers]
     writer.close()

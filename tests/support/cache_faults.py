@@ -24,8 +24,9 @@ from penstock.cache.cache import Cache, Opening
 from penstock.cache.codec import CODECS
 from penstock.cache.disk import Disk
 from penstock.cache.fingerprint import Fingerprint
-from penstock.cache.folder import FOLDER, leased
+from penstock.cache.folder import FOLDER
 from penstock.cache.record import encode
+from penstock.system.file_locks import locked_folder
 from support.forked import End, Forked, forked
 from support.tiers import ask as ask_for
 
@@ -168,7 +169,7 @@ def stops_within(folder: Path, kind: str, end: End) -> None:
     disk = Disk(folder / FOLDER)
     environment = disk._env  # noqa: SLF001 a transaction of its own, to stop in
     if kind == "writer":
-        with leased(disk.folder), environment.begin(write=True) as txn:
+        with locked_folder(disk.folder, 30.0), environment.begin(write=True) as txn:
             for index in range(SAMPLES):
                 txn.put(*record(index))
             end.tell("within")

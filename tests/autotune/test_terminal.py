@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from penstock.autotune.report.live import shown
 from penstock.autotune.report.recording import Recording, Spent
+from penstock.autotune.report.terminal import shown
 from support.recordings import record
 
 
