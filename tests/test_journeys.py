@@ -8,11 +8,11 @@ import journeys
 import pytest
 
 LIMITS = {
-    "by threads": 23,
-    "by processes, trainer": 28,
-    "by processes, worker": 22,
-    "decision": 32,
-    "cache hit": 9,
+    "by threads": 15,
+    "by processes, trainer": 21,
+    "by processes, worker": 14,
+    "decision": 26,
+    "cache hit": 7,
 }
 """Modules that a journey may cross. These figures only fall: to 14 by threads, 18 in a
 worker process, and 16 for a decision. The READMEs of `engine`, `autotune` and `cache`
