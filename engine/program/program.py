@@ -200,7 +200,6 @@ class Calling(Operation):
         """Check the results, once all calls are made."""
 
     def run(self, work: Work) -> None:
-        """Apply it to all rows of `work`."""
         calls = self.begin(work)
         apply(calls.results, self.stage, calls.each, calls.number)
         self.finish(work, calls.results)
