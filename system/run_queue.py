@@ -102,16 +102,12 @@ def in_line(threads: Iterable[str]) -> int:
 
     Those that wait for the GIL look at it again and again, so they do not count.
     """
-    locks = Counter(lock for lock in map(_lock_of, threads) if lock)
+    # "<number> <address> <operation> <value> <time limit> ...", or "running"
+    stops = [_words(f"{thread}/syscall") for thread in threads]
+    endless = [words for words in stops if words[:1] == [FUTEX] and words[4] == b"0x0"]
+    locks = Counter(words[1] for words in endless)
     most = max(locks.values(), default=0)
     return most if most > 1 else 0
-
-
-def _lock_of(thread: str) -> bytes:
-    """Return the address at which a thread waits without limit, or nothing."""
-    # "<number> <address> <operation> <value> <time limit> ...", or "running"
-    words = _words(f"{thread}/syscall")
-    return words[1] if words[:1] == [FUTEX] and words[4] == b"0x0" else b""
 
 
 def waited_ns(thread: str) -> int:

@@ -69,8 +69,7 @@ class ForkServer:
     """
 
     def __init__(self, works: Works, seeds: Seeds, method: StartMethod) -> None:
-        self._works, self._seeds = works, seeds
-        self._method = method
+        self._works, self._seeds, self._method = works, seeds, method
         # Guards the following, and sending: several worker pools start workers, and a
         # pipe has one sender at a time.
         self._lock = threading.Lock()
@@ -277,3 +276,4 @@ def run_worker(load: Load, post: Post, pipe: Pipe) -> None:
     be_worker(segment, seeds, number)
     with daemonic():
         Worker(pipe, recipe, segment, page).run()
+        segment.program.leave()

@@ -177,8 +177,9 @@ class WorkerChild(Child, FarChild):
 
     def how_it_ended(self) -> str:
         """Return why it ended, and what it wrote before that."""
-        status = self.status_page.status
-        cause = self._stuck_how or cause_of(status, self._kills, oom_kills())
+        cause = self._stuck_how or cause_of(
+            self.status_page.status, self._kills, oom_kills()
+        )
         lines = self.status_page.text().strip().splitlines()[:MAX_LINES]
         return "\n".join([f"{cause}; it wrote:", *lines]) if lines else cause
 

@@ -143,10 +143,6 @@ class Slab:
             os.close(self.descriptor)
             raise
 
-    def give_away(self) -> None:
-        """Close the descriptor; the memory lives on while arrays use it."""
-        os.close(self.descriptor)
-
 
 class Sent(NamedTuple):
     """Data as it is sent: a batch in a slab, or pickled, with its arrays in a slab."""
@@ -388,6 +384,6 @@ class Shelf:
 
     def _drop(self, slabs: list[Slab]) -> None:
         for slab in slabs:
-            slab.give_away()
+            os.close(slab.descriptor)  # the memory lives on while arrays use it
             if slab.sent:
                 self._forget.append(slab.key)

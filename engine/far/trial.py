@@ -26,7 +26,7 @@ from ..program.operations import Cached, Stored
 from ..program.program import Work
 from ..program.randomness import SampleRandom
 from ..recipe import Recipe, SegmentRecipe
-from ..witness.hazards import Finding, leads_away
+from ..witness.hazards import ITERATOR, STREAM, Finding, leads_away
 from ..witness.witness import Witness
 from .child import Child, Pipe
 from .worker import set_up_libraries
@@ -61,7 +61,10 @@ def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
             child = Child.fork(attempt)
             ending.callback(child.end, END_S)
         for findings in child.pipe.receive_all(WAIT_S):
-            return {at: each for at, each in findings.items() if each.is_ownable}
+            # Each worker process may have a file of its own, as in torch, or a cache.
+            # Copies of a generator would all draw the same values.
+            alike = STREAM, ITERATOR
+            return {at: each for at, each in findings.items() if each.why not in alike}
         child.kill()  # it takes too long
     return {}
 

@@ -203,8 +203,9 @@ class AssignedEngine:
         self._plan = AssignedPlan()
         self._meter = CollatingMeter(self._plan, status)
         recipe = replace(recipe, plan=self._plan)
-        budget = ByteBudget(UNBOUNDED)
-        self._engine = Engine(recipe, budget, 0, trainer=self._meter, watch=watch)
+        self._engine = Engine(
+            recipe, ByteBudget(UNBOUNDED), 0, trainer=self._meter, watch=watch
+        )
         self._engine.engine_lock.core.extend(0)
         self._awaits = any(each.executor == "async" for each in recipe.segments)
         self._more = segment.more_within
@@ -417,7 +418,6 @@ class Worker:
         status_page: StatusPage,
     ) -> None:
         self._pipe, self._status_page = pipe, status_page
-        self._program = segment.program
         self._shelf = Shelf(KEEP)
         users = any(each.per_batch for each in recipe.segments)
         # Whether a batch is its rows, as their layout says.
@@ -451,7 +451,6 @@ class Worker:
         except PenstockError:
             if not self._engine.closed:
                 raise
-        self._program.leave()
 
     def _serve(self) -> None:
         """Do what was assigned first. Keeps no reference between two assignments."""

@@ -134,14 +134,6 @@ class Finding:
     def __str__(self) -> str:
         return f"`{self.path}` (a {self.type_name}) {self.why}"
 
-    @property
-    def is_ownable(self) -> bool:
-        """Whether each worker process may have one, as in torch: a file, or a cache.
-
-        Copies of a generator would all draw the same values.
-        """
-        return self.why not in (STREAM, ITERATOR)
-
 
 def find_unsafe(thing: Any, name: str) -> Finding | None:
     """Return the object nearest to `thing`, called `name`, that threads must not share.

@@ -62,5 +62,5 @@ def ferries(keep: int = 40) -> Iterator[Ferry]:
     yield ferry
     shelf = vars(ferry).pop("shelf")
     for slab in [*shelf._free, *shelf._lent.values(), *shelf._out.values()]:  # noqa: SLF001 a worker process just ends
-        slab.give_away()
+        os.close(slab.descriptor)
     vars(ferry).clear()

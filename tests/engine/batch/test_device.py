@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import Any
 
 import pytest
@@ -117,7 +118,7 @@ def test_a_copy_from_the_ring_or_from_a_slab_blocks_nobody() -> None:
     moved = carrier.hand_over(crossing).data
     assert [each.sum().item() for each in moved] == [3 << 20, 5 << 20]
     carrier.close()
-    slab.give_away()
+    os.close(slab.descriptor)
     del shared, allocate, slab, crossing, moved
     assert bus.register(address, 0) is False
     assert torch.ones(1, device="cuda").item() == 1  # nobody is blamed for that

@@ -27,7 +27,7 @@ def test_two_mappings_of_a_slab_are_one_memory() -> None:
         ours.fill_(1)
         assert theirs.dtype == dtype
         assert torch.equal(ours, theirs)
-    slab.give_away()
+    os.close(slab.descriptor)
 
 
 def test_leaves_begin_on_separate_cache_lines() -> None:
@@ -36,7 +36,7 @@ def test_leaves_begin_on_separate_cache_lines() -> None:
     leaves = [allocate((3,), torch.uint8) for _ in range(4)]
     starts = [leaf.data_ptr() - memory.ctypes.data for leaf in leaves]
     assert starts == [0, 64, 128, 192]
-    slab.give_away()
+    os.close(slab.descriptor)
 
 
 def test_a_leaf_may_be_empty_or_of_any_dtype() -> None:
@@ -46,7 +46,7 @@ def test_a_leaf_may_be_empty_or_of_any_dtype() -> None:
         for dtype in (torch.float64, torch.complex64, torch.int16, torch.bool):
             leaf = allocate(shape, dtype)
             assert (tuple(leaf.shape), leaf.dtype) == (shape, dtype)
-    slab.give_away()
+    os.close(slab.descriptor)
 
 
 def test_a_slabs_memory_lives_while_a_tensor_of_it_does() -> None:
@@ -56,7 +56,7 @@ def test_a_slabs_memory_lives_while_a_tensor_of_it_does() -> None:
     view = tensor[1:3]
     tensor.fill_(9)
     del tensor, allocate, memory
-    slab.give_away()
+    os.close(slab.descriptor)
     del slab
     assert view.tolist() == [9, 9]
 
@@ -65,7 +65,7 @@ def test_a_descriptor_is_not_inherited_and_has_our_name() -> None:
     slab = Slab(4, PAGE)
     assert not os.get_inheritable(slab.descriptor)
     assert "penstock" in os.readlink(f"/proc/self/fd/{slab.descriptor}")
-    slab.give_away()
+    os.close(slab.descriptor)
 
 
 def test_a_failed_allocation_is_an_error_and_leaves_no_descriptor() -> None:
@@ -89,4 +89,4 @@ def test_a_slab_has_room_for_the_leaves_of_a_batch(leaves: int) -> None:
     memory = layout.open(3, allocate)
     layout.write(memory, 0, [tuple(range(leaves))] * 3)
     assert [part.tolist() for part in memory] == [[n] * 3 for n in range(leaves)]
-    slab.give_away()
+    os.close(slab.descriptor)

@@ -155,7 +155,7 @@ def test_what_is_in_shared_memory_is_moved_only_if_asked(
     assert torch.equal(moved["images"][0], shared)
     assert (pin([shared, "a"])[0] is not shared) == slabs
     assert moved["again"].data_ptr() in memory.addresses
-    slab.give_away()
+    os.close(slab.descriptor)
 
 
 @pytest.mark.usefixtures("memory")
