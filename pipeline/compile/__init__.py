@@ -139,10 +139,8 @@ def compile_drawn(
         pin_memory: whether batches are to be in pinned memory, if there is CUDA.
         fixed: what the program says that leaves all of this to the trainer.
     """
-    batch = BatchStage(1, collate_fn=collate)  # samplers decide its size
-    recipe = compile_recipe(
-        (source, batch), settings, Shard.single(), options, name=name
-    )
+    stages = source, BatchStage(1, collate_fn=collate)  # samplers decide its size
+    recipe = compile_recipe(stages, settings, Shard.single(), options, name=name)
     (segment,) = recipe.segments
     (read,) = segment.program.operations
     assert isinstance(read, Read)
