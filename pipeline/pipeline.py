@@ -48,7 +48,7 @@ from .stages import (
 if TYPE_CHECKING:
     from ..autotune.explain import Explanation
     from .schedule import Scheduled
-    from .sources.folder import Paths
+    from .sources import Paths
 
 
 class Pipeline(Face):

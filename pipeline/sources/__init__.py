@@ -24,6 +24,8 @@ from ...engine.recipe import Executor
 from .folder import URL, Folder, Paths, listed
 from .source import Source
 
+__all__ = ["Paths", "find_folder", "find_parquet"]
+
 # The same kind of source, on this machine or in a store. What reads stores is imported
 # only for a store, as fsspec takes its time.
 
