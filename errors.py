@@ -104,8 +104,7 @@ def users_frames(error: BaseException) -> TracebackType | None:
     while traceback is not None:
         frames.append(traceback)
         traceback = traceback.tb_next
-    notes = getattr(error, "__notes__", ())
-    of_users = any(note.startswith(NOTE) for note in notes)
+    of_users = any(note.startswith(NOTE) for note in getattr(error, "__notes__", ()))
     if of_users or (frames and not is_own(frames[-1].tb_frame)):
         frames = [each for each in frames if not is_own(each.tb_frame)]
     kept = None

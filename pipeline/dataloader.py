@@ -199,8 +199,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         self._zero_workers = (
             "num_workers" in kwargs or len(args) > 4
         ) and self.num_workers == 0
-        self.sample_seeding = sample_seeding
-        self.thread_safe = thread_safe
+        self.sample_seeding, self.thread_safe = sample_seeding, thread_safe
         self.snapshot_every_n_steps = snapshot_every_n_steps
         check_name(name)
         named = getattr(type(self), "name", None)  # a subclass may have its own

@@ -123,9 +123,9 @@ class Epoch(Iterator[Any]):
     ) -> None:
         self._face, self._slot = face, slot
         self._leave = slot.release if keeps else slot.finalise
-        # Whether the last batch is handed over; another loop may use the run then.
-        self._delivered = False
-        self._over = False
+        # Whether the last batch is handed over, as another loop may use the run then;
+        # and whether this loop has ended.
+        self._delivered = self._over = False
         self._process = os.getpid()
         self._join(run)
 

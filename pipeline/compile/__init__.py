@@ -203,9 +203,11 @@ def _parts(
 def _buffers(
     number: int, batch: BatchStage, device: DeviceStage | None, *, repack: bool
 ) -> Buffers:
-    substitute = batch.on_error == "substitute"
     buffers = Buffers(
-        f"Batch(ID:{number})", batch.collate_fn, keep=repack, substitute=substitute
+        f"Batch(ID:{number})",
+        batch.collate_fn,
+        keep=repack,
+        substitute=batch.on_error == "substitute",
     )
     if device is None or device.device.type != "cuda":
         return buffers
@@ -272,14 +274,13 @@ def _by_length(
         " and iterable datasets do not allow; use select() with the indices to keep, or"
         " group samples in a function of your own",
     )
-    per_rank = batch.max_tokens is not None
     size = batch.size and batch.size * shard.size
     buckets = Buckets(
         order,
         lengths,
         size=None if batch.has_budget else batch.global_size or size,
         tokens=batch.max_tokens or batch.global_max_tokens,
-        parts=shard.size if per_rank else 1,
+        parts=1 if batch.max_tokens is None else shard.size,
         window=batch.window,
     )
     return order.then(buckets)

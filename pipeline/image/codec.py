@@ -215,10 +215,11 @@ def pixels_of(image: Any) -> Image:
 
 def like(image: Any, pixels: NDArray[Any]) -> Any:
     """Return pixels `[H, W, C]` as the kind of image that `image` is."""
-    if isinstance(image, torch.Tensor):
-        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
-    if isinstance(image, PIL.Image.Image):
-        return PIL.Image.fromarray(pixels)
+    match image:
+        case torch.Tensor():
+            return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+        case PIL.Image.Image():
+            return PIL.Image.fromarray(pixels)
     return pixels
 
 

@@ -594,9 +594,10 @@ def as_given(values: Points, given: Any) -> Any:
 
     Floats keep their dtype; integers become `float32`.
     """
-    if isinstance(given, torch.Tensor):
-        kind = given.dtype if given.is_floating_point() else torch.float32
-        return torch.from_numpy(values).to(kind)
-    if isinstance(given, np.ndarray):
-        return values.astype(given.dtype if given.dtype.kind == "f" else np.float32)
+    match given:
+        case torch.Tensor():
+            kind = given.dtype if given.is_floating_point() else torch.float32
+            return torch.from_numpy(values).to(kind)
+        case np.ndarray():
+            return values.astype(given.dtype if given.dtype.kind == "f" else np.float32)
     return values.tolist()

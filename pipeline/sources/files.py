@@ -367,6 +367,14 @@ class StoredFile(io.IOBase):
         self._read, self._nbytes, self._at = read, nbytes, 0
         self._loaded = [(part, memoryview(read(part))) for part in parts]
 
+    def readable(self) -> bool:
+        """Return whether it can be read: it can."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return whether one can go to any place in it: one can."""
+        return True
+
     def seek(self, at: int, whence: int = io.SEEK_SET) -> int:
         """Go to a place; return it."""
         self._at = at + (0, self._at, self._nbytes)[whence]

@@ -86,8 +86,11 @@ def _of_pandas(frame: Any) -> RowGroup:
     """Return the rows of a data frame, with the values of its `to_dict("records")`."""
     columns: dict[Any, Any] = {}  # of columns with one name, a row has the last one
     for at, (name, column) in enumerate(frame.items()):
-        plain = isinstance(column.dtype, np.dtype) and column.dtype.kind in "biuf"
-        plain = plain and column.dtype not in (np.uint64, np.float16)
+        plain = (
+            isinstance(column.dtype, np.dtype)
+            and column.dtype.kind in "biuf"
+            and column.dtype not in (np.uint64, np.float16)
+        )
         columns[name] = column.to_numpy(copy=True) if plain else at
     places = {name: at for name, at in columns.items() if isinstance(at, int)}
     numbers = {name: c for name, c in columns.items() if name not in places}

@@ -172,10 +172,8 @@ class HedgedReads:
         self._sorted: list[float] = []
         # The time from which a request may be repeated whatever its share.
         self._rested_s = 0.0
-        # Number of files requested.
-        self.asked = 0
-        # Number of further requests for them.
-        self.hedged = 0
+        # Number of files requested, and of further requests for them.
+        self.asked = self.hedged = 0
 
     async def read(
         self, function: Callable[[str], Awaitable[bytes]], path: str

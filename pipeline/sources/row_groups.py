@@ -312,12 +312,14 @@ class RowGroups:
             return found[0].rows(rows)
         before, self._needed = self._needed, frozenset(needed)
         both = before | self._needed
-        if len(before & self._needed) >= 0.9 * len(both):  # nearly the same groups
-            nbytes = sum(group.nbytes for group in found)
-            if nbytes <= groups_bytes() // PARTS:
-                members = np.zeros(len(self._ends), np.bool_)
-                members[[*both]] = True
-                self._together = both, members
+        # Nearly the same groups as before are joined, unless they are large.
+        if (
+            len(before & self._needed) >= 0.9 * len(both)
+            and sum(group.nbytes for group in found) <= groups_bytes() // PARTS
+        ):
+            members = np.zeros(len(self._ends), np.bool_)
+            members[[*both]] = True
+            self._together = both, members
         pairs = zip(found, np.split(rows[order], starts[1:]), strict=True)
         return mixed([group.rows(share) for group, share in pairs], order)
 

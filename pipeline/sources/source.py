@@ -132,14 +132,13 @@ class PerProcess(Generic[T]):
         weigh: Callable[[T], int] | None = None,
         limit: Callable[[], int] | None = None,
     ) -> None:
-        self._make, self._kept = make, kept
-        self._weigh, self._limit = weigh, limit
+        self._make, self._kept, self._weigh, self._limit = make, kept, weigh, limit
         self._begin()
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._values: OrderedDict[Hashable, tuple[Future[T], int | None]]
-        self._values = OrderedDict()  # with the bytes of each, once it is made
+        # Each value with its bytes, once it is made.
+        self._values = OrderedDict[Hashable, tuple[Future[T], int | None]]()
         self._process = os.getpid()  # last: a thread that sees it finds a free lock
 
     def __call__(self, key: Hashable) -> T:
