@@ -29,20 +29,20 @@ UNSAFE = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve", "subpr
 """Modules that run whatever their input says, or another program."""
 OWN_PIPES = {"penstock.engine.far.handover"}
 
-# Ceilings. These figures only fall, but for what a deliverable adds, which is named here
-# with its count. They began on 2026-11-29, when all packages had been read twice and 46
-# modules merged (docs/decisions/0015-whole-ideas-in-one-module.md).
+# Ceilings. These figures only fall, but for what a deliverable adds, which is named
+# here with its count. They began on 2026-11-29, when all packages had been read twice
+# and 46 modules merged (docs/decisions/0015-whole-ideas-in-one-module.md).
 # Statements that a package of the root may have, docstrings included.
 STATEMENTS = {
     "autotune": 3251,
     "cache": 2290,
     "demo": 206,
-    "engine": 10408,
+    "engine": 10398,
     "integrations": 159,
     "mindspore": 2600,
-    "pipeline": 5446,
-    "system": 566,
-    "": 509,
+    "pipeline": 5440,
+    "system": 564,
+    "": 508,
 }
 # All modules, 20 of them MindSpore's names.
 MODULES = 157
