@@ -167,6 +167,8 @@ class AutotuneLog:
         result = Path(f"{prefix}_{rank}.json").absolute()
         self._result = None if prefix is None else result
         self._rows: FileIO | None = None
+        # Whether a function of the user's runs now, which may never end.
+        self.in_listener = False
         # Time of the latest row: sentences belong to the row before.
         self._time_s: float | None = None
         self._kept = self._written = 0  # changes, and bytes of rows
@@ -294,6 +296,7 @@ class AutotuneLog:
         self.say(explanation.line)
         self._explained("verdict", explanation, time_s)
         for listener in list(_listeners):
+            self.in_listener = True
             try:
                 listener(self.name, explanation)
             except Exception:
@@ -301,6 +304,7 @@ class AutotuneLog:
                 logging.getLogger("penstock").exception(
                     "a listener of verdicts failed, and gets no more of them"
                 )
+            self.in_listener = False
 
     def torchs(self, explanation: Explanation) -> None:
         """Write the verdict on a loop that torch's own workers loaded."""

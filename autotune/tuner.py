@@ -7,9 +7,11 @@ calls it, or a simulator, as often as it returns. `TunerThread` is that thread.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, Self
 
+from .. import errors
 from ..engine.observe.observation import (
     Knob,
     Observation,
@@ -120,7 +122,7 @@ class Tuner:
         self._plant = plant
         self._policy = PerRegime(policy, found)
         self._budget = budget
-        self._log = log
+        self.log = log
         self._interval_steps = interval_steps
         self._memory = self._policy.start()
         self._regime = ""  # that of the window before
@@ -203,7 +205,7 @@ class Tuner:
         elif seen is not None:
             self._tell_spent(seen.time_s, "end")
         trial, self._plant.tried = self._trial, {}
-        self._log.result(self.found(), () if trial is None else trial.decisions)
+        self.log.result(self.found(), () if trial is None else trial.decisions)
 
     def found(self) -> Saved:
         """Return the values for an equal pipeline to start with."""
@@ -305,7 +307,7 @@ class Tuner:
         self._plant.tried = tried(self._plant.tried, outcomes)
         self._tried_s = trial.after[-1].time_s
         for outcome in outcomes:
-            self._log.outcome(outcome, trial.after[-1].time_s)
+            self.log.outcome(outcome, trial.after[-1].time_s)
         if kept:
             numbers = (d for d in trial.decisions if d.knob == "num_parallel_workers")
             fewer, (workers, held_bytes) = (
@@ -330,7 +332,7 @@ class Tuner:
 
     def _decide(self, window: Observation) -> None:
         situation = Situation(window, self._views(), self._share, self._outcomes)
-        self._log.situation(situation)
+        self.log.situation(situation)
         decisions, self._memory = self._policy.decide(situation, self._memory)
         self._outcomes = ()
         self._decided_at = self._plant.trained.steps
@@ -347,8 +349,8 @@ class Tuner:
         for decision in decisions:
             for line in evidence(window, decision):
                 if line != decision.reason:
-                    self._log.say(line)
-            self._log.decision(decision, window.time_s)
+                    self.log.say(line)
+            self.log.decision(decision, window.time_s)
             knobs[decision.key].set(decision.new)
         known = max(MAX_WINDOWS, self._noise.windows)
         self._trial = Trial(decisions, self._base[-known:], in_step=self._shared)
@@ -368,10 +370,10 @@ class Tuner:
 
     def _tell_verdict(self, window: Observation) -> None:
         self._tell_spent(window.time_s, "verdict")
-        self._log.verdict(explain(window, self._share, tuned=True), window.time_s)
+        self.log.verdict(explain(window, self._share, tuned=True), window.time_s)
 
     def _tell_spent(self, time_s: float, event: str = "") -> None:
-        self._log.spent(self._plant.trained - self._before, time_s, event)
+        self.log.spent(self._plant.trained - self._before, time_s, event)
 
     def _tell_moves(self, window: Observation) -> None:
         """Log the segments' moves that are new."""
@@ -380,7 +382,7 @@ class Tuner:
         for move in sorted(moves, key=lambda move: move.time_s):
             if move.time_s > self._moved_s:
                 self._moved_s = move.time_s
-                self._log.moved(move)
+                self.log.moved(move)
 
     def _tell_held(self, window: Observation) -> None:
         """Log what keeps the cause of a long wait from being removed, once."""
@@ -392,13 +394,13 @@ class Tuner:
         worst = next(its, worst)
         if (worst.name, *held) not in self._held and found.verdict == "input-bound":
             self._held.add((worst.name, *held))
-            self._log.say(phrases.held(worst, *held))
+            self.log.say(phrases.held(worst, *held))
 
     def _tell_released(self, window: Observation) -> None:
         share, (workers, held_bytes) = wait_share(window), self._released
         if workers and verdict_of(share) == "not input-bound":
             nbytes = max(0, held_bytes - window.held_bytes)
-            self._log.say(phrases.released(share, workers, nbytes))
+            self.log.say(phrases.released(share, workers, nbytes))
         self._released = 0, 0
 
     def _views(self) -> dict[KnobKey, KnobView]:
@@ -426,6 +428,14 @@ def tried(
     return known
 
 
+# How long a loop that ends waits for a function of the user's, and how often it looks.
+LEAVE_S, JOIN_S = 0.5, 0.05
+LEFT = (
+    "a function given to on_verdict has not returned for %.1f s, so the thread that"
+    " called it is left behind; end it, or let it only note what it gets"
+)
+
+
 class TunerThread:
     """Runs a tuner beside the training, as a `with`.
 
@@ -450,10 +460,19 @@ class TunerThread:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop tuning and wait for the thread, unless it is what leaves."""
+        """Stop tuning and wait for the thread, unless it is what leaves.
+
+        A thread that is stuck in a function of the user's is left behind.
+        """
         self._closing.set()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._thread is threading.current_thread():
+            return
+        due_s = time.monotonic() + LEAVE_S
+        while self._thread.is_alive():
+            self._thread.join(JOIN_S)
+            if self._tuner.log.in_listener and time.monotonic() > due_s:
+                errors.LOGGER.warning(LEFT, LEAVE_S)
+                return
 
     def _run(self) -> None:
         try:

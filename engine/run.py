@@ -52,7 +52,7 @@ class Run:
     """What iterating a pipeline starts, and keeps between epochs.
 
     `next` and `begin` belong to the trainer's thread, and `observe`, `knobs` and
-    `steps` to the tuner's; any thread may call `close`.
+    `trained` to the tuner's; any thread may call `close`.
 
     Args:
         recipe: what to run.

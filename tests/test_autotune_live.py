@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -200,3 +201,29 @@ def test_listeners_get_verdicts_until_they_fail_or_unsubscribe(
         for _ in p:
             time.sleep(0.002)
     assert len(heard) == before
+
+
+def test_a_listener_that_never_returns_does_not_stop_a_close(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    called, released = threading.Event(), threading.Event()
+
+    def stuck(*_: object) -> None:
+        called.set()
+        released.wait()
+
+    end = ps.on_verdict(stuck)
+    ps.set_enable_autotune(True, str(tmp_path / "run"))
+    try:
+        with ps.Pipeline.from_dataset(list(range(40_000))).batch(4) as pipe:
+            for _ in pipe:
+                time.sleep(0.002)
+                if called.is_set():
+                    break
+        (tuner,) = (t for t in threading.enumerate() if t.name == "penstock-autotune")
+        assert "a function given to on_verdict has not returned" in caplog.text
+    finally:
+        end()
+        released.set()
+    tuner.join()
+    assert "autotune failed" not in caplog.text
