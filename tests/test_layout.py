@@ -32,17 +32,18 @@ OWN_PIPES = {"penstock.engine.far.handover"}
 # Ceilings. These figures only fall, but for what a deliverable adds, which is named
 # here with its count. They began on 2026-11-29, when all packages had been read twice
 # and 46 modules merged (docs/decisions/0015-whole-ideas-in-one-module.md). Since then:
-# a close that does not wait for a listener of verdicts that never returns, 13.
+# a close that does not wait for a listener of verdicts that never returns, 13; workers
+# that collect garbage though they were forked while that was postponed, 13.
 # Statements that a package of the root may have, docstrings included.
 STATEMENTS = {
     "autotune": 3264,
     "cache": 2290,
     "demo": 206,
-    "engine": 10398,
+    "engine": 10401,
     "integrations": 159,
     "mindspore": 2600,
     "pipeline": 5440,
-    "system": 564,
+    "system": 576,
     "": 508,
 }
 # All modules, 20 of them MindSpore's names.

@@ -18,7 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -70,12 +70,8 @@ class Pickler(pickle.Pickler):
             memory = pickle.PickleBuffer(line.numpy())
             return _tensor, (memory, obj.dtype, tuple(obj.shape), obj.stride())
         if obj.layout is torch.sparse_coo:
-            make = partial(
-                torch.sparse_coo_tensor,
-                check_invariants=False,
-                is_coalesced=obj.is_coalesced(),
-            )
-            return make, (obj._indices(), obj._values(), obj.shape)  # noqa: SLF001 as they are
+            parts = obj._indices(), obj._values(), obj.shape  # noqa: SLF001 as they are
+            return _coordinates, (*parts, obj.is_coalesced())
         return NotImplemented
 
 
@@ -144,6 +140,14 @@ def _tensor(
 ) -> torch.Tensor:
     line = torch.frombuffer(memory, dtype=dtype)
     return line if stride == (1,) else line.as_strided(shape, stride)
+
+
+def _coordinates(*parts: Any) -> torch.Tensor:
+    # A function of a module: to pickle a partial would take twice as long.
+    indices, values, shape, coalesced = parts
+    return torch.sparse_coo_tensor(
+        indices, values, shape, check_invariants=False, is_coalesced=coalesced
+    )
 
 
 def is_dense(value: Any) -> bool:

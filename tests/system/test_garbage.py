@@ -5,9 +5,13 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
+from torch.utils.data import Dataset
 
+import penstock as ps
 from penstock.system.garbage import collected_later
 
 BEGINNING = """
@@ -65,3 +69,45 @@ def test_a_first_batch_does_not_wait_for_a_full_collection(face: str) -> None:
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     generation, enabled = run.stdout.split()
     assert (int(generation) < 2, enabled) == (True, "True")
+
+
+class Enabled(Dataset[int]):
+    """Whether garbage is collected where samples are made."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return int(gc.isenabled())
+
+
+WORKERS: dict[str, Callable[[], Iterable[Any]]] = {
+    "a loader": lambda: ps.DataLoader(Enabled(), 2, num_workers=2),
+    "a pipeline": lambda: ps.Pipeline.from_dataset(
+        Enabled(), executor="process", num_parallel_workers=2
+    ).batch(2),
+    "a host": lambda: (
+        ps.Pipeline.from_dataset(Enabled()).batch(2).options(host="process")
+    ),
+    "torch's own": lambda: ps.DataLoader(
+        Enabled(), 2, num_workers=2, worker_init_fn=print
+    ),
+}
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_worker_processes_collect_garbage(workers: str) -> None:
+    batches = WORKERS[workers]()
+    for _ in range(2):  # processes of a second epoch, too
+        assert [sum(batch.tolist()) for batch in batches] == [2] * 4
+
+
+def test_an_interrupt_leaves_collections_on() -> None:
+    def interrupted() -> None:
+        with collected_later():
+            raise KeyboardInterrupt
+
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+    assert gc.isenabled()
