@@ -240,7 +240,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         self._drawing, self._resumed, self._plan = drawing, False, None
         if why is None:
             self._torchs = None
-            loop = self._iterate(drawing)
+            with self._slot.loop_change(imports=True):
+                loop = self._iterate(drawing)
         else:
             self._slot.tell(f"torch's own workers load, untuned: {why}.")
             loop = self._iterate_torchs(drawing, why)

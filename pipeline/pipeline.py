@@ -615,7 +615,7 @@ class Pipeline(Face):
         A pipeline runs one loop at a time: a new loop ends the previous one. If you
         leave a loop early, by `break` or an exception, its workers stop.
         """
-        with self._slot.loop_change():
+        with self._slot.loop_change(imports=True):
             recipe = self._compiled()
         cursor = self._next or recipe.planned.start(self._epoch)
         self._next, self._epoch = None, cursor.epoch + 1

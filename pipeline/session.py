@@ -315,19 +315,23 @@ class Slot:
         return replace(recipe, segments=tuple(segments))
 
     @contextlib.contextmanager
-    def loop_change(self) -> Iterator[None]:
+    def loop_change(self, *, imports: bool = False) -> Iterator[None]:
         """Begin a loop, or end one: several threads may loop over a face.
 
-        The first one imports much; garbage is collected after it.
+        Args:
+            imports: whether the first one imports much: garbage is collected after it.
         """
         if os.getpid() != self._owner:
             self._forget()
-        with collected_later(), self._loops_lock:
+        with (
+            collected_later() if imports else contextlib.nullcontext(),
+            self._loops_lock,
+        ):
             yield
 
     def start(self, recipe: Recipe, cursor: Cursor, rank: int) -> Run:
         """Return a run that goes on at `cursor`; end the loop that is busy now."""
-        with self.loop_change():
+        with self.loop_change(imports=True):
             return looping_threads.run(lambda: self._start(recipe, cursor, rank))
 
     def _start(self, recipe: Recipe, cursor: Cursor, rank: int) -> Run:
@@ -600,7 +604,7 @@ class Face(Printed):
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
-        self._set_up(self._name)
+        self._set_up(state.get("name", self._name))  # a loader may have been renamed
 
     @property
     def plan(self) -> BatchPlan | None:

@@ -451,3 +451,11 @@ def test_files_are_pickled_as_text(folder: Path) -> None:
 def test_describing_files_opens_nothing() -> None:
     """The trainer forks when the loop begins, and connections do not survive it."""
     assert len(find_files(["http://no-such-host/a"] * 1000, None, None, "auto")) == 1000
+
+
+def test_paths_may_come_from_an_iterator(tmp_path: Path) -> None:
+    for at in range(3):
+        (tmp_path / f"{at}.txt").write_bytes(b"x" * at)
+    found = ps.Pipeline.from_files(tmp_path.glob("*.txt")).batch(3)  # type: ignore[arg-type]
+    assert sorted(map(len, next(iter(found)))) == [0, 1, 2]
+    found.close()

@@ -366,6 +366,13 @@ def donors(failed: tuple[int, ...], rows: int) -> list[tuple[int, int]]:
     ]
 
 
+# What layouts know samples to consist of, with subclasses such as named tuples.
+LAID_OUT: tuple[type, ...] = (
+    *(torch.Tensor, np.ndarray, np.generic, int, float, str, bytes),
+    *(dict, list, tuple),
+)
+
+
 def collate_by_default(samples: list[Any]) -> Any:
     """Return what torch's `default_collate` does in the trainer.
 
@@ -379,10 +386,17 @@ def collate_by_default(samples: list[Any]) -> Any:
 
 
 def is_default_unchanged() -> bool:
-    """Whether nobody has registered other functions for `default_collate` to call."""
+    """Whether `default_collate` calls nobody's functions for the samples of layouts.
+
+    A library may register a function for a class of its own, as tensordict does when it
+    is imported; such samples have no layout.
+    """
     return all(
         each.__module__ == torchs.__name__
-        for each in torchs.default_collate_fn_map.values()
+        for known, each in torchs.default_collate_fn_map.items()
+        if isinstance(known, tuple)
+        or issubclass(known, LAID_OUT)
+        or any(issubclass(kind, known) for kind in LAID_OUT)
     )
 
 

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, SupportsIndex
 
 import numpy as np
 
@@ -616,7 +616,9 @@ def wanted_sides(
             "`size` is None and the context has no `image_size`; give the operator a "
             "size, or give the pipeline a schedule with image sizes"
         )
-    return (wanted, wanted) if isinstance(wanted, int) else wanted
+    if isinstance(wanted, SupportsIndex):  # a number of numpy's, too
+        return int(wanted), int(wanted)
+    return wanted
 
 
 def with_pairs(sample: Any, pairs: tuple[tuple[int, int], ...]) -> Any:

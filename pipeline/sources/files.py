@@ -412,7 +412,7 @@ def find_files(
             loop cannot read.
     """
     alone = isinstance(urls, (str, os.PathLike))
-    given = [urls] if isinstance(urls, (str, os.PathLike)) else urls
+    given = [urls] if isinstance(urls, (str, os.PathLike)) else [*urls]
     for url in given:
         check(
             isinstance(url, (str, os.PathLike)),

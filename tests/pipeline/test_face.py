@@ -74,3 +74,9 @@ def test_a_name_that_cannot_be_printed_is_refused(name: Any) -> None:
         made().options(name=name)
     with pytest.raises(ps.errors.SpecError, match="`name` must be a str"):
         ps.DataLoader(DATA, name=name)
+
+
+def test_a_copy_of_a_loader_has_its_present_name() -> None:
+    loader = ps.DataLoader([0, 1])
+    loader.name = "mine"
+    assert copy.deepcopy(loader)._slot.name == "mine"  # noqa: SLF001

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 import penstock as ps
 from penstock.system.garbage import collected_later
@@ -111,3 +111,27 @@ def test_an_interrupt_leaves_collections_on() -> None:
         with pytest.raises(KeyboardInterrupt):
             interrupted()
     assert gc.isenabled()
+
+
+class Counted(IterableDataset[int]):
+    """Notes whether garbage is collected while it is read."""
+
+    def __init__(self) -> None:
+        self.enabled: list[bool] = []
+
+    def __iter__(self) -> Iterator[int]:
+        for at in range(8):
+            self.enabled.append(gc.isenabled())
+            yield at
+
+
+def test_a_resumed_iterable_is_read_while_garbage_is_collected() -> None:
+    loader = ps.DataLoader(Counted(), 2)
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    state, data = loader.state_dict(), Counted()
+    resumed = ps.DataLoader(data, 2)
+    resumed.load_state_dict(state)
+    assert [batch.tolist() for batch in resumed] == [[4, 5], [6, 7]]
+    assert all(data.enabled)

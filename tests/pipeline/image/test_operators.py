@@ -232,3 +232,10 @@ def test_a_value_that_is_not_an_image_is_an_error_that_describes_it(
 ) -> None:
     with pytest.raises(SampleError, match=kind):
         center_crop(2)(sample)
+
+
+def test_a_size_may_be_a_number_of_numpys() -> None:
+    pixels = np.zeros((40, 40, 3), np.uint8)
+    size: object = np.int64(24)
+    crop = random_resized_crop(size)  # type: ignore[arg-type]
+    assert np.asarray(crop(pixels, seeded(0))).shape[:2] == (24, 24)

@@ -11,14 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.text.blocks import Blocks, best_fit, best_fitting, concatenated
+from penstock.pipeline.text.blocks import (
+    Blocks,
+    Concatenated,
+    best_fit,
+    best_fitting,
+)
 
 SAMPLES = 300
 Token = tuple[int, int]
 """A document, and a position in it."""
 
+Plan = Blocks | Concatenated
 
-def tokens_of(plan: Blocks) -> list[list[Token]]:
+
+def tokens_of(plan: Plan) -> list[list[Token]]:
     """Return all tokens of a plan, block by block."""
     return [
         [
@@ -73,7 +80,7 @@ def test_documents_in_a_line_are_cut_as_in_a_plain_loop() -> None:
     for seed in range(SAMPLES):
         lengths, size = drawn(np.random.default_rng(seed))
         if any(lengths):
-            plan = concatenated(np.array(lengths), size)
+            plan = Concatenated(np.array(lengths), size)
             assert tokens_of(plan) == in_line(lengths, size)
 
 
@@ -94,9 +101,9 @@ lengths_and_size = st.tuples(
 
 
 @given(lengths_and_size)
-@pytest.mark.parametrize("plan_of", [concatenated, best_fitting])
+@pytest.mark.parametrize("plan_of", [Concatenated, best_fitting])
 def test_no_token_is_lost_or_repeated(
-    plan_of: Callable[..., Blocks], drawn: tuple[list[int], int]
+    plan_of: Callable[..., Plan], drawn: tuple[list[int], int]
 ) -> None:
     lengths, size = drawn
     plan = plan_of(np.array(lengths), size)
@@ -147,5 +154,5 @@ def test_best_fit_takes_eleven_ninths_of_the_fewest_blocks_and_four_at_most(
 def test_realistic_documents_nearly_fill_the_blocks() -> None:
     lengths = np.random.default_rng(0).lognormal(6, 1, 50_000).astype(np.int64) + 1
     fewest = -(-int(lengths.sum()) // 2048)
-    assert len(concatenated(lengths, 2048)) == fewest
+    assert len(Concatenated(lengths, 2048)) == fewest
     assert fewest <= len(best_fitting(lengths, 2048)) <= 1.01 * fewest
