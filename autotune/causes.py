@@ -451,19 +451,9 @@ def _of_first_batches(window: Window) -> Iterator[Cause]:
     trainer, segment = window.seen.trainer, window.segment
     share = ratio(trainer.first_s, trainer.wait_s)
     if segment.executor != "inline" and share >= MOSTLY:
-        # A run's very first batch is waited for in any case.
-        again = trainer.loops < 2 or window.seen.persistent
-        spared_s = 0.0 if again else trainer.first_s * (1.0 - 1.0 / trainer.loops)
-        times = headspace_of(ratio(spared_s, trainer.wait_s + trainer.gap_s))
-        line = window.in_words(
-            ".options(persistent_workers=True)",
-            f"DataLoader(num_workers={segment.num_parallel_workers},"
-            " persistent_workers=True)",
-        )
         yield Cause(
             f"the beginning of epochs: {share:.0%} of the wait is for first batches,"
-            " which are not made before a loop begins.",
-            promised(times, line),
+            " which are not made before a loop begins."
         )
 
 

@@ -276,13 +276,7 @@ PLANTS: dict[str, Plant] = {
         ("the GIL", "loading slows", *CPU),
         "Data",
     ),
-    "epochs": Plant(
-        loading(waits(lambda _: 0.02, samples=64), num_workers=4),
-        ("the beginning of epochs",),
-        "Data",
-        0.08,
-    ),
-    "photographs": Plant(photographs, CPU, "decode"),
+    "photographs": Plant(photographs, CPU, "decode", 0.002),
     "trainer": Plant(reading(waits(lambda _: 0.002)), ("the trainer",), None, 0.1),
     "gil of the trainer": Plant(
         mapping(python, executor="thread", num_parallel_workers=2),

@@ -550,7 +550,6 @@ class Run:
             contention=self.contention.comparison,
             moves=self._moves,
             face="DataLoader" if recipe.drawn else "Pipeline",
-            persistent=recipe.options.persistent_workers,
         )
 
     def is_free(self) -> bool:

@@ -37,10 +37,10 @@ OWN_PIPES = {"penstock.engine.far.handover"}
 # a row of documents without a plan of all pieces 12, as it was before.
 # Statements that a package of the root may have, docstrings included.
 STATEMENTS = {
-    "autotune": 3264,
+    "autotune": 3260,
     "cache": 2290,
     "demo": 206,
-    "engine": 10402,
+    "engine": 10400,
     "integrations": 159,
     "mindspore": 2600,
     "pipeline": 5453,

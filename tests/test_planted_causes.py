@@ -34,7 +34,6 @@ ALONE = (
     "cache",
     "loader",
     "gil of a loader",
-    "epochs",
     "photographs",
     "trainer",
     "gil of the trainer",

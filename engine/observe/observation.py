@@ -449,8 +449,6 @@ class Observation(Printed, Totals):
     """The API whose words the user knows."""
     torch_threads: int = 0
     """Threads that torch computes with in the trainer's process; 0 if unknown."""
-    persistent: bool = True
-    """Whether workers, and prefetched batches, outlive an epoch."""
     caches: tuple[CacheStatistics, ...] = ()
     """What the pipeline's caches did, on this host, since the run began."""
 
