@@ -57,18 +57,6 @@ def test_persistent_worker_processes_outlive_an_epoch() -> None:
     assert first & second
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_an_observation_says_whether_workers_stay(*, kept: bool) -> None:
-    """If not, `explain()` says what a longer life of them would bring."""
-    given: Any = {"num_workers": 2, "persistent_workers": kept, "thread_safe": True}
-    loader = ps.DataLoader(Changing(), batch_size=4, sample_seeding=True, **given)
-    with ps.Pipeline.from_dataset(Changing()).batch(4) as pipe:
-        for face, stays in (loader, kept), (pipe, True):
-            assert len(list(face)) == 6
-            assert face.stats().persistent == stays
-    loader.close()
-
-
 def test_no_process_stays_between_epochs_unless_workers_are_kept() -> None:
     loader = ps.DataLoader(Changing(), batch_size=4, num_workers=2, sample_seeding=True)
     for _ in range(3):
