@@ -542,7 +542,9 @@ class Coroutines(ServedPool):
                 if notified is not None:  # there may be work for another one, too
                     notified = None
                     self._notify_idle(1)
-                await self._run(lease, random, meter)
+                # A task of its own: what a function binds in its context, such as the
+                # span of a trace, ends with the lease. A cancellation reaches it.
+                await asyncio.create_task(self._run(lease, random, meter))
         except asyncio.CancelledError:  # nobody needs its rows any more
             raise
         except BaseException as error:  # noqa: BLE001 ours: user code is caught before

@@ -319,12 +319,15 @@ class Slot:
         """Begin a loop, or end one: several threads may loop over a face.
 
         Args:
-            imports: whether the first one imports much: garbage is collected after it.
+            imports: whether it imports much if it is the first: garbage is collected
+                after it then.
         """
         if os.getpid() != self._owner:
             self._forget()
         with (
-            collected_later() if imports else contextlib.nullcontext(),
+            collected_later()
+            if imports and not self.loops
+            else contextlib.nullcontext(),
             self._loops_lock,
         ):
             yield

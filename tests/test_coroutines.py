@@ -6,6 +6,7 @@ Reads wait for each other, so that nothing depends on timing.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import random
 import threading
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import penstock as ps
 from penstock.engine.observe.observation import Knob
@@ -258,3 +260,20 @@ def test_turning_knobs_changes_no_byte() -> None:
             permits_of(pipe).set(dice.randrange(1, 60))
     with pipe_of(augment_async, length=400, num_parallel_workers=1) as pipe:
         assert digest(turned) == digest(pipe)
+
+
+CALLS = contextvars.ContextVar("CALLS", default=0)
+
+
+async def calls_in_this_context(_: object) -> int:
+    CALLS.set(CALLS.get() + 1)
+    await asyncio.sleep(0)
+    return CALLS.get()
+
+
+def test_what_a_function_binds_in_its_context_ends_with_the_lease() -> None:
+    """A tracing span or the like does not pile up as long as the workers live."""
+    data = ps.Pipeline.from_dataset(list(range(400)))
+    with data.map(calls_in_this_context, num_parallel_workers=4).batch(8) as pipe:
+        counts = torch.cat([*pipe])
+    assert counts.max() <= 8  # no lease is longer than a batch
