@@ -110,7 +110,11 @@ def train(options: argparse.Namespace) -> None:
             assert engine.global_steps == pipe.plan.step + 1, "a batch is a step"
             losses.append(sum(means) / len(means))
         found: list[Any] = [None] * world
-        dist.all_gather_object(found, seen)
+        # A group of its own ends here. DeepSpeed keeps the default one and its threads
+        # alive; one that still frees the last collective at exit aborts the process.
+        group = dist.new_group()
+        dist.all_gather_object(found, seen, group)
+        dist.destroy_process_group(group)
         ids = [each for rank in found for each in rank]
         assert len({*ids}) == len(ids) == len(pipe) * options.batch, "each sample once"
     if dist.get_rank() == 0:

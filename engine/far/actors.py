@@ -20,6 +20,7 @@ import logging
 import os
 import re
 import select
+import signal
 import socket
 import threading
 import time
@@ -92,6 +93,10 @@ class Actor:
         Raises:
             Exception: whatever importing the user's modules raises.
         """
+        if threading.current_thread() is threading.main_thread():
+            # Ray's handler raises SystemExit in whatever runs: in a user's function,
+            # that would be the sample's failure, and not the end of an actor.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         set_up_libraries()
         recipe: Recipe
         segment: SegmentRecipe

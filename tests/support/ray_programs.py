@@ -281,7 +281,9 @@ def kill(cluster: Cluster, nodes: list[Any], seen: Callable[[], int]) -> Counter
         assert until(lambda: seen() - before >= 10), killed  # noqa: B023
         if what == "actor" and until(actors):
             with contextlib.suppress(psutil.NoSuchProcess):
-                draws.choice(actors()).kill()
+                # A node that goes away sends SIGTERM first.
+                number = (signal.SIGTERM, signal.SIGKILL)[killed["actors"] % 2]
+                draws.choice(actors()).send_signal(number)
                 killed["actors"] += 1
         elif what == "raylet":
             cluster.remove_node(nodes.pop(0), allow_graceful=False)
