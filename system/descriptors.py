@@ -32,8 +32,8 @@ def descriptors_left() -> int:
 
     Outside Linux, those that are open already are not subtracted.
     """
-    used = len(os.listdir(OPEN)) if os.path.isdir(OPEN) else 0
-    return most_descriptors() - used
+    count = len(os.listdir(OPEN)) if os.path.isdir(OPEN) else 0
+    return most_descriptors() - count
 
 
 def read_places() -> dict[int, Place]:
@@ -73,17 +73,17 @@ def read_since(before: Mapping[int, Place]) -> tuple[ReadFile, ...]:
 
     Mapped files do not count: they are read by address, whatever the position.
     """
-    moved = {
+    inodes = {
         descriptor: inode
         for descriptor, (inode, at) in read_places().items()
         if at and before.get(descriptor) != (inode, at)
     }
-    if not moved:
+    if not inodes:
         return ()
-    mapped = {line.split()[4] for line in Path(MAPPED).read_text().splitlines()}
+    mapped_inodes = {line.split()[4] for line in Path(MAPPED).read_text().splitlines()}
     files = []
-    for descriptor, inode in moved.items():
-        if str(inode) not in mapped:
+    for descriptor, inode in inodes.items():
+        if str(inode) not in mapped_inodes:
             with suppress(OSError):  # another thread may have closed it since
                 path = os.readlink(f"{OPEN}/{descriptor}")
                 files.append(ReadFile(path, descriptor, inode))

@@ -73,7 +73,7 @@ def _imported_elsewhere() -> Iterator[str]:
     a `threading.local`, the lock is taken again (CPython issue 106883).
     """
     # A lock held by a thread of our parent does not count: this child lacks the thread.
-    others = {each.ident for each in threading.enumerate()} - {threading.get_ident()}
+    others = {other.ident for other in threading.enumerate()} - {threading.get_ident()}
     locks = getattr(sys.modules.get("_frozen_importlib"), "_module_locks", {})
     for name, reference in list(locks.items()):
         if getattr(reference(), "owner", None) in others:
@@ -97,11 +97,11 @@ def interrupts_deferred() -> Iterator[None]:
     if not main or not callable(handler):  # nothing is raised here
         yield
         return
-    came: list[Any] = []
-    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    calls: list[Any] = []
+    signal.signal(signal.SIGINT, lambda number, frame: calls.append((number, frame)))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if came:
-            handler(*came[-1])
+        if calls:
+            handler(*calls[-1])

@@ -58,13 +58,13 @@ def call(method: str, made: Any, *args: object, hidden: Collection[str] = ()) ->
         *args: positional arguments, printed first.
         hidden: fields that are not printed by name.
     """
-    given = [repr(arg) for arg in args]
+    arguments = [repr(arg) for arg in args]
     for field in fields(made):
         value = getattr(made, field.name)
         if field.default not in (MISSING, value) and field.name not in hidden:
-            shown = os.fspath(value) if isinstance(value, os.PathLike) else value
-            given.append(f"{field.name}={shown!r}")
-    return f"{method}({', '.join(given)})"
+            printable = os.fspath(value) if isinstance(value, os.PathLike) else value
+            arguments.append(f"{field.name}={printable!r}")
+    return f"{method}({', '.join(arguments)})"
 
 
 # The values of loader arguments that were left out; they are not printed.
@@ -84,22 +84,22 @@ UNSAID: Mapping[str, tuple[object, ...]] = {
 
 def loader_call(loader: object) -> str:
     """Return the source of the call that made a loader, without running user code."""
-    held = vars(loader)
-    given = [f"<{type(held.get('dataset')).__name__}>"]
-    batches = held.get("batch_sampler")
-    if held.get("batch_size") is None and batches is not None:
-        given.append(f"batch_sampler=<{type(batches).__name__}>")
+    attributes = vars(loader)
+    arguments = [f"<{type(attributes.get('dataset')).__name__}>"]
+    batches = attributes.get("batch_sampler")
+    if attributes.get("batch_size") is None and batches is not None:
+        arguments.append(f"batch_sampler=<{type(batches).__name__}>")
     else:
-        given.append(f"batch_size={held.get('batch_size')}")
-    sampler = type(held.get("sampler")).__name__
+        arguments.append(f"batch_size={attributes.get('batch_size')}")
+    sampler = type(attributes.get("sampler")).__name__
     if sampler == "RandomSampler":
-        given.append("shuffle=True")
+        arguments.append("shuffle=True")
     elif sampler not in ("SequentialSampler", "_InfiniteConstantSampler", "NoneType"):
-        given.append(f"sampler=<{sampler}>")
-    for name, unsaid in UNSAID.items():
-        if held.get(name, unsaid[0]) not in unsaid:
-            given.append(f"{name}={held[name]!r}")
-    return f"{type(loader).__name__}({', '.join(given)})"
+        arguments.append(f"sampler=<{sampler}>")
+    for name, values in UNSAID.items():
+        if attributes.get(name, values[0]) not in values:
+            arguments.append(f"{name}={attributes[name]!r}")
+    return f"{type(loader).__name__}({', '.join(arguments)})"
 
 
 # The name of a pipeline or loader.
@@ -135,7 +135,7 @@ def found_name() -> str:
     users = list(islice(dropwhile(is_own, stack), MAX_CALLERS))
     if not users:
         return "pipeline"
-    name = next((each for each in map(_stored_as, users) if each is not None), "")
+    name = next((name for name in map(_stored_as, users) if name is not None), "")
     if name.isidentifier():
         return KIND.sub("", name) or name
     return f"{os.path.basename(users[0].f_code.co_filename)}:{users[0].f_lineno}"

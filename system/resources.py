@@ -153,7 +153,7 @@ def usable_cores() -> frozenset[int]:
 def _quotas(proc: Path, cgroup: Path) -> Iterator[float]:
     for group in _groups(proc, cgroup, "cpu"):
         version_1 = (
-            _text(group / f"cpu.cfs_{each}_us") for each in ("quota", "period")
+            _text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")
         )
         for limit in (_text(group / "cpu.max").split(), [*version_1]):
             # "max" (version 2) and -1 (version 1) stand for no limit.
@@ -186,12 +186,12 @@ MEMORY = (
 def _limits(proc: Path, cgroup: Path) -> Iterator[tuple[int, int]]:
     """Yield each limit of memory, and how much of it is left, in bytes."""
     for group in _groups(proc, cgroup, "memory"):
-        cached = _fields(group / "memory.stat")
-        for limit, used, name in MEMORY:
+        counts = _fields(group / "memory.stat")
+        for limit, usage, name in MEMORY:
             most = _text(group / limit)
             if most.isdigit():
-                held = int(_text(group / used) or 0) - int(cached.get(name, 0))
-                yield int(most), int(most) - held
+                held_bytes = int(_text(group / usage) or 0) - int(counts.get(name, 0))
+                yield int(most), int(most) - held_bytes
 
 
 def _groups(

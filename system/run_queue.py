@@ -47,7 +47,7 @@ class RunQueue:
         # Guards everything below.
         self._lock = threading.Lock()
         # Those of each live thread.
-        self._seen: dict[str, Times] = {}
+        self._times: dict[str, Times] = {}
         self._total = Times(0, 0)
         self._due_ns = 0
 
@@ -61,13 +61,13 @@ class RunQueue:
             if now_ns >= self._due_ns:
                 self._due_ns = now_ns + APART_NS
                 now = {thread: times_of(thread) for thread in self._threads()}
-                here = [each for each in now if each.startswith(HERE)]
-                spent = [self._total, Times(0, 0, len(here), in_line(here))]
-                for thread in now.keys() & self._seen.keys():
-                    pairs = zip(now[thread], self._seen[thread], strict=True)
-                    spent.append(Times(*(max(0, new - old) for new, old in pairs)))
-                self._total = Times(*map(sum, zip(*spent, strict=True)))
-                self._seen = now
+                here = [thread for thread in now if thread.startswith(HERE)]
+                times = [self._total, Times(0, 0, len(here), in_line(here))]
+                for thread in now.keys() & self._times.keys():
+                    pairs = zip(now[thread], self._times[thread], strict=True)
+                    times.append(Times(*(max(0, new - old) for new, old in pairs)))
+                self._total = Times(*map(sum, zip(*times, strict=True)))
+                self._times = now
             return self._total
 
 
