@@ -46,19 +46,19 @@ class Lengths:
         Raises:
             SpecError: they are not integers in one dimension, or one is below 0.
         """
-        given = np.asarray(lengths)
+        array = np.asarray(lengths)
         check(
-            given.ndim == 1 and given.size and given.dtype.kind in "iu",
+            array.ndim == 1 and array.size and array.dtype.kind in "iu",
             f"`lengths` must be integers [N], one per sample of the dataset, got"
-            f" {given.dtype} {list(given.shape)}; count the tokens of each sample once,"
+            f" {array.dtype} {list(array.shape)}; count the tokens of each sample once,"
             " and keep the array beside the data",
         )
         check(
-            int(given.min()) >= 0,
-            f"`lengths` must be >= 0, got {given.min()} for sample {given.argmin()}"
+            int(array.min()) >= 0,
+            f"`lengths` must be >= 0, got {array.min()} for sample {array.argmin()}"
             "; count the tokens of each sample",
         )
-        values = np.maximum(given, 1).astype(np.int64)
+        values = np.maximum(array, 1).astype(np.int64)
         return cls(values, sealed(values))
 
     def __len__(self) -> int:
@@ -102,7 +102,7 @@ class Buckets:
     span: int = field(init=False, compare=False)
     """Number of positions in a window."""
     # A prefetching engine moves between a few windows.
-    _planned: Recent[PlannedWindow] = field(
+    _windows: Recent[PlannedWindow] = field(
         default_factory=lambda: Recent(4),
         init=False,
         repr=False,
@@ -138,14 +138,14 @@ class Buckets:
 
         def at(window: int, positions: Numbers) -> Numbers:
             start = window * self.span
-            planned = self.planned(int(rows.rounds[0]), window)
-            return start + planned.places[positions - start]
+            arrangement = self.planned(int(rows.rounds[0]), window)
+            return start + arrangement.places[positions - start]
 
         return Rows(by_key(rows.indices // self.span, rows.indices, at), rows.rounds)
 
     def planned(self, epoch: int, window: int) -> PlannedWindow:
         """Return the batches of a window; safe in any thread."""
-        return self._planned.get((epoch, window), lambda: self._plan(epoch, window))
+        return self._windows.get((epoch, window), lambda: self._plan(epoch, window))
 
     def _plan(self, epoch: int, window: int) -> PlannedWindow:
         start = window * self.span
@@ -165,8 +165,8 @@ class Buckets:
         key = f"penstock buckets, seed {seeds[-1]}, epoch {epoch}, window {window}"
         order = np.append(drawn_order(key, count), np.arange(count, ends.size))
         starts = np.append(0, ends[:-1])
-        moved = [places[starts[batch] : ends[batch]] for batch in order]
-        return PlannedWindow(np.concatenate(moved), np.cumsum((ends - starts)[order]))
+        batches = [places[starts[batch] : ends[batch]] for batch in order]
+        return PlannedWindow(np.concatenate(batches), np.cumsum((ends - starts)[order]))
 
     def _cut(self, lengths: Numbers) -> Numbers:
         """Return where the batches end; `lengths` descend, so its first counts."""
@@ -201,7 +201,7 @@ class BudgetTimeline:
 
     def __init__(self, buckets: Buckets) -> None:
         self.epoch_length, self._buckets = buckets.length, buckets
-        self._counted: Recent[tuple[int, ...]] = Recent(3)
+        self._counts: Recent[tuple[int, ...]] = Recent(3)
         # By epoch: batches before it.
         self._first: dict[int, int] = {0: 0}
 
@@ -215,9 +215,9 @@ class BudgetTimeline:
 
     def first_step(self, epoch: int) -> int:
         """Return the number of batches before `epoch`."""
-        known = max(each for each in [*self._first] if each <= epoch)
-        for each in range(known, epoch):
-            self._first[each + 1] = self._first[each] + self.steps_in(each)
+        known_epoch = max(number for number in [*self._first] if number <= epoch)
+        for number in range(known_epoch, epoch):
+            self._first[number + 1] = self._first[number] + self.steps_in(number)
         return self._first[epoch]
 
     def begin(self, epoch: int, first_step: int) -> None:
@@ -266,4 +266,4 @@ class BudgetTimeline:
             sizes = (plan(epoch, window).ends.size for window in windows)
             return tuple(accumulate(sizes, initial=0))
 
-        return self._counted.get(epoch, count)
+        return self._counts.get(epoch, count)

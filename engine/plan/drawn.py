@@ -239,7 +239,7 @@ class LateOrder(Iterator[Any]):
 
 
 def _states(generator: torch.Generator | None) -> list[bytes]:
-    return [_bytes(each) for each in (torch.default_generator, generator) if each]
+    return [_bytes(rng) for rng in (torch.default_generator, generator) if rng]
 
 
 def _bytes(generator: torch.Generator) -> bytes:
@@ -293,9 +293,9 @@ class DrawnPlan(Planning):
     def __init__(self, ahead: int = 0, *, whole: bool = False) -> None:
         self.ahead, self._whole = ahead, whole
         # By step; an entry is made once, and removed when nobody needs it any more.
-        self._drawn: dict[int, tuple[BatchPlan, Rows]] = {}
-        # The first step that is in `_drawn`, if any is.
-        self._kept = 0
+        self._drawn_batches: dict[int, tuple[BatchPlan, Rows]] = {}
+        # The first step that is in `_drawn_batches`, if any is.
+        self._oldest_step = 0
         self._batches: Iterator[Iterable[Any]] = iter(())
         self._epoch = self._first = self._position = 0
         # Seed of the epoch, drawn when torch draws the base seed of its workers.
@@ -335,14 +335,14 @@ class DrawnPlan(Planning):
             SpecError: as `draw`.
             Exception: whatever a sampler raises.
         """
-        self._drawn.clear()
+        self._drawn_batches.clear()
         self._length, self.most = length, most
         self.ahead = min(self.ahead, max(1, most))  # workers need the one that is due
         self._batches, self._epoch, self.seed = batches, epoch, seed
         self._position = 0
         for _ in range(skip):  # not by islice: its `iter` might draw another order
             self._position += len(list(next(batches, ())))
-        self._first, self._kept = self.stop - skip, self.stop
+        self._first, self._oldest_step = self.stop - skip, self.stop
         self.exhausted = False
         cursor = Cursor(epoch, skip, self.stop, self._position)
         self._first_batch = None
@@ -371,10 +371,10 @@ class DrawnPlan(Planning):
                         " itself loads it: with num_workers=0"
                     )
                 plan = self._planned(len(rows))
-                self._drawn[plan.step] = plan, Rows(rows, self.seeds(plan))
-        while self._kept < head - 1:
-            self._drawn.pop(self._kept, None)
-            self._kept += 1
+                self._drawn_batches[plan.step] = plan, Rows(rows, self.seeds(plan))
+        while self._oldest_step < head - 1:
+            self._drawn_batches.pop(self._oldest_step, None)
+            self._oldest_step += 1
         return self.stop > before
 
     def draw_batch(self, step: int) -> tuple[BatchPlan, Any] | None:
@@ -386,17 +386,17 @@ class DrawnPlan(Planning):
         Raises:
             Exception: whatever a sampler raises.
         """
-        drawn = self._drawn.pop(step, None)
-        if drawn is not None:  # drawn for an engine that the trainer has left
+        entry = self._drawn_batches.pop(step, None)
+        if entry is not None:  # drawn for an engine that the trainer has left
             last = self.exhausted and step + 1 == self.stop
-            return drawn[0]._replace(last=last), as_yielded(drawn[1].indices)
+            return entry[0]._replace(last=last), as_yielded(entry[1].indices)
         indices = None if self.exhausted else self._next()
         if indices is None:
             return None
         if not isinstance(indices, Sized):
             indices = list(indices)
         plan = self._planned(len(indices))
-        self._kept = self.stop
+        self._oldest_step = self.stop
         return plan, indices
 
     def seeds(self, plan: BatchPlan) -> NDArray[np.int64]:
@@ -407,11 +407,11 @@ class DrawnPlan(Planning):
         common.
         """
         places = np.arange(plan.start, plan.start + plan.n_rows).astype(np.uint64)
-        mixed = np.uint64(self.seed & 2**64 - 1) + (places + np.uint64(1)) * GOLDEN
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed ^= mixed >> np.uint64(31)
-        return (mixed >> np.uint64(1)).astype(np.int64)
+        words = np.uint64(self.seed & 2**64 - 1) + (places + np.uint64(1)) * GOLDEN
+        words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        words ^= words >> np.uint64(31)
+        return (words >> np.uint64(1)).astype(np.int64)
 
     def _next(self) -> Iterable[Any] | None:
         first, self._first_batch = self._first_batch, None
@@ -427,7 +427,16 @@ class DrawnPlan(Planning):
         self._position += count
         self.stop += 1
         return BatchPlan(
-            self._epoch, step, batch, start, last, *(count,) * 3, 1.0, None, 1.0, None
+            self._epoch,
+            step,
+            batch,
+            start,
+            last,
+            *(count,) * 3,
+            loss_weight=1.0,
+            image_size=None,
+            lr_mult=1.0,
+            momentum=None,
         )
 
     # What an engine needs of any plan
@@ -437,7 +446,7 @@ class DrawnPlan(Planning):
 
         Their `rounds` are the seeds of their random streams.
         """
-        return PlannedBatch(*self._drawn[number])
+        return PlannedBatch(*self._drawn_batches[number])
 
     def first_step(self, epoch: int) -> int:
         """Return the end of the current epoch, as far as it is known."""
@@ -462,16 +471,16 @@ class Yielded(NamedTuple):
 
 def as_yielded(indices: NDArray[Any]) -> Any:
     """Return what a dataset's `__getitems__` gets: what the sampler yielded."""
-    listed = indices.tolist()
-    first = listed[0] if listed else None
-    return first.keys if type(first) is Yielded else listed
+    items = indices.tolist()
+    first = items[0] if items else None
+    return first.keys if type(first) is Yielded else items
 
 
-def _indices(yielded: Iterable[Any], *, whole: bool) -> NDArray[Any]:
+def _indices(keys: Iterable[Any], *, whole: bool) -> NDArray[Any]:
     """Return the indices of a batch, `[N]`: the sampler's own objects, if not ints."""
-    indices = list(yielded)
-    if whole and indices and type(yielded) is not list and isinstance(yielded, Sized):
-        return objects([Yielded(yielded), *indices[1:]])
+    indices = list(keys)
+    if whole and indices and type(keys) is not list and isinstance(keys, Sized):
+        return objects([Yielded(keys), *indices[1:]])
     if {*map(type, indices)} <= {int}:
         with contextlib.suppress(OverflowError):
             return np.array(indices, np.int64)

@@ -194,15 +194,15 @@ class Shard:
         Raises:
             SpecError: the mesh has no such dimension.
         """
-        wanted = (dims,) if isinstance(dims, str) else tuple(dims)
+        dimensions = (dims,) if isinstance(dims, str) else tuple(dims)
         names = mesh.mesh_dim_names or ()
         check(
-            wanted and set(wanted) <= set(names),
-            f"`dims` must name dimensions of the mesh, {names}, got {wanted}; name"
+            dimensions and set(dimensions) <= set(names),
+            f"`dims` must name dimensions of the mesh, {names}, got {dimensions}; name"
             " them by init_device_mesh(..., mesh_dim_names=...)",
         )
         rank, size = 0, 1
-        for name in wanted:
+        for name in dimensions:
             length = mesh.size(names.index(name))
             rank, size = rank * length + mesh.get_local_rank(name), size * length
         return cls(rank, size)
@@ -299,25 +299,25 @@ class AssignedPlan(Planning):
         self.stop = 0
         # Number of the oldest one that is not done.
         self.oldest = 0
-        self._waiting: deque[tuple[PlannedBatch, int]] = deque()
+        self._assignments: deque[tuple[PlannedBatch, int]] = deque()
 
     def add(self, planned: PlannedBatch, seed: int) -> None:
         """Plan to make these rows next; `seed` is of their collate_fn's draws."""
-        self._waiting.append((planned, seed))
+        self._assignments.append((planned, seed))
         self.stop += 1
 
     def planned(self, number: int) -> PlannedBatch:
         """Return an assignment that is not done."""
-        return self._waiting[number - self.oldest][0]
+        return self._assignments[number - self.oldest][0]
 
     @property
     def seed(self) -> int:
         """Seed of the draws of the collate_fn for the oldest assignment."""
-        return self._waiting[0][1]
+        return self._assignments[0][1]
 
     def forget(self) -> None:
         """Note that the oldest assignment is done."""
-        self._waiting.popleft()
+        self._assignments.popleft()
         self.oldest += 1
 
 
@@ -403,9 +403,9 @@ class Shuffle:
         values = feistel(positions.astype(np.uint64), upper, lower, keys)
         outside = np.flatnonzero(values >= np.uint64(self.length))
         while outside.size:  # at most 1 value in 64
-            walked = feistel(values[outside], upper, lower, keys)
-            values[outside] = walked
-            outside = outside[walked >= np.uint64(self.length)]
+            next_values = feistel(values[outside], upper, lower, keys)
+            values[outside] = next_values
+            outside = outside[next_values >= np.uint64(self.length)]
         return values.view(np.int64)
 
     def __str__(self) -> str:
@@ -466,8 +466,8 @@ class Order:
         Raises:
             SpecError: `count` is not an int >= 1.
         """
-        kept = whole("count", count, LONGEST, "take() keeps at least one sample")
-        return self if kept >= self.epoch_length else self.then(Take(kept))
+        length = whole("count", count, LONGEST, "take() keeps at least one sample")
+        return self if length >= self.epoch_length else self.then(Take(length))
 
     def repeat(self, count: int) -> Order:
         """Repeat the sequence `count` times an epoch.
@@ -508,8 +508,8 @@ class Order:
                 f"`indices` must be >= 0 and < {length}, the number of samples, got "
                 f"{given[place]} at place {place}; leave out indices without a sample"
             )
-        chosen = given.astype(np.int64)
-        return self.then(Select(chosen, sealed(chosen)))
+        positions = given.astype(np.int64)
+        return self.then(Select(positions, sealed(positions)))
 
     def rows(self, epoch: int, start: int, stop: int) -> Rows:
         """Return the rows at positions `start` to `stop` of `epoch`."""
@@ -539,10 +539,10 @@ def by_key(
     if (keys == keys[0]).all():  # nearly always: a round is as long as the data
         return at(int(keys[0]), positions)
     places = np.argsort(keys, kind="stable")
-    found = np.empty_like(positions)
+    values = np.empty_like(positions)
     for here in np.split(places, np.flatnonzero(np.diff(keys[places])) + 1):
-        found[here] = at(int(keys[here[0]]), positions[here])
-    return found
+        values[here] = at(int(keys[here[0]]), positions[here])
+    return values
 
 
 def drawn_order(text: str, count: int) -> Numbers:
@@ -570,12 +570,12 @@ class Recent(Generic[Value]):
 
     def get(self, key: Any, make: Callable[[], Value]) -> Value:
         """Return the value of a key, made now unless it is kept."""
-        found = self._values.get(key)
-        if found is None:
-            found = make()
-            kept = [*self._values.items()][1 - self._most :]
-            self._values = {**dict(kept), key: found}
-        return found
+        value = self._values.get(key)
+        if value is None:
+            value = make()
+            items = [*self._values.items()][1 - self._most :]
+            self._values = {**dict(items), key: value}
+        return value
 
 
 def whole(name: str, value: int, most: int, cure: str) -> int:

@@ -70,7 +70,9 @@ def read_state(
         )
     if state.get("plan") != plan_hash and not override:
         raise StateError(difference(state.get("facts"), facts))
-    return Cursor(*(count(each.name, state.get(each.name)) for each in fields(Cursor)))
+    return Cursor(
+        *(count(field.name, state.get(field.name)) for field in fields(Cursor))
+    )
 
 
 CURE = "pass what state_dict() returned, whole"
@@ -89,7 +91,7 @@ def count(name: str, value: object) -> int:
 
 def difference(saved: object, facts: Facts) -> str:
     """Describe how the plan of a state differs from this one."""
-    differing = (
+    differences = (
         [
             f"{name}: saved {saved.get(name)!r}, now {value!r}"
             for name, value in facts.items()
@@ -98,10 +100,10 @@ def difference(saved: object, facts: Facts) -> str:
         if isinstance(saved, Mapping)
         else []
     )
-    if not differing:
+    if not differences:
         return f"the state is damaged: its `plan` and `facts` do not agree; {CURE}"
     return (
-        f"the state belongs to another plan ({'; '.join(differing)}); "
+        f"the state belongs to another plan ({'; '.join(differences)}); "
         "build the pipeline as it was when the state was saved, or continue this one "
         "from the same sample of the epoch with load_state_dict(state, override=True)"
     )
@@ -128,7 +130,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         size, momentum, strength = self.image_size, self.momentum, self.strength
-        for kept, rule in (
+        for valid, rule in (
             (
                 self.global_size >= 1,
                 f"`global_size` must be >= 1, got {self.global_size}",
@@ -147,7 +149,7 @@ class Setting:
                 f"`strength` must be >= 0 or None, got {strength}",
             ),
         ):
-            check(kept, f"{rule}; correct the batch size or the schedule")
+            check(valid, f"{rule}; correct the batch size or the schedule")
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,14 +458,14 @@ class Plan:
             place.step,
             batch,
             place.position,
-            batch == self.timeline.steps_in(place.epoch) - 1,
-            n_global,
-            n_rows,
-            n_local,
-            n_local * ranks / n_global,
-            setting.image_size,
-            setting.lr_mult,
-            setting.momentum,
+            last=batch == self.timeline.steps_in(place.epoch) - 1,
+            n_global=n_global,
+            n_rows=n_rows,
+            n_local=n_local,
+            loss_weight=n_local * ranks / n_global,
+            image_size=setting.image_size,
+            lr_mult=setting.lr_mult,
+            momentum=setting.momentum,
             strength=setting.strength,
         )
 
@@ -484,13 +486,13 @@ class Plan:
             yield plan
             alike = 0
             if constant and not plan.last:
-                left = self.timeline.steps_in(plan.epoch) - plan.batch - 2
-                alike = min(stop - start - 1, left)
+                batches_left = self.timeline.steps_in(plan.epoch) - plan.batch - 2
+                alike = min(stop - start - 1, batches_left)
             start += alike + 1
-            (epoch, step, batch, position, *_), shared = plan, plan[4:]
+            (epoch, step, batch, position, *_), rest = plan, plan[4:]
             for ahead in range(1, alike + 1):
                 place = step + ahead, batch + ahead, position + ahead * plan.n_global
-                yield BatchPlan._make((epoch, *place, *shared))
+                yield BatchPlan._make((epoch, *place, *rest))
 
     def regime(self, step: int) -> str:
         """Return what loading the batch of a global step is like.
@@ -621,8 +623,8 @@ class Plan:
         (_, start, *_), stop, size = self.timeline.span(epoch, batch)
         ranks, n_true = self.shard.size, stop - start
         # A single rank does not pad.
-        dealt = n_true if ranks == 1 else max(size, ranks)
-        first, n_rows = self.shard.share(dealt)
+        n_dealt = n_true if ranks == 1 else max(size, ranks)
+        first, n_rows = self.shard.share(n_dealt)
         rows = np.arange(first, first + n_rows, dtype=np.int64)
         if first + n_rows > n_true:
             rows %= n_true

@@ -56,15 +56,15 @@ class Groups:
         Raises:
             SpecError: they do not add up to `length` samples.
         """
-        given = np.asarray(sizes, dtype=np.int64)
-        given = given[given != 0]
+        array = np.asarray(sizes, dtype=np.int64)
+        array = array[array != 0]
         check(
-            given.ndim == 1 and (given > 0).all() and int(given.sum()) == length,
+            array.ndim == 1 and (array > 0).all() and int(array.sum()) == length,
             f"`group_sizes` must list the number of samples in each group and add up"
-            f" to {length}, got {given.size} groups that add up to {int(given.sum())};"
+            f" to {length}, got {array.size} groups that add up to {int(array.sum())};"
             " return the size of each shard, in order",
         )
-        return cls(given, np.cumsum(given) - given, sealed(given))
+        return cls(array, np.cumsum(array) - array, sealed(array))
 
 
 class ShuffledGroups(NamedTuple):
@@ -89,7 +89,7 @@ class GroupShuffle:
     seed: int
     window: int
     # The end of a round is loaded while the next one begins.
-    _kept: Recent[ShuffledGroups] = field(
+    _recent: Recent[ShuffledGroups] = field(
         default_factory=lambda: Recent(2),
         init=False,
         repr=False,
@@ -106,8 +106,8 @@ class GroupShuffle:
 
     def at(self, round_: int, positions: Numbers) -> Numbers:
         """Return the samples at positions of a round, `[N]`."""
-        shuffled = self.shuffled(round_)
-        ends = shuffled.ends
+        groups = self.shuffled(round_)
+        ends = groups.ends
 
         def mixed(number: int, positions: Numbers) -> Numbers:
             first = number * self.window
@@ -115,7 +115,7 @@ class GroupShuffle:
             length = int(ends[min(first + self.window, ends.size) - 1]) - start
             key = round_ * ends.size + number
             inside = Shuffle(length, self.seed).at(key, positions - start)
-            return self.samples(shuffled, start + inside)
+            return self.samples(groups, start + inside)
 
         numbers = np.searchsorted(ends, positions, side="right") // self.window
         return by_key(numbers, positions, mixed)
@@ -135,7 +135,7 @@ class GroupShuffle:
             order = drawn_order(text, self.groups.sizes.size)
             return ShuffledGroups(order, np.cumsum(self.groups.sizes[order]))
 
-        return self._kept.get(round_, shuffle)
+        return self._recent.get(round_, shuffle)
 
     def __str__(self) -> str:
         return (
@@ -226,16 +226,16 @@ class PartShuffle:
             rows: numbers of rows, `int64 [N]`.
         """
         lengths = np.diff(self._starts, append=self.length)
-        done = start // self.count
-        taken = np.minimum(size // self.count, lengths - done)
-        ends = np.cumsum(taken)
+        before = start // self.count
+        counts = np.minimum(size // self.count, lengths - before)
+        ends = np.cumsum(counts)
         part = np.searchsorted(ends, rows, side="right")
-        found: Numbers = self._starts[part] + done + rows - (ends - taken)[part]
-        return found
+        positions: Numbers = self._starts[part] + before + rows - (ends - counts)[part]
+        return positions
 
     def __str__(self) -> str:
-        said = self.within or f"shuffle(seed={self.seed})"
-        return f"{said} in {self.count} parts"
+        shuffle = self.within or f"shuffle(seed={self.seed})"
+        return f"{shuffle} in {self.count} parts"
 
 
 def check_parts(order: Order, sizes: Sequence[int]) -> None:
@@ -244,7 +244,7 @@ def check_parts(order: Order, sizes: Sequence[int]) -> None:
     Raises:
         SpecError: they cannot.
     """
-    for step in (each for each in order.steps if isinstance(each, PartShuffle)):
+    for step in (step for step in order.steps if isinstance(step, PartShuffle)):
         check(
             step is order.steps[-1],
             f"shuffle(parts={step.count}) decides which rank reads what, so nothing may"
