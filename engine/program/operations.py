@@ -214,12 +214,12 @@ class Cached(Calling):
 
     def _now(self, index: int, context: Context) -> Any:
         """Return a sample without an event loop."""
-        (*_, stored) = self.steps
-        assert isinstance(stored, Stored)
-        hit = stored.cache.find(index, stored.size_of(context))
+        (*_, step) = self.steps
+        assert isinstance(step, Stored)
+        hit = step.cache.find(index, step.size_of(context))
         if hit is not None and not hit.doubted:
             return hit.sample
-        return finished(self._stored(stored, -1, index, context, hit=hit))
+        return finished(self._stored(step, -1, index, context, hit=hit))
 
     def leave(self) -> None:
         """Write records to disk that are still waiting for it."""
@@ -235,12 +235,12 @@ class Cached(Calling):
             case Map() as step:
                 sample = await self._make(at - 1, index, context)
                 extras = {"ctx": OfCached(context.image_size)} if step.wants_ctx else {}
-                made = await self._called(step.stage, step.function, sample, **extras)
-                if made is None:
+                output = await self._called(step.stage, step.function, sample, **extras)
+                if output is None:
                     raise of_stage(
                         SampleError(NO_SAMPLE.format(step.stage)), step.stage
                     )
-                return made
+                return output
             case Stored() as step:
                 hit = step.cache.find(index, step.size_of(context))
                 if hit is not None and not hit.doubted:
@@ -249,7 +249,7 @@ class Cached(Calling):
 
     async def _stored(
         self,
-        stored: Stored,
+        step: Stored,
         at: int,
         index: int,
         context: Context,
@@ -258,7 +258,7 @@ class Cached(Calling):
     ) -> Any:
         """Return the sample of the cache at step `at`, which found this."""
         compute = partial(self._make, at - 1, index, context)
-        size, cache = stored.size_of(context), stored.cache
+        size, cache = step.size_of(context), step.cache
         try:
             return await cache.sample(index, size, hit, compute, in_loop=self.waits)
         except (RandomUpstreamError, UnstorableError) as error:
@@ -320,13 +320,13 @@ class Fused(Map):
     def of(cls, maps: tuple[Map, ...], rows: Rows) -> Fused:
         """Return the operation of these maps, which have this way together."""
         first, *others = maps
-        added = (each.stage.partition(" ")[2] for each in others)
+        names = (other.stage.partition(" ")[2] for other in others)
         return cls(
-            stage=" + ".join((first.stage, *added)),
+            stage=" + ".join((first.stage, *names)),
             number=first.number,
             function=first.function,
-            wants_rng=any(each.wants_rng for each in maps),
-            wants_ctx=any(each.wants_ctx for each in maps),
+            wants_rng=any(operation.wants_rng for operation in maps),
+            wants_ctx=any(operation.wants_ctx for operation in maps),
             rows=rows,
             maps=maps,
         )
@@ -340,32 +340,34 @@ class Fused(Map):
 
     def call(self, sample: Any, work: Work, round_: int, index: int) -> Any:
         """Return what the maps make of one sample, one after another."""
-        for each in self.maps:
+        for operation in self.maps:
             try:
-                sample = each.call(sample, work, round_, index)
+                sample = operation.call(sample, work, round_, index)
             except BaseException as error:
-                of_stage(error, each.stage)
+                of_stage(error, operation.stage)
                 raise
         return sample
 
 
 def with_fused_maps(operations: Sequence[Operation]) -> tuple[Operation, ...]:
     """Return these operations, with maps that have a way together made one."""
-    done: list[Operation] = []
+    new_operations: list[Operation] = []
     rest = list(operations)
     while rest:
         first, *rest = rest
         fuses = offered(first.function, FUSES) if isinstance(first, Map) else None
-        followed = takewhile(lambda each: isinstance(each, Map), rest)
-        maps = [each for each in (first, *followed) if isinstance(each, Map)]
+        followers = takewhile(lambda operation: isinstance(operation, Map), rest)
+        maps = [
+            operation for operation in (first, *followers) if isinstance(operation, Map)
+        ]
         way = None
-        if fuses is not None and not any(each.one_by_one for each in maps):
-            way = fuses([each.function for each in maps[1:]])
+        if fuses is not None and not any(operation.one_by_one for operation in maps):
+            way = fuses([operation.function for operation in maps[1:]])
         if way is not None:
             count, rows = way
             first, rest = Fused.of(tuple(maps[: count + 1]), rows), rest[count:]
-        done.append(first)
-    return tuple(done)
+        new_operations.append(first)
+    return tuple(new_operations)
 
 
 class Collate(Operation):
@@ -385,10 +387,10 @@ class Collate(Operation):
         self.apart = False
 
     def run(self, work: Work) -> None:
-        (gathered,) = work.samples
-        plan = gathered.plan
+        (batch,) = work.samples
+        plan = batch.plan
         # Workers of other segments may draw at the same time.
-        made = self.calls.call(
-            gathered.collate, self._seed, plan.epoch, plan.batch, apart=self.apart
+        result = self.calls.call(
+            batch.collate, self._seed, plan.epoch, plan.batch, apart=self.apart
         )
-        work.samples = [made.data if isinstance(made, Finished) else made]
+        work.samples = [result.data if isinstance(result, Finished) else result]

@@ -102,7 +102,7 @@ class Work:
         offset = at if self.offsets is None else self.offsets[at]
         stage = getattr(error, "penstock_stage", stage)  # of several in one
         index, row = self.chunk.index(offset), self.chunk.first_row + offset
-        self.failures.append(Failure(error, stage, index, row, cut_short))
+        self.failures.append(Failure(error, stage, index, row, cut_short=cut_short))
 
     def fail_all(self, error: BaseException, stage: str) -> None:
         """Record that none of the rows could be started."""
@@ -146,7 +146,7 @@ def apply(work: Work, stage: str, calls: Iterable[Any], count: int) -> None:
     """
     calls = iter(calls)
     results: list[Any] = []
-    failed: set[int] = set()
+    failed_positions: set[int] = set()
     while len(results) < count:
         try:
             results.extend(calls)
@@ -155,10 +155,10 @@ def apply(work: Work, stage: str, calls: Iterable[Any], count: int) -> None:
         except BaseException as error:
             if len(results) >= count:  # a Ctrl-C after the last call had finished
                 raise
-            failed.add(len(results))
+            failed_positions.add(len(results))
             work.fail(len(results), error, stage)
             results.append(FAILED)
-    work.continue_with(results, failed)
+    work.continue_with(results, failed_positions)
 
 
 STOPPED = (
@@ -277,22 +277,22 @@ class ReadOn(Operation):
         self._epoch, self._iterator, self._error, self._skip = -1, None, None, skip
 
     def run(self, work: Work) -> None:
-        epoch, wanted = work.chunk.context.epoch, len(work.chunk)
+        epoch, count = work.chunk.context.epoch, len(work.chunk)
         if epoch != self._epoch:
             self._epoch, self._ended = epoch, False
             self._iterator = self._error = None
         samples: list[Any] = []
         offsets: list[int] = []
         at = 0
-        while at < wanted and not self._ended:
-            error = self._read(samples, wanted - at)
+        while at < count and not self._ended:
+            error = self._read(samples, count - at)
             offsets += range(at, at + len(samples) - len(offsets))
             at = len(samples) + len(work.failures)
             if error is not None:
                 work.fail(at, error, self.stage, cut_short=self._ended)
                 at += 1
         work.ended = self._ended
-        work.dropped += wanted - at
+        work.dropped += count - at
         work.samples, work.offsets = samples, offsets
 
     def _read(self, samples: list[Any], count: int) -> BaseException | None:
@@ -369,8 +369,8 @@ def offered(function: Any, name: str) -> Callable[..., Any] | None:
         return vars(function).get(name)
     for kind in type(function).__mro__:
         if vars(kind).get(name) is not None:
-            found: Callable[..., Any] = getattr(function, name)
-            return found
+            method: Callable[..., Any] = getattr(function, name)
+            return method
         if name in vars(kind) or "__call__" in vars(kind):
             break
     return None
@@ -396,8 +396,8 @@ class Map(Calling):
         samples = work.watched(work.samples)
         together = self.together()
         if together is not None:
-            made = self._made_together(together, work)
-            calls = map(self._rest, made, samples, *self._extras(work))
+            outputs = self._made_together(together, work)
+            calls = map(self._rest, outputs, samples, *self._extras(work))
         elif self.wants_rng or self.wants_ctx:
             calls = map(self.call, samples, *self._extras(work))
         else:
@@ -413,7 +413,7 @@ class Map(Calling):
 
         If it raises, they are passed one by one, and the bad one shows itself.
         """
-        made: list[Any] = []
+        outputs: list[Any] = []
         _, rounds, indices = self._extras(work)
         for start in range(0, len(work.samples), AT_ONCE):
             part = slice(start, start + AT_ONCE)
@@ -426,16 +426,20 @@ class Map(Calling):
                 several = together(samples, rngs, work.chunk.context)
             except Exception:  # noqa: BLE001 it is raised again, for the bad sample
                 several = ()
-            made += several if len(several) == len(samples) else [None] * len(samples)
-        return made
+            outputs += (
+                several if len(several) == len(samples) else [None] * len(samples)
+            )
+        return outputs
 
     def _stream(self, work: Work, round_: int, index: int) -> Any:
         """Return what the function for several samples draws one of them with."""
         return work.random.at(round_, index, self.number)
 
-    def _rest(self, made: Any, sample: Any, work: Work, round_: int, index: int) -> Any:
+    def _rest(
+        self, output: Any, sample: Any, work: Work, round_: int, index: int
+    ) -> Any:
         """Return what was made of a sample together with others, or make it now."""
-        return self.call(sample, work, round_, index) if made is None else made
+        return self.call(sample, work, round_, index) if output is None else output
 
     def finish(self, work: Work, results: Work) -> None:
         """Refuse None."""
@@ -514,11 +518,11 @@ class Filter(Calling):
         """Keep the samples whose answer is true."""
         answers = results.samples
         apply(results, self.stage, map(bool, answers), len(answers))
-        failed = {failure.row for failure in results.failures}
+        failed_rows = {failure.row for failure in results.failures}
         work.failures += results.failures
         results.failures.clear()  # breaks a cycle: the tracebacks' frames hold it
-        if failed:
-            work.keep(work.samples, [row not in failed for row in work.rows()])
+        if failed_rows:
+            work.keep(work.samples, [row not in failed_rows for row in work.rows()])
         work.dropped += results.samples.count(False)
         work.keep(work.samples, results.samples)
 
@@ -580,8 +584,10 @@ class Program:
     @property
     def least(self) -> int:
         """Rows of a chunk from which it does not lose time."""
-        maps = (each for each in self.operations if isinstance(each, Map))
-        return WORTH_A_CALL if any(each.together() for each in maps) else 1
+        maps = (
+            operation for operation in self.operations if isinstance(operation, Map)
+        )
+        return WORTH_A_CALL if any(operation.together() for operation in maps) else 1
 
     def enter(self, number: int) -> None:
         """Note that it runs in worker process `number` from now on."""
@@ -650,7 +656,9 @@ class Program:
         if len(self.operations) == 1:
             self.operations[0].run(work)  # its cost is the whole cost
             return work, ()
-        return work, tuple(timed(each, work, share) for each in self.operations)
+        return work, tuple(
+            timed(operation, work, share) for operation in self.operations
+        )
 
     def parted(self, parts: Parts, outcome: Outcome, made_ns: int) -> Parts:
         """Return the cost of each stage, including placing.

@@ -46,11 +46,11 @@ def seed_global_generators(seed: int) -> None:
     Matsumoto and Nishimura). So numpy's are made by Python, from another seed, and
     copied: that takes half of the time.
     """
-    made, words, spare = _PYTHONS_WORDS, _numpys(), _SPARE
+    pythons_words, words, spare = _PYTHONS_WORDS, _numpys(), _SPARE
     numpys = seed ^ NUMPYS
-    if made and words is not None and spare is not None and numpys >> 32:
+    if pythons_words and words is not None and spare is not None and numpys >> 32:
         random.seed(numpys)
-        memoryview(words).cast("B")[:-4] = made
+        memoryview(words).cast("B")[:-4] = pythons_words
         words[WORDS], spare[0] = WORDS, 0
     else:  # Python takes a single number if the upper half is 0
         np.random.seed([numpys & 0xFFFFFFFF, numpys >> 32])  # noqa: NPY002 the global one
@@ -196,9 +196,9 @@ class SeededCalls:
         undrawn = self._undrawn
         if self._seeds is False and not apart:
             undrawn.look()
-            made = make()
+            result = make()
             if not undrawn.drawn:
-                return made
+                return result
             undrawn.put_back()
             self._seeds = True
         self._calls += 1
@@ -206,12 +206,12 @@ class SeededCalls:
         witness = Witness(self._subject) if looks else None
         with (seeded_apart if apart else seeded_by)(*seed):
             undrawn.look()
-            made = make()
+            result = make()
             self._drew = self._drew or undrawn.drawn
         if witness is not None:
             self.keeps = not witness.repeats()
         self._seeds = self._drew or bool(self.keeps)
-        return made
+        return result
 
 
 # Words of a Mersenne Twister's state.
@@ -263,8 +263,8 @@ def _torchs() -> Words | None:
     for _ in range(3):
         spare.append(state[SPARE] & 0xFF)
         torch.randn(1, generator=other)
-    left = int(other.get_state().numpy().view(np.int32)[2])
-    if (*spare, state[0]) != (1, 0, 1, left):
+    words_left = int(other.get_state().numpy().view(np.int32)[2])
+    if (*spare, state[0]) != (1, 0, 1, words_left):
         return None
     return kind.from_address(_address(torch.default_generator) + offset)
 
@@ -284,7 +284,7 @@ def _spare() -> Words | None:
         spares.append(other.get_state(legacy=False)["has_gauss"])
         states.append(tuple(words))
         other.randn()
-    places = [at for at in range(size) if [each[at] for each in states] == spares]
+    places = [at for at in range(size) if [state[at] for state in states] == spares]
     if spares != [0, 1, 0, 1] or len(places) != 1 or type(ours) is not type(other):
         return None
     return (ctypes.c_uint32 * 1).from_address(id(ours) + 4 * places[0])
@@ -297,8 +297,8 @@ def _made_words() -> memoryview | None:
     """
     seed = 0x0123456789ABCDEF
     numpys = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32])
-    known = numpys.get_state(legacy=False)["state"]
-    words = (*known["key"].tolist(), known["pos"])
+    state = numpys.get_state(legacy=False)["state"]
+    words = (*state["key"].tolist(), state["pos"])
     if _PYTHON is None or random.Random(seed).getstate()[1] != words:
         return None
     return memoryview(_PYTHON).cast("B")[4:]
@@ -308,7 +308,7 @@ _PYTHON = _pythons()
 _PYTHONS_WORDS = _made_words()
 _SPARE = _spare()
 _TORCH = _torchs()
-_known: tuple[Any, Words | None] = (None, None)
+_numpys_words: tuple[Any, Words | None] = (None, None)
 
 
 def _numpys() -> Words | None:
@@ -316,15 +316,15 @@ def _numpys() -> Words | None:
 
     (numpy/random/src/mt19937/mt19937.h.) None if it is not a Mersenne Twister.
     """
-    global _known  # noqa: PLW0603 nearly always the same generator
+    global _numpys_words  # noqa: PLW0603 nearly always the same generator
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
-    if generator is not _known[0]:
+    if generator is not _numpys_words[0]:
         words = None
         if isinstance(generator, np.random.MT19937):
             address = generator.ctypes.state_address
             words = (ctypes.c_uint32 * (WORDS + 1)).from_address(address)
-        _known = generator, words
-    return _known[1]
+        _numpys_words = generator, words
+    return _numpys_words[1]
 
 
 class SampleRandom:

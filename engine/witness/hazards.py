@@ -79,9 +79,9 @@ ITERATORS = frozenset(
         *map(type, (iter({}.values()), iter({}.items()), iter(range(0)))),
         *(enumerate, filter, map, reversed, zip),
         *(
-            each
-            for each in vars(itertools).values()
-            if isinstance(each, type) and issubclass(each, Iterator)
+            kind
+            for kind in vars(itertools).values()
+            if isinstance(kind, type) and issubclass(kind, Iterator)
         ),
     )
 ) - {itertools.count, itertools.repeat}  # one step of these is atomic
@@ -239,7 +239,7 @@ def leads_away(things: Iterable[Any]) -> bool:
         return True
     parts = (part.thing for part in walk(tuple(things), ""))
     packages = (str(k.__module__) for part in parts for k in type(part).__mro__)
-    return any(each.partition(".")[0] in BETWEEN_PROCESSES for each in packages)
+    return any(package.partition(".")[0] in BETWEEN_PROCESSES for package in packages)
 
 
 def find_on_device(thing: Any, name: str, kind: str) -> tuple[str, torch.device] | None:
@@ -255,7 +255,7 @@ def find_on_device(thing: Any, name: str, kind: str) -> tuple[str, torch.device]
 
 def _why(thing: Any) -> str | None:
     kind = type(thing)
-    if any(thing is each for each in GLOBAL_STREAMS):
+    if any(thing is stream for stream in GLOBAL_STREAMS):
         return None  # seeded, or observed, wherever they are drawn from
     if kind in ITERATORS:
         return ITERATOR
@@ -271,8 +271,8 @@ def _why(thing: Any) -> str | None:
 
 def _names(kind: type) -> Iterator[str]:
     """Yield `package.Name` of a class and its base classes."""
-    for each in kind.__mro__:
-        name = f"{str(each.__module__).partition('.')[0]}.{each.__name__}"
+    for owner in kind.__mro__:
+        name = f"{str(owner.__module__).partition('.')[0]}.{owner.__name__}"
         yield NAMELESS.get(name, name)
 
 
@@ -326,4 +326,4 @@ def may_watch(sampler: Any) -> bool:
         again = sampler.num_samples > len(sampler.data_source)
         return bool(sampler.replacement or again)
     inner = (getattr(sampler, name, None) for name in ("sampler", "batch_sampler"))
-    return any(may_watch(each) for each in inner if each is not None)
+    return any(may_watch(part) for part in inner if part is not None)

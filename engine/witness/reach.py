@@ -89,20 +89,20 @@ def edges(
     whether it is new: nothing nearer holds it, and it is no number and no text.
     """
     # Keeps them alive: a new object could reuse an id.
-    seen = {id(each.thing): each.thing for each in things}
+    objects = {id(part.thing): part.thing for part in things}
     level = list(things)
     for _ in range(DEPTH):
         below = []
-        held = (
+        parts = (
             (thing, step, ObjectPart(path + step, inner))
             for path, thing in level
             for step, inner in direct_parts(thing)
         )
-        for thing, step, part in held:
+        for thing, step, part in parts:
             inner = part.thing
-            is_new = type(inner) not in PLAIN and id(inner) not in seen
+            is_new = type(inner) not in PLAIN and id(inner) not in objects
             if is_new:
-                seen[id(inner)] = inner
+                objects[id(inner)] = inner
                 below.append(part)
             yield thing, step, part, is_new
         level = below
@@ -118,10 +118,10 @@ def direct_parts(thing: Any) -> Iterator[tuple[str, Any]]:
     for step, names, read, most, around in views_of(thing):
         with suppress(RuntimeError):  # another thread changed it meanwhile
             # At once: Python code in between would let other threads run.
-            named = list(zip(islice(names(), most), read(), strict=False))
+            pairs = list(zip(islice(names(), most), read(), strict=False))
             yield from (
                 (step(name), value)
-                for name, value in named
+                for name, value in pairs
                 if around is None
                 or type(value) is not types.FunctionType
                 or value.__globals__ is around
@@ -153,28 +153,30 @@ def views_of(thing: Any) -> Iterator[View]:
         values = partial(dict.values, thing)
         yield View(_in_brackets, partial(dict.keys, thing), values, MEMBERS)
     elif is_a(thing, ITERABLE):  # bypassing any `__iter__` of a subclass
-        base = next(each for each in kind.__mro__ if each in ITERABLE)
+        base = next(owner for owner in kind.__mro__ if owner in ITERABLE)
         step = ("<member>" if base in (set, frozenset) else "[{}]").format
         yield View(step, count, partial(base.__iter__, thing), MEMBERS)
     if kind in BARE:
         return
-    for fixed, names in FIXED.items():
-        if is_a(thing, fixed):
-            held = [vars(fixed)[name].__get__(thing) for name in names]
-            yield View(".{}".format, partial(iter, names), partial(iter, held))
+    for fixed_kind, names in FIXED.items():
+        if is_a(thing, fixed_kind):
+            contents = [vars(fixed_kind)[name].__get__(thing) for name in names]
+            yield View(".{}".format, partial(iter, names), partial(iter, contents))
     code = is_a(thing, types.FunctionType)
     if code:
         yield from _around(thing)
     own = _dict_of(thing)
     yield View(".{}".format, partial(dict.keys, own), partial(dict.values, own))
-    slotted = (owner for owner in kind.__mro__ if "__slots__" in vars(owner))
-    for slots in filter(None, map(_slots, slotted)):
+    owners = (owner for owner in kind.__mro__ if "__slots__" in vars(owner))
+    for slots in filter(None, map(_slots, owners)):
         yield View(".{}".format, partial(iter, slots), partial(_in_slots, thing, slots))
     if not code:
-        methods, used = _methods(kind)
-        places = methods + [at for at in _data_of(kind, used) if at[1] not in own]
-        called = [name for _, name in places]
-        yield View(".{}".format, partial(iter, called), partial(_looked_up, places))
+        methods, used_names = _methods(kind)
+        places = methods + [at for at in _data_of(kind, used_names) if at[1] not in own]
+        called_names = [name for _, name in places]
+        yield View(
+            ".{}".format, partial(iter, called_names), partial(_looked_up, places)
+        )
 
 
 def is_a(thing: Any, kinds: type | tuple[type, ...]) -> bool:
@@ -268,17 +270,19 @@ def _around(function: types.FunctionType) -> Iterator[View]:
     yield View(".<closure>.{}".format, partial(iter, closure), contents)
     if defaults := function.__defaults__:
         yield View(".<defaults>[{}]".format, count, partial(iter, defaults))
-    if named := function.__kwdefaults__:
-        given = partial(dict.values, named)
-        yield View(".<defaults>.{}".format, partial(iter, named), given, MEMBERS)
+    if keywords := function.__kwdefaults__:
+        keyword_values = partial(dict.values, keywords)
+        yield View(
+            ".<defaults>.{}".format, partial(iter, keywords), keyword_values, MEMBERS
+        )
     values = partial(map, around.get, names)
     yield View(".<globals>.{}".format, partial(iter, names), values, ATTRIBUTES, around)
     # What code uses of the user's classes and modules:
-    used = [(f".<globals>.{name}", around.get(name)) for name in names]
+    uses = [(f".<globals>.{name}", around.get(name)) for name in names]
     cells = zip(closure, contents(), strict=True)
-    used += [(f".<closure>.{name}", value) for name, value in cells]
-    known = tuple(names_in(code))
-    data = [(step, at) for step, value in used for at in _data_of(value, known)]
+    uses += [(f".<closure>.{name}", value) for name, value in cells]
+    all_names = tuple(names_in(code))
+    data = [(step, at) for step, value in uses for at in _data_of(value, all_names)]
     steps = tuple(f"{step}.{at[1]}" for step, at in data)
     yield View(str, partial(iter, steps), partial(_looked_up, [at for _, at in data]))
 

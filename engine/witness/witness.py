@@ -64,8 +64,8 @@ class Witness:
         # Looks at a copy in a worker without a change; -1: it changes there.
         self._elsewhere = 0
         self._files: Mapping[int, Place] = {}
-        self._read: tuple[ReadFile, ...] = ()
-        self._reused: str | None = None
+        self._read_files: tuple[ReadFile, ...] = ()
+        self._reused_path: str | None = None
         self._grows = False
         # Whether samples were seen to draw from a global generator.
         self.drew = False
@@ -74,14 +74,14 @@ class Witness:
         self._files = read_places()
 
     def __exit__(self, *_: object) -> None:
-        self._read = read_since(self._files)
+        self._read_files = read_since(self._files)
 
     def note_made(self, made: Any, makers: Iterable[Any]) -> None:
         """Notice what a batch says of the `makers`.
 
         Its memory may be theirs, which they will reuse, and it may carry gradients.
         """
-        self._reused = memory_of(made, makers)
+        self._reused_path = memory_of(made, makers)
         self._grows = any(
             is_a(part.thing, torch.Tensor) and part.thing.requires_grad
             for part in walk(made, "")
@@ -100,7 +100,7 @@ class Witness:
         """
         if self.drew:
             return Restriction.DREW
-        path = self.changed() or self._open_file or self._reused
+        path = self.changed() or self._open_file or self._reused_path
         if path is not None:
             return Restriction.CHANGES.format(path)
         if self._grows and kind != "thread":
@@ -110,21 +110,23 @@ class Witness:
 
     @property
     def _open_file(self) -> str | None:
-        return next((file.path for file in self._read if file.is_open), None)
+        return next((file.path for file in self._read_files if file.is_open), None)
 
     def repeats(self) -> bool:
         """Whether a call of the subjects does the same again, and anywhere."""
-        unsafe = (find_unsafe(each, "it") for each in self.subjects)
+        unsafe = (find_unsafe(subject, "it") for subject in self.subjects)
         return not any(unsafe) and self.changed() is None and not self._bound(BOUND)
 
     def _bound(self, classes: frozenset[str]) -> str | None:
-        things = (find_bound(each, name_of(each), classes) for each in self.subjects)
+        things = (
+            find_bound(subject, name_of(subject), classes) for subject in self.subjects
+        )
         return next(filter(None, things), None)
 
     def finding(self) -> Finding | None:
         """Return the nearest thing that threads must not share, or None."""
-        for each in self.subjects:
-            if (unsafe := find_unsafe(each, name_of(each))) is not None:
+        for subject in self.subjects:
+            if (unsafe := find_unsafe(subject, name_of(subject))) is not None:
                 return unsafe
         if (path := self._open_file) is not None:
             return Finding(path, "file", POSITION)
@@ -185,7 +187,7 @@ class ChangeWatch:
         """Compare with the present from now on."""
         start = time.perf_counter()
         parts = [part.thing for part in walk(self._subjects, "")]
-        mutable = (each for each in parts if type(each) not in (tuple, frozenset))
+        mutable = (part for part in parts if type(part) not in (tuple, frozenset))
         views = islice(chain.from_iterable(map(views_of, mutable)), MAX_VIEWS)
         self._views = list(_within(views))
         self._tensors = [
@@ -206,8 +208,8 @@ class ChangeWatch:
         due = start - self._looked_s > self._look_s / LOOKING
         touched = self._touched(self._views if due else self._views[:NEAR])
         self._looked_s = start if due else self._looked_s
-        if (said := surroundings()) != self._surroundings:
-            return next(name for name in said if said[name] != self._surroundings[name])
+        if (now := surroundings()) != self._surroundings:
+            return next(name for name in now if now[name] != self._surroundings[name])
         if not touched and start < self._due_s:
             return None
         if (change := difference(self._before, self._subjects)) is not None:
@@ -223,7 +225,7 @@ class ChangeWatch:
             now = _held(view)
             if len(now) != len(before) or any(map(is_not, now, before)):
                 return True
-        return any(each._version != was for each, was in self._tensors)  # noqa: SLF001
+        return any(tensor._version != version for tensor, version in self._tensors)  # noqa: SLF001
 
     def _rest(self, start: float) -> None:
         """Set when all is compared next: after a multiple of what this has taken."""
@@ -245,11 +247,11 @@ def surroundings() -> dict[str, Any]:
 
 def _within(views: Iterable[View]) -> Iterator[tuple[View, tuple[Any, ...]]]:
     """Yield views with what they show now, as long as a look can compare that."""
-    left = MAX_ALL
+    members_left = MAX_ALL
     for view in views:
         members = _held(view)
-        left -= len(members)
-        if left < 0:
+        members_left -= len(members)
+        if members_left < 0:
             return
         yield view, members
 
@@ -308,26 +310,26 @@ class Memory:
     """Digests of memory, until a snapshot has read enough of it."""
 
     def __init__(self) -> None:
-        self._left = MAX_READ
+        self._bytes_left = MAX_READ
 
     def digest(self, start: int, stop: int) -> int:
         """Return a digest of the bytes between addresses, or of some pages of them."""
         nbytes = stop - start
-        if self._left <= 0 or not nbytes:
+        if self._bytes_left <= 0 or not nbytes:
             return 0
         pieces = [memoryview((ctypes.c_char * nbytes).from_address(start)).cast("B")]
         if nbytes > PAGES * PAGE:
             begins = [(nbytes - PAGE) * at // (PAGES - 1) for at in range(PAGES)]
             pieces = [pieces[0][begin : begin + PAGE] for begin in begins]
-        self._left -= sum(map(len, pieces))
+        self._bytes_left -= sum(map(len, pieces))
         return xxhash.xxh3_64_intdigest(b"".join(pieces))
 
     def members(self, thing: Any) -> int:
         """Return a digest of which objects a container holds, or the first of them."""
-        if type(thing) in (tuple, frozenset) or self._left <= 0:
+        if type(thing) in (tuple, frozenset) or self._bytes_left <= 0:
             return 0
         values = dict.values(thing) if type(thing) is dict else thing
-        self._left -= min(len(thing), MAX_DIGESTED) * BYTES_A_MEMBER
+        self._bytes_left -= min(len(thing), MAX_DIGESTED) * BYTES_A_MEMBER
         with suppress(RuntimeError):  # another thread changed it meanwhile
             return hash(tuple(map(id, islice(values, MAX_DIGESTED))))
         return 0
@@ -342,7 +344,7 @@ class WorkedOut(NamedTuple):
 def _is_cached(thing: Any, step: str) -> bool:
     """Whether an attribute is the value of a `functools.cached_property`."""
     owners = (owner.__dict__.get(step[1:]) for owner in type(thing).__mro__)
-    return step[:1] == "." and any(type(each) is cached_property for each in owners)
+    return step[:1] == "." and any(type(value) is cached_property for value in owners)
 
 
 def memory_of(made: Any, things: Iterable[Any]) -> str | None:
@@ -391,16 +393,16 @@ def difference(before: dict[str, Any], things: Iterable[Any]) -> tuple[int, str]
         for path, summary in after.items()
         if path in fresh or path.startswith(inside)
     }
-    differing = [
+    paths = [
         path
         for path in dict.fromkeys((*before, *after))
         if path not in before or path not in after or before[path] != after[path]
     ]
-    if not differing:
+    if not paths:
         return None
     # A container whose members are others comes before them; they say more.
-    telling = (p for p in differing if not _same_but_inside(before, after, p))
-    path = next(telling, differing[0])
+    telling_paths = (p for p in paths if not _same_but_inside(before, after, p))
+    path = next(telling_paths, paths[0])
     inner = path.lstrip("0123456789")
     return int(path.removesuffix(inner)), inner
 
@@ -427,8 +429,8 @@ def _summary(thing: Any, memory: Memory) -> Any:
     elif kind is count:
         contents = repr(thing)  # where it is
     elif kind is LRU_CACHE:
-        held = thing.cache_info().currsize
-        contents = held if held >= MIN_CACHED else 0
+        size = thing.cache_info().currsize
+        contents = size if size >= MIN_CACHED else 0
     elif kind in BARE:
         contents = len(thing), memory.members(thing)
     return id(thing), contents
