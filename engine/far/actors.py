@@ -225,25 +225,25 @@ class ActorPool(FarPool[RemoteActor]):
     # The pool's thread
 
     def _serve(self) -> None:
-        waiting = select.poll()
-        waiting.register(self._wakeup.fileno(), select.POLLIN)
+        poll = select.poll()
+        poll.register(self._wakeup.fileno(), select.POLLIN)
         while not self._engine_lock.closed:
-            lost = self._lost()
-            if lost is not None:
+            reason = self._lost()
+            if reason is not None:
                 LOGGER.warning(
                     "%s: %s. Workers of this machine go on in place of its actors; no"
                     " sample is lost or repeated",
                     self._stage,
-                    lost,
+                    reason,
                 )
                 for actor in list(self._children):
                     self._forget(actor)
-                self._connector.on_lost(lost)
+                self._connector.on_lost(reason)
                 return
             try:
                 with self._engine_lock.lock:
-                    asked = self._asked
-                self._staff(self._cluster.share(self._claim, asked, self._options))
+                    actors = self._asked
+                self._staff(self._cluster.share(self._claim, actors, self._options))
                 self._tell_short()
                 if self._leaving and not self._children:
                     return
@@ -252,7 +252,7 @@ class ActorPool(FarPool[RemoteActor]):
                 if self._cluster.connected:
                     raise
                 continue  # Ray was shut down meanwhile, and refuses everything
-            if waiting.poll(1000 * TICK_S):
+            if poll.poll(1000 * TICK_S):
                 self._wakeup.clear()
             while self._arrivals and not self._engine_lock.closed:
                 self._arrivals.popleft()()
@@ -288,7 +288,7 @@ class ActorPool(FarPool[RemoteActor]):
                 " with these; the others join when there is room",
                 self._stage,
                 sum(actor.ready for actor in self._children),
-                self._wanted,
+                self._target,
             )
 
     def _start_child(self, number: int) -> None:
@@ -297,8 +297,8 @@ class ActorPool(FarPool[RemoteActor]):
         arguments = self._parcel, self._seeds(self._connector.segment, number), number
         self._follow(actor, None, actor.handle.begin.remote(*arguments))
 
-    def _post(self, actor: RemoteActor, packed: Assignment, number: int) -> None:
-        self._follow(actor, number, actor.handle.run.remote(packed))
+    def _post(self, actor: RemoteActor, message: Assignment, number: int) -> None:
+        self._follow(actor, number, actor.handle.run.remote(message))
 
     def _follow(self, actor: RemoteActor, number: int | None, result: Any) -> None:
         """Be woken when a task is done."""
@@ -306,7 +306,7 @@ class ActorPool(FarPool[RemoteActor]):
 
     def _end(self, actor: RemoteActor) -> None:
         """Kill an actor, if it can be reached: otherwise its end is Ray's to notice."""
-        if not any(each.ready for each in self._children):
+        if not any(child.ready for child in self._children):
             self._alone_since_s = min(self._alone_since_s, time.monotonic())
         if self._cluster.connected and self._has_room():
             with suppress(Exception):  # Ray may be shut down at this very moment
@@ -336,9 +336,9 @@ class ActorPool(FarPool[RemoteActor]):
         if isinstance(error, self._ray.exceptions.RayTaskError) and actor.errands:
             raise WorkerError(f"a Ray actor of {self._stage} failed: {error}")
         # With its node, an actor at work loses results, too: that is no RayActorError.
-        begun = actor.ready or isinstance(error, self._ray.exceptions.RayActorError)
+        at_work = actor.ready or isinstance(error, self._ray.exceptions.RayActorError)
         death = f"Ray actor {actor.where} has ended: {told(error)}"
-        self._note_death(actor, death, begun=begun)
+        self._note_death(actor, death, at_work=at_work)
         self._forget(actor)
 
     def _end_all(self) -> None:
@@ -367,19 +367,19 @@ def slots(nodes: Sequence[Mapping[str, float]], demand: Mapping[str, float]) -> 
         nodes: the resources of each.
         demand: the resources that an actor claims.
     """
-    claimed = {name: amount for name, amount in demand.items() if amount > 0}
-    if not claimed:
+    amounts = {name: amount for name, amount in demand.items() if amount > 0}
+    if not amounts:
         return UNBOUNDED * bool(nodes)
     return sum(
-        int(min(node.get(name, 0.0) / amount for name, amount in claimed.items()))
+        int(min(node.get(name, 0.0) / amount for name, amount in amounts.items()))
         for node in nodes
     )
 
 
 def demand_of(options: Mapping[str, Any]) -> dict[str, float]:
     """Return the resources that an actor with these options claims."""
-    claimed = {DEMAND[name]: options[name] for name in DEMAND if options.get(name)}
-    return {**claimed, **(options.get("resources") or {})}
+    demand = {DEMAND[name]: options[name] for name in DEMAND if options.get(name)}
+    return {**demand, **(options.get("resources") or {})}
 
 
 class RayCluster:
@@ -411,7 +411,7 @@ class RayCluster:
         self._heard_s = time.monotonic()
         # Set once Ray is shut down, or the program has another connection.
         self.ended = threading.Event()
-        self._ending: threading.Thread | None = None
+        self._shutdown: threading.Thread | None = None
         self.claim(claims, options)
         threading.Thread(
             target=self._probe, name="penstock ray probe", daemon=True
@@ -447,16 +447,16 @@ class RayCluster:
         demand = demand_of(options)
         room = slots(self._nodes, demand)
         with self._lock:
-            wanted = {**self._claims, **dict.fromkeys(claims, 1)}
+            stages = {**self._claims, **dict.fromkeys(claims, 1)}
             check(
-                len(wanted) <= room,
+                len(stages) <= room,
                 f"the Ray cluster has room for {room} actors of {demand or 'nothing'},"
-                f' got {len(wanted)} stages with executor="ray", each of which needs'
+                f' got {len(stages)} stages with executor="ray", each of which needs'
                 " one; start it with more (ray.init(num_cpus=4), or another node), ask"
                 ' for less with options(ray_options={"num_cpus": 0.5}), or give a stage'
                 ' executor="process"',
             )
-            self._claims = wanted
+            self._claims = stages
 
     def room(self, claim: Claim, options: Mapping[str, Any]) -> int:
         """Return the largest number of actors that a stage may have beside others."""
@@ -473,10 +473,10 @@ class RayCluster:
         room = slots(self._nodes, demand_of(options))
         with self._lock:
             self._claims[claim] = asked
-            stages, wanted = len(self._claims), sum(self._claims.values())
-        if wanted <= room or asked < 1:
+            stages, actors = len(self._claims), sum(self._claims.values())
+        if actors <= room or asked < 1:
             return asked
-        return 1 + max(0, room - stages) * (asked - 1) // max(1, wanted - stages)
+        return 1 + max(0, room - stages) * (asked - 1) // max(1, actors - stages)
 
     def leave(self, *claims: Claim) -> None:
         """Note that stages need no actors any more; with the last, let go of Ray."""
@@ -499,12 +499,12 @@ class RayCluster:
             except RuntimeError:  # the interpreter is ending
                 self._ray.shutdown()
             else:
-                self._ending = thread
+                self._shutdown = thread
 
     def wait_ended(self, wait_s: float) -> None:
         """Wait for the shutdown, if there is one, but not longer than this."""
-        if self._ending is not None:
-            self._ending.join(max(0.0, wait_s))
+        if self._shutdown is not None:
+            self._shutdown.join(max(0.0, wait_s))
 
     def _probe(self) -> None:
         """Try to reach the head now and then.

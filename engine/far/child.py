@@ -64,7 +64,7 @@ ROOM = socket.CMSG_SPACE(8 * array.array("i").itemsize)
 AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL | socket.MSG_CMSG_CLOEXEC
 _ends: weakref.WeakSet[Pipe] = weakref.WeakSet()
 # Those that a child which is being forked keeps.
-_kept: tuple[Pipe, ...] = ()
+_kept_ends: tuple[Pipe, ...] = ()
 # Held during a fork, and while an end is open that is not in `_ends`: one being made,
 # copied or closed. Otherwise a child would keep a copy of it, and with it the pipe
 # open. (A socket that is being closed forgets its descriptor before the system closes
@@ -107,15 +107,15 @@ class Pipe:
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
-        self._coming = bytearray()
+        self._arrived_bytes = bytearray()
         # Data not sent yet, with the descriptors that go with it.
         self.unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
         # Descriptors that have arrived, in the order in which they were sent. They may
         # be here before the object that they belong to. The receiver must close them.
         self.descriptors: deque[int] = deque()
-        self._read = memoryview(bytearray(READ_BYTES))
+        self._read_buffer = memoryview(bytearray(READ_BYTES))
         self._control = bytearray(ROOM)
-        self._vector = IoVector(address_of(self._read), READ_BYTES)
+        self._vector = IoVector(address_of(self._read_buffer), READ_BYTES)
         self._header = MessageHeader(
             vector=ctypes.pointer(self._vector),
             vectors=1,
@@ -137,18 +137,18 @@ class Pipe:
         open until it is sent.
         """
         header = HEADER.pack(len(body))
-        sent = 0 if self.unsent else self._send_now([header, body], descriptors)
-        if sent < len(header) + len(body):
-            rest = memoryview(header + body)[sent:]
-            self.unsent.append((rest, () if sent else descriptors))
+        sent_bytes = 0 if self.unsent else self._send_now([header, body], descriptors)
+        if sent_bytes < len(header) + len(body):
+            rest = memoryview(header + body)[sent_bytes:]
+            self.unsent.append((rest, () if sent_bytes else descriptors))
 
     def flush(self) -> None:
         """Send as much as there is room for now."""
         while self.unsent:
             frame, descriptors = self.unsent[0]
-            sent = self._send_now([frame], descriptors)
-            if sent < len(frame):
-                self.unsent[0] = frame[sent:], () if sent else descriptors
+            sent_bytes = self._send_now([frame], descriptors)
+            if sent_bytes < len(frame):
+                self.unsent[0] = frame[sent_bytes:], () if sent_bytes else descriptors
                 return
             self.unsent.popleft()
 
@@ -209,13 +209,13 @@ class Pipe:
 
     def _whole(self) -> Iterator[Any]:
         """Yield the objects that have arrived completely."""
-        coming = self._coming
-        while len(coming) >= HEADER.size:
-            stop = HEADER.size + HEADER.unpack_from(coming)[0]
-            if len(coming) < stop:
+        data = self._arrived_bytes
+        while len(data) >= HEADER.size:
+            stop = HEADER.size + HEADER.unpack_from(data)[0]
+            if len(data) < stop:
                 return
-            body = coming[HEADER.size : stop]
-            del coming[:stop]
+            body = data[HEADER.size : stop]
+            del data[:stop]
             yield loads(body)
 
     def _wait(self, events: int, timeout_s: float | None = None) -> bool:
@@ -234,12 +234,14 @@ class Pipe:
         """Read what has arrived; return the number of bytes."""
         header = self._header
         header.control_length = ROOM
-        got = self._checked(_libc.recvmsg(self.fileno(), ctypes.byref(header), AT_ONCE))
-        if got == 0:
+        nbytes = self._checked(
+            _libc.recvmsg(self.fileno(), ctypes.byref(header), AT_ONCE)
+        )
+        if nbytes == 0:
             raise EOFError
-        if got < 0:
+        if nbytes < 0:
             return 0
-        self._coming += self._read[:got]
+        self._arrived_bytes += self._read_buffer[:nbytes]
         if header.control_length:
             length, _, _ = CONTROL.unpack_from(self._control)
             rights = self._control[CONTROL.size : min(header.control_length, length)]
@@ -250,7 +252,7 @@ class Pipe:
                 " need; raise the limit with `ulimit -n`"
             )
             raise OSError(errno.EMFILE, text)
-        return got
+        return nbytes
 
     def _send_now(
         self, parts: Sequence[bytes | memoryview], descriptors: Sequence[int]
@@ -258,10 +260,10 @@ class Pipe:
         """Send as much as there is room for; return the number of bytes."""
         if not descriptors and sum(map(len, parts)) <= LARGE_BYTES:
             frame = b"".join(parts)
-            sent = _libc.send(self.fileno(), frame, len(frame), AT_ONCE)
-            return max(0, self._checked(sent))
-        packed = struct.pack(f"{len(descriptors)}i", *descriptors)
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)] if packed else []
+            nbytes = _libc.send(self.fileno(), frame, len(frame), AT_ONCE)
+            return max(0, self._checked(nbytes))
+        data = struct.pack(f"{len(descriptors)}i", *descriptors)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, data)] if data else []
         try:
             return self._socket.sendmsg(parts, rights, AT_ONCE)
         except OSError as error:
@@ -304,7 +306,7 @@ def _close_inherited() -> None:
     """
     _changing.release()
     for end in list(_ends):
-        if end not in _kept:
+        if end not in _kept_ends:
             end.close()
 
 
@@ -324,12 +326,12 @@ def fork_child(body: Callable[[], None], *ends: Pipe) -> int:
     Raises:
         OSError: the process limit is reached, or memory is short.
     """
-    global _kept  # noqa: PLW0603 read by the hook, in the child
-    _kept = ends
+    global _kept_ends  # noqa: PLW0603 read by the hook, in the child
+    _kept_ends = ends
     try:
         pid = fork()
     finally:
-        _kept = ()
+        _kept_ends = ()
     if pid == 0:
         run_child(body)
     return pid
@@ -396,9 +398,9 @@ class Child:
         """Wait up to `wait_s` seconds for it to end; return whether it has."""
         if self._process < 0:
             return False
-        ended = select.poll()
-        ended.register(self._process, select.POLLIN)
-        return bool(ended.poll(1000 * max(0.0, wait_s)))
+        poll = select.poll()
+        poll.register(self._process, select.POLLIN)
+        return bool(poll.poll(1000 * max(0.0, wait_s)))
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Kill it at once, whatever it is doing, or send it another signal."""
@@ -459,9 +461,9 @@ NAMES = {int(number): number.name for number in signal.Signals}
 
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped, by SIGSTOP or a debugger."""
-    stopped = psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP
+    statuses = psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP
     with contextlib.suppress(psutil.Error):  # it has ended
-        return psutil.Process(pid).status() in stopped
+        return psutil.Process(pid).status() in statuses
     return False
 
 

@@ -149,7 +149,7 @@ class FarPool(ServedPool, Generic[AChild]):
         self._per_batch = segment.per_batch or segment.unsplit
         self._children: list[AChild] = []
         # How many children it may have.
-        self._wanted = 0
+        self._target = 0
         # Recent duration of a lease, in nanoseconds.
         self._lease_ns = 0.0
         self._blame = Blame()
@@ -163,16 +163,16 @@ class FarPool(ServedPool, Generic[AChild]):
 
     # Children
 
-    def _staff(self, wanted: int) -> None:
+    def _staff(self, target: int) -> None:
         """Adjust the number of children, as far as they are idle."""
-        self._wanted = wanted
+        self._target = target
         for child in list(self._children):
-            surplus = len(self._children) > wanted
+            surplus = len(self._children) > target
             if not child.errands and (surplus or self._outdated(child)):
                 self._forget(child)
-        while len(self._children) < wanted and self._has_room():
-            taken = {child.number for child in self._children}
-            self._start_child(next(n for n in count() if n not in taken))
+        while len(self._children) < target and self._has_room():
+            numbers = {child.number for child in self._children}
+            self._start_child(next(n for n in count() if n not in numbers))
 
     @abstractmethod
     def _outdated(self, child: AChild) -> bool:
@@ -199,13 +199,13 @@ class FarPool(ServedPool, Generic[AChild]):
     def _end(self, child: AChild) -> None:
         """End a child that was forgotten."""
 
-    def _note_death(self, child: AChild, death: str, *, begun: bool) -> None:
+    def _note_death(self, child: AChild, death: str, *, at_work: bool) -> None:
         """Note the samples that a child was working on when it died.
 
         Args:
             child: the child.
             death: what happened to which child.
-            begun: whether it was at work, or ended for a reason outside it.
+            at_work: whether it was at work, or ended for a reason outside it.
 
         Raises:
             WorkerError: too many children have died with no work done in between.
@@ -217,7 +217,7 @@ class FarPool(ServedPool, Generic[AChild]):
             self._blame.add(errand.chunk, suspects, death)
         where = f" while working on {self._named(rows)}" if rows else ""
         LOGGER.warning("%s%s: %s; its work will be repeated", self._stage, where, death)
-        self._barren += 1 if begun else NEVER_BEGUN
+        self._barren += 1 if at_work else NEVER_BEGUN
         if self._barren >= BARREN:
             text = (
                 f"{self._workers} of {self._stage} die one after another, without "
@@ -235,17 +235,17 @@ class FarPool(ServedPool, Generic[AChild]):
         """
         self._listening = True
         # One that is about to leave must be able to.
-        ahead = len(self._children) == self._wanted and not self._blame
+        ahead = len(self._children) == self._target and not self._blame
         most = 1 + ahead * self._ahead()
-        for having in range(most):
+        for errands in range(most):
             for child in self._by_leases():
-                if len(child.errands) != having:
+                if len(child.errands) != errands:
                     continue
                 waited = child.meter.waiting_for is not None
                 lease = self._next_lease(child.meter)
                 if lease is not None:
                     self._send(child, lease)
-                elif waited or having:
+                elif waited or errands:
                     return  # and so do the others
         free = any(len(child.errands) < most for child in self._by_leases())
         self._listening = free or not self._children
@@ -267,7 +267,7 @@ class FarPool(ServedPool, Generic[AChild]):
     def _send(self, child: AChild, lease: Lease) -> None:
         try:
             chunk, assignment = self._assignment(lease)
-            packed = child.packed(assignment)
+            message = child.packed(assignment)
         except Exception as error:  # noqa: BLE001 whatever pickling user data raises
             what = "batch" if self._per_batch else "sample"
             text = (
@@ -279,10 +279,10 @@ class FarPool(ServedPool, Generic[AChild]):
             return
         number = next(child.numbers)
         child.errands[number] = Errand(lease, chunk, time.monotonic_ns())
-        self._post(child, packed, number)
+        self._post(child, message, number)
 
     @abstractmethod
-    def _post(self, child: AChild, packed: Any, number: int) -> None:
+    def _post(self, child: AChild, message: Any, number: int) -> None:
         """Send a child what it has packed. If it is gone, its end will be noticed."""
 
     def _next_lease(self, meter: WorkerMeter) -> Lease | None:
@@ -323,23 +323,23 @@ class FarPool(ServedPool, Generic[AChild]):
         rows = Rows(chunk.indices, chunk.rounds)
         if self._per_batch and inputs:
             rows = rows.part(0, 1)  # the batch alone
-        planned = PlannedBatch(lease.in_flight.plan, rows, chunk.first_row, whole)
-        return chunk, Assignment(planned, self._recipe.collate_seed, inputs)
+        batch = PlannedBatch(lease.in_flight.plan, rows, chunk.first_row, whole)
+        return chunk, Assignment(batch, self._recipe.collate_seed, inputs)
 
-    def _receive(self, child: AChild, number: int, read: Callable[[], Result]) -> None:
-        """Settle an errand with what `read` returns, or with the error that it raises.
+    def _receive(self, child: AChild, number: int, load: Callable[[], Result]) -> None:
+        """Settle an errand with what `load` returns, or with the error that it raises.
 
         It raises whatever unpickling the user's objects raises.
         """
         errand = child.errands.pop(number)
         lease, chunk = errand.lease, errand.chunk
         try:
-            result = read()
+            result = load()
         except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
-            failed = failed_outcome(chunk, self._stage, error)
+            failure = failed_outcome(chunk, self._stage, error)
             if lease.whole and len(chunk) == len(lease.chunk):
-                failed = Outcome(len(chunk), made=FailedBatch(error))
-            result = Result(number, failed)
+                failure = Outcome(len(chunk), made=FailedBatch(error))
+            result = Result(number, failure)
         in_flight, outcome = lease.in_flight, result.outcome
         data: Any = result.sent
         self._barren = 0
@@ -368,6 +368,6 @@ class FarPool(ServedPool, Generic[AChild]):
         keys: list[Any] = [chunk.index(row) for chunk, row in rows]
         if self._per_batch:
             keys = list(dict.fromkeys(chunk.step for chunk, _ in rows))
-        shown = ", ".join(f"{key!r:.60}" for key in keys[:5])
-        shown += ", ..." if len(keys) > 5 else ""
-        return f"{'the batch of step' if self._per_batch else 'sample index'} {shown}"
+        names = ", ".join(f"{key!r:.60}" for key in keys[:5])
+        names += ", ..." if len(keys) > 5 else ""
+        return f"{'the batch of step' if self._per_batch else 'sample index'} {names}"

@@ -123,10 +123,10 @@ class ForkServer:
         """Fork a new server from the trainer's present state; old workers end."""
         self.expire()
         with interrupts_deferred(), self._lock:
-            ending = self._server  # it ends while the new one starts
+            old_server = self._server  # it ends while the new one starts
             self._server = self._start()
             self.expired = False
-            ending.end(END_S)
+            old_server.end(END_S)
 
     def close(self) -> None:
         """End it and all workers, and wait until they are gone."""
@@ -194,14 +194,14 @@ def run_fork_server(load: Load, end: Pipe, *, early: bool = True) -> None:
         early: whether to load that here, once, and not in each of them.
     """
     set_up_libraries()
-    forked = ForkedWorkers()
-    signal.signal(signal.SIGCHLD, forked.reap)
+    workers = ForkedWorkers()
+    signal.signal(signal.SIGCHLD, workers.reap)
     try:
         while True:
             for post in end.receive_all():
-                forked.add(load, post, end, early=early)
+                workers.add(load, post, end, early=early)
     finally:
-        forked.end_all()
+        workers.end_all()
 
 
 class ForkedWorkers:
@@ -256,8 +256,8 @@ class ForkedWorkers:
 
     def _wait(self, pid: int, options: int) -> None:
         with contextlib.suppress(ChildProcessError):  # in a worker just forked
-            ended, status = os.waitpid(pid, options)
-            if ended:
+            ended_pid, status = os.waitpid(pid, options)
+            if ended_pid:
                 work = self._children.pop(pid)
                 post_status(work.descriptors[0], status)
                 work.close()

@@ -211,8 +211,8 @@ def travel(error: BaseException) -> Travelling:
 def _arrived(error: BaseException, text: str) -> BaseException:
     """Return the exception; what would end this program becomes an `ExitError`."""
     if not isinstance(error, Exception):
-        left = f"a sample's function raised {type(error).__name__}: {error}"
-        error = _with_notes(ExitError(left), error)
+        message = f"a sample's function raised {type(error).__name__}: {error}"
+        error = _with_notes(ExitError(message), error)
     set_on(error, "__cause__", RemoteTraceback(text))
     return error
 
@@ -257,7 +257,7 @@ class OnGpu(pickle.PicklingError):
 def program_pickler() -> Any:
     """Return the pickler class: cloudpickle's, but refusing tensors on a GPU.
 
-    If its objects have a list `seen`, they add to it whatever they begin to pickle.
+    If its objects have a list `objects`, they add to it whatever they begin to pickle.
     """
     import cloudpickle
 
@@ -265,13 +265,13 @@ def program_pickler() -> Any:
         cloudpickle.register_pickle_by_value(sys.modules[SPAWNED_MAIN])
 
     def reducer_override(self: Any, thing: Any) -> Any:
-        if self.seen is not None:
-            self.seen.append(thing)
+        if self.objects is not None:
+            self.objects.append(thing)
         if isinstance(thing, torch.Tensor) and thing.is_cuda:
             raise OnGpu(f"it is on {thing.device}")
         return cloudpickle.Pickler.reducer_override(self, thing)
 
-    ways = {"reducer_override": reducer_override, "seen": None}
+    ways = {"reducer_override": reducer_override, "objects": None}
     return type("Pickler", (cloudpickle.Pickler,), ways)
 
 
@@ -281,15 +281,19 @@ def _obstacle(thing: Any, name: str) -> ObjectPart:
     That is what pickling began last: what a class holds back is not to blame.
     """
     pickler = program_pickler()(io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL)
-    pickler.seen = []
+    pickler.objects = []
     with suppress(Exception):  # the same again
         pickler.dump(thing)
     whole = ObjectPart(name, thing)
-    named = [whole, *_given(thing)]
-    parts = {id(p.thing): p for root in named for p in walk(root.thing, root.path)}
-    last = parts.get(id(pickler.seen[-1])) if pickler.seen else None
-    roots = {id(root.thing): root for root in named}
-    inside = (roots[id(each)] for each in reversed(pickler.seen) if id(each) in roots)
+    named_parts = [whole, *_given(thing)]
+    parts = {
+        id(p.thing): p for root in named_parts for p in walk(root.thing, root.path)
+    }
+    last = parts.get(id(pickler.objects[-1])) if pickler.objects else None
+    roots = {id(root.thing): root for root in named_parts}
+    inside = (
+        roots[id(item)] for item in reversed(pickler.objects) if id(item) in roots
+    )
     return last or next(inside, whole)
 
 

@@ -56,7 +56,7 @@ class FarPools(PoolMaker):
     @staticmethod
     def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
         """Try some samples in a child process, and return what they open."""
-        doubtful = any(each.program.doubtful for each in recipe.segments)
+        doubtful = any(segment.program.doubtful for segment in recipe.segments)
         if not (FORKS and doubtful) or start_method(recipe) != "fork":
             return {}
         from .trial import opened_late
@@ -90,7 +90,12 @@ class FarPools(PoolMaker):
             assert self._cluster is not None
             claim, options = (self, connector.segment), self._actor_options
             pool = ActorPool(
-                connector, self._recipe, self._cluster, claim, self._seeds, options
+                connector,
+                self._recipe,
+                self._cluster,
+                claim,
+                seeds=self._seeds,
+                options=options,
             )
             self._actor_pools.append(pool)
             return pool
@@ -114,9 +119,9 @@ class FarPools(PoolMaker):
         # Ray's threads run by now: a fork could copy a lock that one of them holds.
         method = "forkserver" if self._cluster else start_method(recipe)
         works = {
-            at: (recipe.elsewhere(at), each)
-            for at, each in enumerate(recipe.segments)
-            if not each.in_order
+            at: (recipe.elsewhere(at), segment)
+            for at, segment in enumerate(recipe.segments)
+            if not segment.in_order
         }
         with interrupts_deferred():  # until it is known whose child it is
             self._fork_server = ForkServer(works, self._seeds, method)
@@ -149,8 +154,8 @@ class FarPools(PoolMaker):
         """
         recipe = self._recipe
         earlier: defaultdict[tuple[int, int], Iterator[int]] = defaultdict(count)
-        drawn = recipe.drawn
-        where = (drawn.seed,) if drawn else (self._begun_at, recipe.planned.shard.rank)
+        plan = recipe.drawn
+        where = (plan.seed,) if plan else (self._begun_at, recipe.planned.shard.rank)
         run = recipe.seed, *where
         # It refers to nothing else: the fork server must not keep these pools alive.
         return lambda segment, number: (*run, segment, next(earlier[segment, number]))
@@ -168,7 +173,7 @@ def start_method(recipe: Recipe) -> StartMethod:
     usual = torch.multiprocessing.get_start_method(allow_none=True)
     if usual in ("spawn", "forkserver"):
         return cast("StartMethod", usual)
-    subjects = [each.subjects for each in recipe.segments]
+    subjects = [segment.subjects for segment in recipe.segments]
     cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     on_gpu = cuda and find_on_device(subjects, "subjects", "cuda") is not None
     return "forkserver" if on_gpu else "fork"

@@ -101,8 +101,8 @@ class WorkerChild(Child, FarChild):
     def packed(self, assignment: Assignment) -> bytes:
         """Return an assignment as it is sent, with the slabs that were returned."""
         plain = assignment.planned.rows.indices.dtype == np.int64
-        packed = (plain_dumps if plain else dumps)(assignment)
-        return plain_dumps((self.unpacker.returned(), packed))
+        body = (plain_dumps if plain else dumps)(assignment)
+        return plain_dumps((self.unpacker.returned(), body))
 
     def receive(self, result: Result) -> Result:
         """Return a result with what was made, as it is.
@@ -140,8 +140,8 @@ class WorkerChild(Child, FarChild):
         if first is None or now_ns < first[0]:
             return None if first is None else first[0]
         self.stuck, self.asked_ns = first[1:], now_ns
-        stopped = ", stopped by a signal (SIGSTOP, or a debugger)"
-        self._stuck_how = "replaced as it was stuck" + stopped * is_stopped(self.pid)
+        stop_note = ", stopped by a signal (SIGSTOP, or a debugger)"
+        self._stuck_how = "replaced as it was stuck" + stop_note * is_stopped(self.pid)
         self.kill(STACK_SIGNAL)
         self.ready = False  # it is about to be killed
         return now_ns + STACKS_NS
@@ -151,14 +151,14 @@ class WorkerChild(Child, FarChild):
         if not self.errands or not self.pid:  # it is starting
             return None
         samples = (at for at in self.status_page.held() if at.task in self.errands)
-        due = [(at.since_ns + limit_ns, at.task, at.row) for at in samples]
-        if not due:  # nobody works there, yet tasks are waiting
+        deadlines = [(at.since_ns + limit_ns, at.task, at.row) for at in samples]
+        if not deadlines:  # nobody works there, yet tasks are waiting
             moved_ns = self.status_page.moved_ns()
-            due = [
+            deadlines = [
                 (max(errand.sent_ns, moved_ns) + limit_ns, number, ALL_ROWS)
                 for number, errand in self.errands.items()
             ]
-        return min(due)
+        return min(deadlines)
 
     def suspects(self, number: int) -> Sequence[int]:
         """Return the rows of an errand that may have caused its end."""
@@ -170,10 +170,10 @@ class WorkerChild(Child, FarChild):
             if task != number:
                 return ()
             return rows if row == ALL_ROWS else (row,)
-        held = [at.row for at in self.status_page.held() if at.task == number]
-        if not held:  # it was packing the oldest, or coroutines work there
+        held_rows = [at.row for at in self.status_page.held() if at.task == number]
+        if not held_rows:  # it was packing the oldest, or coroutines work there
             return super().suspects(number)
-        return tuple(held) if all(row in rows for row in held) else rows
+        return tuple(held_rows) if all(row in rows for row in held_rows) else rows
 
     def how_it_ended(self) -> str:
         """Return why it ended, and what it wrote before that."""
@@ -221,7 +221,7 @@ class ProcessPool(FarPool[WorkerChild]):
         self._expired = False
         # The request that was shared out last, and the last one for which all workers
         # have begun.
-        self._shared = self._begun = 0
+        self._request = self._begun_request = 0
         # Whether there was no shared memory for a batch; whether it serves no more;
         # whether the trainer, in its own thread, has made room for work.
         self._short = self._ended = self._due = False
@@ -243,22 +243,22 @@ class ProcessPool(FarPool[WorkerChild]):
         Once all that were asked for have begun, those that replace them, as for each
         epoch, do not count as beginning: their start is part of what they cost.
         """
-        asked, children = self._shared, list(self._children)  # any thread may call this
+        request, children = self._request, list(self._children)  # called by any thread
         workers = sum(child.share.workers for child in children)
         beginning = 0
-        if asked != self._begun:
-            begun = sum(
+        if request != self._begun_request:
+            begun_workers = sum(
                 c.share.workers for c in children if c.pid and not c.meter.begins
             )
-            beginning = max(0, min(asked, workers or asked) - begun)
-            self._begun = self._begun if beginning else asked
+            beginning = max(0, min(request, workers or request) - begun_workers)
+            self._begun_request = self._begun_request if beginning else request
         return PoolStatistics(workers, beginning, children=len(children))
 
     def leases(self, workers: int) -> Holding:
         children = children_for(workers, self._cores)
-        each = -(-workers // children)
+        per_child = -(-workers // children)
         waiting = self._waiting(workers, children) * children or -(-children // 2)
-        return Holding(children + waiting, FAR_LEASE_NS * each, children)
+        return Holding(children + waiting, FAR_LEASE_NS * per_child, children)
 
     def _waiting(self, workers: int, children: int) -> int:
         """Return how many leases wait at a child whose workers share them, or 0.
@@ -268,7 +268,7 @@ class ProcessPool(FarPool[WorkerChild]):
         """
         wide = zip(self._segment.within_all, self._segment.more_within, strict=True)
         counts = [s.num_parallel_workers for s, more in wide if more]
-        threads = max(-(-each // children) for each in (workers, *counts))
+        threads = max(-(-count // children) for count in (workers, *counts))
         rows = self._engine_lock.core.batch_rows
         return min(ASSIGNED - 1, -(-ROWS_EACH * threads // rows)) if threads > 1 else 0
 
@@ -299,12 +299,12 @@ class ProcessPool(FarPool[WorkerChild]):
                 if self._leaving and not self._children:
                     return
                 self._hand_out()
-                wait_s, lost = self._watch()
-                for child in lost:
+                wait_s, lost_children = self._watch()
+                for child in lost_children:
                     self._reap(child)
                 # Asked once it listens: it may have missed the wake after a renewal.
                 renewed = self._expired and not self._fork_server.expired
-            self._selector.select(0 if lost or renewed else wait_s)
+            self._selector.select(0 if lost_children or renewed else wait_s)
             with self._serving:
                 if self._hear_all():
                     self._wakeup.clear()
@@ -354,43 +354,43 @@ class ProcessPool(FarPool[WorkerChild]):
         if self._segment.timeout_s is None:
             return None, []
         limit_ns, now_ns = int(self._segment.timeout_s * 1e9), time.monotonic_ns()
-        due = [child.look(limit_ns, now_ns) for child in self._children]
-        times = [at_ns for at_ns in due if at_ns is not None]
+        looks_ns = [child.look(limit_ns, now_ns) for child in self._children]
+        times = [at_ns for at_ns in looks_ns if at_ns is not None]
         wait_s = max(0.0, (min(times) - now_ns) / 1e9) if times else None
-        killed = (child for child in self._children if child.killed_ns)
-        return wait_s, [c for c in killed if now_ns >= c.killed_ns + GONE_NS]
+        killed_children = (child for child in self._children if child.killed_ns)
+        return wait_s, [c for c in killed_children if now_ns >= c.killed_ns + GONE_NS]
 
     def _adjust(self) -> None:
         """Adjust the children, and what each has of the workers, to the request."""
         with self._engine_lock.lock:
-            asked = self._asked
+            request = self._asked
         self._expired = self._fork_server.expired
         if self._expired:
-            asked = 0
+            request = 0
         generation = self._fork_server.generation
-        if (asked, len(self._children), generation) == self._staffed:
+        if (request, len(self._children), generation) == self._staffed:
             return
-        self._staff(min(children_for(asked, self._cores), self._most))
+        self._staff(min(children_for(request, self._cores), self._most))
         if not self._children:
             self._fork_server.reap()
-        self._share_out(asked)
-        self._shared = asked
-        now = asked, len(self._children), generation
+        self._share_out(request)
+        self._request = request
+        now = request, len(self._children), generation
         current = not any(map(self._outdated, self._children))
-        settled = current and len(self._children) == self._wanted
+        settled = current and len(self._children) == self._target
         self._staffed = now if settled else None
 
     def _ahead(self) -> int:
         there = max(1, len(self._children))
-        return self._waiting(self._shared, there) or super()._ahead()
+        return self._waiting(self._request, there) or super()._ahead()
 
-    def _share_out(self, asked: int) -> None:
+    def _share_out(self, request: int) -> None:
         """Tell each child how many of the workers it has."""
         children = len(self._children)
-        workers = max(asked, children) if self._segment.thread_safe else children
-        each, more = divmod(workers, max(1, children))
+        workers = max(request, children) if self._segment.thread_safe else children
+        per_child, more = divmod(workers, max(1, children))
         for at, child in enumerate(self._children):
-            share = Share(each + (at < more), workers)
+            share = Share(per_child + (at < more), workers)
             if share != child.share:
                 child.share = share
                 self._connector.resize_meter(child.meter, share.workers)
@@ -406,7 +406,7 @@ class ProcessPool(FarPool[WorkerChild]):
         enough = descriptors_left() - to_come >= CHILD_NEEDS + KEPT_FREE
         if enough or not self._children:
             return True
-        self._most = self._wanted = len(self._children)
+        self._most = self._target = len(self._children)
         LOGGER.warning(
             "`ulimit -n` is %d, which leaves room for %d worker processes beside the"
             " other open files; training goes on with these. Raise it to get more",
@@ -430,11 +430,11 @@ class ProcessPool(FarPool[WorkerChild]):
     def _post(
         self,
         child: WorkerChild,
-        packed: bytes,
+        message: bytes,
         number: int = 0,  # noqa: ARG002 it counts, too
     ) -> None:
         with contextlib.suppress(EOFError):  # its end of file will arrive
-            child.pipe.post(packed)
+            child.pipe.post(message)
         self._listen(child)
 
     def _listen(self, child: WorkerChild) -> None:
@@ -472,7 +472,7 @@ class ProcessPool(FarPool[WorkerChild]):
             status = child.status_page.status
             # It exited by itself before it was at work.
             failed = not child.pid and status is not None and os.WIFEXITED(status)
-            self._note_death(child, death, begun=not failed)
+            self._note_death(child, death, at_work=not failed)
             if self._segment.iterable:
                 self._engine_lock.fail(ReaderLost())
         self._forget(child)
@@ -481,7 +481,9 @@ class ProcessPool(FarPool[WorkerChild]):
         """Stop every child; the fork server waits until they are gone."""
         with self._serving:  # the trainer may be serving them at this moment
             self._ended = True
-        stores = any(isinstance(each, Cached) for each in self._program.operations)
+        stores = any(
+            isinstance(operation, Cached) for operation in self._program.operations
+        )
         end_s = time.monotonic() + (STORE_S if stores else LEAVE_S)
         children, self._children = self._children, []
         self._selector.close()

@@ -181,8 +181,8 @@ class Unpacker:
         # By key, with the layout of the batches in it, and how many rows they have.
         self._slabs: dict[int, tuple[Block, Layout | None, int]] = {}
         self._marks: dict[int, SlabMark] = {}
-        self._died: deque[SlabMark] = deque()
-        self._shared: set[int] = set()
+        self._dead_marks: deque[SlabMark] = deque()
+        self._shared_keys: set[int] = set()
         _unpackers.add(self)
 
     def receive(self, sent: Sent, descriptors: deque[int]) -> Any:
@@ -206,7 +206,7 @@ class Unpacker:
         block, layout, rows = self._slabs[sent.key]
         allocate, memory = allocate_on(block)
         # The callback is pure C: one in Python could swallow a Ctrl-C.
-        mark = self._marks[sent.key] = SlabMark(memory, self._died.append)
+        mark = self._marks[sent.key] = SlabMark(memory, self._dead_marks.append)
         mark.key = sent.key
         if sent.body is None:
             assert layout is not None
@@ -215,18 +215,18 @@ class Unpacker:
 
     def returned(self) -> Returned:
         """Return the slabs whose claim has ended since the last call."""
-        died: list[int] = []
-        shared: list[int] = []
-        while self._died:
-            key = self._died.popleft().key
+        dead_keys: list[int] = []
+        shared_keys: list[int] = []
+        while self._dead_marks:
+            key = self._dead_marks.popleft().key
             del self._marks[key]
-            (shared if key in self._shared else died).append(key)
-        self._shared -= set(shared)
-        return tuple(died), tuple(shared)
+            (shared_keys if key in self._shared_keys else dead_keys).append(key)
+        self._shared_keys -= set(shared_keys)
+        return tuple(dead_keys), tuple(shared_keys)
 
     def share(self) -> None:
         """Note that a fork is about to share what has been received."""
-        self._shared.update(tuple(self._marks))
+        self._shared_keys.update(tuple(self._marks))
 
 
 _unpackers: weakref.WeakSet[Unpacker] = weakref.WeakSet()
@@ -341,10 +341,10 @@ class Shelf:
 
     def take_back(self, returned: Returned) -> None:
         """Reuse the slabs that the receiver has let go, but none shared by a fork."""
-        died, shared = returned
+        dead_keys, shared_keys = returned
         with self._lock:  # those given away meanwhile are not there
-            self._free += [self._out.pop(key) for key in died if key in self._out]
-            self._drop([self._out.pop(key) for key in shared if key in self._out])
+            self._free += [self._out.pop(key) for key in dead_keys if key in self._out]
+            self._drop([self._out.pop(key) for key in shared_keys if key in self._out])
 
     def _slab(self, layout: Layout | None, rows: int, nbytes: int) -> Slab:
         """Return a free slab for this; drop all of its kind if there is none."""
@@ -370,7 +370,7 @@ class Shelf:
         if len(self._out) > self._keep:
             self._drop([self._out.pop(next(iter(self._out)))])
         forget, self._forget = tuple(self._forget), []
-        sent = Sent(
+        data = Sent(
             body,
             lengths,
             key=slab.key,
@@ -380,7 +380,7 @@ class Shelf:
             rows=slab.rows if new else 0,
             forget=forget,
         )
-        return sent, (slab.descriptor,) if new else ()
+        return data, (slab.descriptor,) if new else ()
 
     def _drop(self, slabs: list[Slab]) -> None:
         for slab in slabs:

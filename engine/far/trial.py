@@ -46,25 +46,31 @@ def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
         recipe: the pipeline's recipe; its workers start by fork.
         step: the first batch wanted.
     """
-    doubted = [at for at, each in enumerate(recipe.segments) if _is_doubted(each)]
-    if not doubted or recipe.drawn or recipe.iterable:
+    doubted_numbers = [
+        at for at, segment in enumerate(recipe.segments) if _is_doubted(segment)
+    ]
+    if not doubted_numbers or recipe.drawn or recipe.iterable:
         return {}
-    segments = recipe.segments[: doubted[-1] + 1]
+    segments = recipe.segments[: doubted_numbers[-1] + 1]
     if any(s.executor == "async" or leads_away(s.subjects) for s in segments):
         return {}
     attempt = partial(
-        _try, segments, doubted, _samples(recipe.planned, step), recipe.seed
+        _try, segments, doubted_numbers, _samples(recipe.planned, step), recipe.seed
     )
     # The process or descriptor limit may be reached, and the child may die.
-    with suppress(OSError, EOFError), ExitStack() as ending:
+    with suppress(OSError, EOFError), ExitStack() as stack:
         with interrupts_deferred():
             child = Child.fork(attempt)
-            ending.callback(child.end, END_S)
+            stack.callback(child.end, END_S)
         for findings in child.pipe.receive_all(WAIT_S):
             # Each worker process may have a file of its own, as in torch, or a cache.
             # Copies of a generator would all draw the same values.
             alike = STREAM, ITERATOR
-            return {at: each for at, each in findings.items() if each.why not in alike}
+            return {
+                at: finding
+                for at, finding in findings.items()
+                if finding.why not in alike
+            }
         child.kill()  # it takes too long
     return {}
 
@@ -82,7 +88,7 @@ def _samples(plan: Plan, step: int) -> Iterator[Chunk]:
         batches.append(plan.batch(middle))
     for batch in batches:
         rows = plan.rows(batch)
-        yield Chunk(batch.step, 0, rows.indices[:1], rows.rounds[:1], batch.ctx)
+        yield Chunk(batch.step, 0, rows.indices[:1], rows.rounds[:1], context=batch.ctx)
 
 
 def _is_doubted(segment: SegmentRecipe) -> bool:
@@ -99,7 +105,7 @@ def _is_doubted(segment: SegmentRecipe) -> bool:
 
 def _try(
     segments: tuple[SegmentRecipe, ...],
-    doubted: list[int],
+    doubted_numbers: list[int],
     chunks: Iterable[Chunk],
     seed: int,
     pipe: Pipe,
@@ -111,13 +117,13 @@ def _try(
     for at, segment in enumerate(segments):
         witness = Witness(segment.program.doubtful)
         steps = chain.from_iterable(
-            each.steps if isinstance(each, Cached) else (each,)
-            for each in segment.program.operations
+            operation.steps if isinstance(operation, Cached) else (operation,)
+            for operation in segment.program.operations
         )
-        uncached = [step for step in steps if not isinstance(step, Stored)]
+        uncached_steps = [step for step in steps if not isinstance(step, Stored)]
         with witness:
-            for operation, work in product(uncached, works):
+            for operation, work in product(uncached_steps, works):
                 operation.run(work)
-        if at in doubted:
+        if at in doubted_numbers:
             findings[at] = witness.finding()
     pipe.send({at: finding for at, finding in findings.items() if finding is not None})

@@ -207,11 +207,11 @@ class AssignedEngine:
             recipe, ByteBudget(UNBOUNDED), 0, trainer=self._meter, watch=watch
         )
         self._engine.engine_lock.core.extend(0)
-        self._awaits = any(each.executor == "async" for each in recipe.segments)
+        self._awaits = any(inner.executor == "async" for inner in recipe.segments)
         self._more = segment.more_within
         if any(self._more) and not self._awaits:
             sys.setswitchinterval(SWITCH_S)
-        counts = [len(each.program.stages) for each in recipe.segments]
+        counts = [len(inner.program.stages) for inner in recipe.segments]
         owners = chain.from_iterable(map(repeat, self._more, counts))
         # Stages that do not take the time of its share of the workers.
         self._beside = {at for at, more in enumerate(owners) if more}
@@ -220,7 +220,7 @@ class AssignedEngine:
         # Of what threads may not share; None once that is known.
         self._doubts = Witness(program.doubtful) if program.doubtful else None
         self._alone = self._doubts is not None
-        self._spent = self._spent_now()
+        self._costs = self._spent_now()
 
     def __enter__(self) -> Self:
         self._engine.__enter__()
@@ -250,15 +250,15 @@ class AssignedEngine:
 
     def assign(self, assignment: Assignment) -> None:
         """Plan to make these rows next."""
-        planned, packed = assignment.planned, assignment.inputs
-        if packed is not None:
+        batch, body = assignment.planned, assignment.inputs
+        if body is not None:
             try:
-                planned.inputs = loads(packed)  # so no lock is held
+                batch.inputs = loads(body)  # so no lock is held
             except Exception as error:  # noqa: BLE001 whatever unpickling user objects raises
-                planned.inputs = [Unread(error)] * len(planned.rows)
+                batch.inputs = [Unread(error)] * len(batch.rows)
         engine_lock = self._engine.engine_lock
         with engine_lock.lock:
-            self._plan.add(planned, assignment.seed)
+            self._plan.add(batch, assignment.seed)
             engine_lock.core.extend(self._plan.stop)
             engine_lock.wake()
 
@@ -300,10 +300,10 @@ class AssignedEngine:
         """
         doubts = self._doubts
         with doubts or contextlib.nullcontext():
-            in_flight, finished = self._engine.pop()
+            in_flight, batch = self._engine.pop()
         with self._engine.engine_lock.lock:
             self._plan.forget()
-        result = self._result(in_flight, finished)
+        result = self._result(in_flight, batch)
         if self._watch is not None:
             result.outcome.changed = self._watch.look()
         if doubts is not None:
@@ -312,13 +312,13 @@ class AssignedEngine:
         try:
             return pack(result, in_flight.buffer)
         except Exception as error:  # noqa: BLE001 whatever pickling user objects raises
-            failed = self._unsendable(result, in_flight, error)
-        kept = in_flight.buffer.kept
-        if result.whole and len(kept) == result.outcome.done:
-            rows = result.as_rows(kept, in_flight.first_row)
+            failure = self._unsendable(result, in_flight, error)
+        samples = in_flight.buffer.kept
+        if result.whole and len(samples) == result.outcome.done:
+            rows = result.as_rows(samples, in_flight.first_row)
             with contextlib.suppress(Exception):
                 return pack(rows, in_flight.buffer)
-        return pack(failed, in_flight.buffer)
+        return pack(failure, in_flight.buffer)
 
     def _unsendable(
         self, result: Result, in_flight: InFlightBatch, error: Exception
@@ -330,33 +330,33 @@ class AssignedEngine:
             'or bytes, or use executor="thread"'
         )
         chunk = in_flight.chunk(0, len(in_flight.rows))
-        failed = failed_outcome(chunk, self._stage, SampleError(text))
-        failed.run_ns = result.outcome.run_ns
-        return Result(result.number, failed)
+        outcome = failed_outcome(chunk, self._stage, SampleError(text))
+        outcome.run_ns = result.outcome.run_ns
+        return Result(result.number, outcome)
 
     def _result(
-        self, in_flight: InFlightBatch, finished: Finished | FailedBatch
+        self, in_flight: InFlightBatch, batch: Finished | FailedBatch
     ) -> Result:
         rows, number = len(in_flight.rows), in_flight.number
-        failures = [replace(f, error=travel(f.error)) for f in finished.failures]
+        failures = [replace(f, error=travel(f.error)) for f in batch.failures]
         outcome = Outcome(
             rows, failures=failures, dropped=in_flight.dropped, ended=in_flight.ended
         )
         self._add_costs(outcome)
-        if isinstance(finished, FailedBatch):
+        if isinstance(batch, FailedBatch):
             outcome.failures = []
-            outcome.made = FailedBatch(travel(finished.error), tuple(failures))
+            outcome.made = FailedBatch(travel(batch.error), tuple(failures))
             return Result(number, outcome)
-        result = Result(number, outcome, finished.data, whole=True)
+        result = Result(number, outcome, batch.data, whole=True)
         at = in_flight.first_row
-        return result if in_flight.whole else result.as_rows(finished.data, at)
+        return result if in_flight.whole else result.as_rows(batch.data, at)
 
     def _add_costs(self, outcome: Outcome) -> None:
         """Note what was spent since the last time."""
-        before, self._spent = self._spent, self._spent_now()
+        before, self._costs = self._costs, self._spent_now()
         parts = []
         for at, ((run, cpu, size), now) in enumerate(
-            zip(before, self._spent, strict=True)
+            zip(before, self._costs, strict=True)
         ):
             run_ns, cpu_ns, nbytes = now[0] - run, now[1] - cpu, now[2] - size
             if at not in self._beside:
@@ -367,17 +367,17 @@ class AssignedEngine:
 
     def _spent_now(self) -> list[tuple[int, int, int]]:
         """Return the nanoseconds (wall, CPU) and bytes of each stage so far."""
-        spent = [
+        costs = [
             stage
             for segment in self._engine.segments
             for stage in segment.connector.parts.spent
         ]
         collate_ns = self._meter.collate_ns
         if collate_ns:
-            run_ns, cpu_ns, nbytes = spent[-1]
+            run_ns, cpu_ns, nbytes = costs[-1]
             cpu_ns += self._meter.collate_cpu_ns
-            spent[-1] = run_ns + collate_ns, cpu_ns, nbytes
-        return spent[: self._stages]
+            costs[-1] = run_ns + collate_ns, cpu_ns, nbytes
+        return costs[: self._stages]
 
 
 def failed_outcome(chunk: Chunk, stage: str, error: Exception) -> Outcome:
@@ -419,7 +419,7 @@ class Worker:
     ) -> None:
         self._pipe, self._status_page = pipe, status_page
         self._shelf = Shelf(KEEP)
-        users = any(each.per_batch for each in recipe.segments)
+        users = any(inner.per_batch for inner in recipe.segments)
         # Whether a batch is its rows, as their layout says.
         self._bare = not (users or recipe.buffers.collate)
         numbers = cycle(range(MAX_LANES))
@@ -504,9 +504,9 @@ class Worker:
                 self._engine.share(message)
                 self._let_receive()
             else:
-                returned, packed = message
-                self._shelf.take_back(returned)
-                self._engine.assign(loads(packed))
+                returned_slabs, body = message
+                self._shelf.take_back(returned_slabs)
+                self._engine.assign(loads(body))
 
     # The main thread
 
@@ -520,21 +520,21 @@ class Worker:
         """
         memory, short = buffer.memory, ""
         sealed = result.whole and self._bare and buffer.sealed
-        lent = self._shelf.send(memory) if sealed else None
-        if lent is not None:
-            sent, descriptors = lent
-            result.outcome.nbytes = sent.nbytes
-            return plain_dumps(result._replace(sent=sent)), descriptors
+        sent_batch = self._shelf.send(memory) if sealed else None
+        if sent_batch is not None:
+            data, descriptors = sent_batch
+            result.outcome.nbytes = data.nbytes
+            return plain_dumps(result._replace(sent=data)), descriptors
         self._shelf.put_back(memory)
         if result.sent is None:  # it has failed
             return dumps(result), ()
         try:
-            sent, descriptors = self._shelf.pack(result.sent)
+            data, descriptors = self._shelf.pack(result.sent)
         except OSError as error:  # there is no shared memory left
             short, descriptors = str(error), ()
-            sent = Sent(dumps(result.sent))
-        result.outcome.nbytes = sent.nbytes
-        return dumps(result._replace(sent=sent, short=short)), descriptors
+            data = Sent(dumps(result.sent))
+        result.outcome.nbytes = data.nbytes
+        return dumps(result._replace(sent=data, short=short)), descriptors
 
     def _lend(self, layout: Layout, rows: int) -> Any:
         """Lend shared memory for a batch that is sent as it is, if there is any."""
