@@ -57,12 +57,12 @@ class Columnar(Source):
                 column.
         """
         check_groups(cls.KIND, groups_in_memory)
-        found = files_here(f"from_{cls.KIND.lower()}", paths)
-        wanted = None if columns is None else tuple(columns)
+        files = files_here(f"from_{cls.KIND.lower()}", paths)
+        names = None if columns is None else tuple(columns)
         sizes = counted(
-            cls.KIND, found, lambda path: cls._sizes(cls._opened(path), wanted)
+            cls.KIND, files, lambda path: cls._sizes(cls._opened(path), names)
         )
-        return cls(found, wanted, sizes, groups_in_memory)
+        return cls(files, names, sizes, groups_in_memory)
 
     @staticmethod
     @abstractmethod
@@ -132,7 +132,7 @@ class Parquet(Columnar):
     """Rows of Parquet files, read and decompressed one row group at a time."""
 
     KIND = "Parquet"
-    _reads = _read = 0
+    _reads = _rows_read = 0
     """Groups and rows read, about: threads may count at once."""
 
     @staticmethod
@@ -152,16 +152,16 @@ class Parquet(Columnar):
         path, number = self._places[at]
         metadata = self._files(path)
         # Open the file for this read: threads must not share one, and rows need none.
-        opened = self._readable(path, metadata.row_group(number))
-        with pq.ParquetFile(opened, metadata=metadata) as file:
+        source = self._readable(path, metadata.row_group(number))
+        with pq.ParquetFile(source, metadata=metadata) as file:
             columns = None if self.columns is None else [*self.columns]
             group = file.read_row_group(number, columns=columns, use_threads=False)
         self._reads += 1
-        self._read += len(group)
-        asked = self._rows.asked
+        self._rows_read += len(group)
+        asked_rows = self._rows.asked_rows
         # So many reads show whether each group is read once.
         many = max(96, 3 * self.groups_in_memory)
-        if self._read > 4 * asked and self._reads > many:
+        if self._rows_read > 4 * asked_rows and self._reads > many:
             self._reads = -(1 << 62)  # never warn again
             LOGGER.warning(
                 "%s reads %d rows for each one it returns: a row group is read as a"
@@ -170,7 +170,7 @@ class Parquet(Columnar):
                 " smaller row groups, or raise `groups_in_memory` (%d now) and"
                 " set_memory_budget(): groups of %d bytes are kept",
                 self.shown[0],
-                self._read // asked,
+                self._rows_read // asked_rows,
                 self.groups_in_memory,
                 groups_bytes(),
             )
@@ -191,12 +191,12 @@ class Arrow(Columnar):
     def _opened(path: Any) -> Any:
         import pyarrow as pa
 
-        mapped = pa.memory_map(path)
+        memory_map = pa.memory_map(path)
         try:
-            file = pa.ipc.open_file(mapped)
+            file = pa.ipc.open_file(memory_map)
         except pa.ArrowInvalid:
-            mapped.seek(0)
-            return [*pa.ipc.open_stream(mapped)]
+            memory_map.seek(0)
+            return [*pa.ipc.open_stream(memory_map)]
         return [file.get_batch(at) for at in range(file.num_record_batches)]
 
     @staticmethod
@@ -257,8 +257,8 @@ def counted(
     return sizes
 
 
-def require(columns: Sequence[str] | None, there: Sequence[str]) -> None:
+def require(columns: Sequence[str] | None, names: Sequence[str]) -> None:
     """Raise `KeyError` for the first missing column."""
     for column in columns or ():
-        if column not in there:
-            raise KeyError(f"no column {column!r}, only {', '.join(there)}")
+        if column not in names:
+            raise KeyError(f"no column {column!r}, only {', '.join(names)}")

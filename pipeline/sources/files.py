@@ -149,10 +149,10 @@ class Store:
 
     def _read(self, part: Part | None, path: str) -> bytes:
         files: Any
-        process, files = getattr(self._local, "opened", (None, None))
+        process, files = getattr(self._local, "process_and_files", (None, None))
         if process != os.getpid():
             files = self.open()
-            self._local.opened = os.getpid(), files
+            self._local.process_and_files = os.getpid(), files
         if self.is_web():
             return cast("bytes", sync(files.loop, self._fetched, files, part, path))
         return whole_part(files.cat_file(path, **parted(part)), part, path)
@@ -203,8 +203,8 @@ async def download(
     session = await files.set_session()
     settings = dict(files.kwargs)
     if part is not None:
-        asked = {"Range": f"bytes={part[0]}-{part[1] - 1}"}
-        settings["headers"] = {**settings.get("headers", {}), **asked}
+        headers = {"Range": f"bytes={part[0]}-{part[1] - 1}"}
+        settings["headers"] = {**settings.get("headers", {}), **headers}
     async with session.get(files.encode_url(url), **settings) as response:
         files._raise_not_found_for_status(response, url)  # noqa: SLF001 as its own reads
         check(
@@ -309,14 +309,14 @@ class Session:
         self._store, self._over = store, over
         # The first reads of a loop begin together: one opens, and the others wait.
         self._opening = asyncio.Lock()
-        self._held: AsyncGenerator[Any] | None = None
+        self._connections: AsyncGenerator[Any] | None = None
 
     async def begin(self) -> Any:
         """Open the file system, unless another read has opened it meanwhile."""
         async with self._opening:
             if self.files is None:
-                self._held = self._keep_open()
-                self.files = await anext(self._held)
+                self._connections = self._keep_open()
+                self.files = await anext(self._connections)
         return self.files
 
     async def _keep_open(self) -> AsyncGenerator[Any]:
@@ -365,7 +365,7 @@ class StoredFile(io.IOBase):
         self, read: Callable[[Part], bytes], nbytes: int, parts: Sequence[Part] = ()
     ) -> None:
         self._read, self._nbytes, self._at = read, nbytes, 0
-        self._loaded = [(part, memoryview(read(part))) for part in parts]
+        self._parts = [(part, memoryview(read(part))) for part in parts]
 
     def readable(self) -> bool:
         """Return whether it can be read: it can."""
@@ -385,14 +385,14 @@ class StoredFile(io.IOBase):
         at, stop = self._at, min(self._at + nbytes, self._nbytes)
         if at >= stop:
             return b""
-        inside = (
+        blocks = (
             data[at - begin : stop - begin]
-            for (begin, end), data in self._loaded
+            for (begin, end), data in self._parts
             if begin <= at and stop <= end
         )
-        found = next(inside, None)
+        block = next(blocks, None)
         self._at = stop
-        return self._read((at, stop)) if found is None else bytes(found)
+        return self._read((at, stop)) if block is None else bytes(block)
 
 
 def find_files(
@@ -412,32 +412,32 @@ def find_files(
             loop cannot read.
     """
     alone = isinstance(urls, (str, os.PathLike))
-    given = [urls] if isinstance(urls, (str, os.PathLike)) else [*urls]
-    for url in given:
+    given_urls = [urls] if isinstance(urls, (str, os.PathLike)) else [*urls]
+    for url in given_urls:
         check(
             isinstance(url, (str, os.PathLike)),
             f"a URL must be a str or a path, got {url!r}; for bytes that are in memory "
             "already use from_dataset",
         )
-    listed = [str(os.fspath(url)) for url in given]
+    url_list = [str(os.fspath(url)) for url in given_urls]
     check(
-        listed,
+        url_list,
         "`from_files` needs at least one URL, got an empty sequence; was the "
         'listing that made it right? A pattern such as "photos/**/*.jpg" will do',
     )
     patience = Patience(**limits)
-    store = Store(listed[0], options or {}, patience)
-    paths = _matches(store) if alone else tuple(_paths(store, listed))
-    labelled = len(paths) if labels is None else len(labels)
+    store = Store(url_list[0], options or {}, patience)
+    paths = _matches(store) if alone else tuple(_paths(store, url_list))
+    label_count = len(paths) if labels is None else len(labels)
     check(
-        labelled == len(paths),
-        f"`labels` must hold one label a file, got {labelled} labels for "
+        label_count == len(paths),
+        f"`labels` must hold one label a file, got {label_count} labels for "
         f"{len(paths)} files; leave them out, or give one for each in the same order",
     )
-    told = "" if labels is None else f"<{len(labels)} labels>"
-    shown = listed[0] if alone else Bare(f"<{len(listed)} urls>")
-    said = map(Bare, filter(None, (told, str(patience))))
-    return kind_of(store, executor)(store, paths, labels, (shown, *said))
+    labels_text = "" if labels is None else f"<{len(labels)} labels>"
+    urls_text = url_list[0] if alone else Bare(f"<{len(url_list)} urls>")
+    arguments = map(Bare, filter(None, (labels_text, str(patience))))
+    return kind_of(store, executor)(store, paths, labels, (urls_text, *arguments))
 
 
 def find_remote_folder(
@@ -456,7 +456,7 @@ def find_remote_folder(
     files, top = url_to_fs(root, **store.options)
     try:
         # `find` skips folders that cannot be listed, even if that is all of them.
-        found = files.find(top) or files.ls(top, detail=False)
+        listing = files.find(top) or files.ls(top, detail=False)
     except Exception as error:
         raise SpecError(
             f"`from_folder` could not list {root!r}: {type(error).__name__}: {error};"
@@ -464,7 +464,7 @@ def find_remote_folder(
         ) from error
     inside = {
         path: posixpath.relpath(path, top).split("/", 1)
-        for path in filter(is_image, found)
+        for path in filter(is_image, listing)
     }
     classes = {path: names[0] for path, names in inside.items() if names[1:]}
     paths = sorted(classes)

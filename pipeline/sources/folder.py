@@ -46,8 +46,8 @@ class Names(Sequence[str]):
     @classmethod
     def of(cls, names: Iterable[str]) -> Names:
         """Return these names."""
-        encoded = [os.fsencode(name) + b"\0" for name in names]
-        return cls(b"".join(encoded), array("Q", accumulate(map(len, encoded))))
+        pieces = [os.fsencode(name) + b"\0" for name in names]
+        return cls(b"".join(pieces), array("Q", accumulate(map(len, pieces))))
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -88,13 +88,13 @@ class Folder(Source):
             f"{'is a file' if top.exists() else 'does not exist'}; give the folder "
             "that holds one sub-folder of images per class",
         )
-        found = [
-            (each.name, Names.of(list_images(each)))
-            for each in sorted(top.iterdir())
-            if each.is_dir()
+        folders = [
+            (folder.name, Names.of(list_images(folder)))
+            for folder in sorted(top.iterdir())
+            if folder.is_dir()
         ]
-        classes = [(name, files) for name, files in found if files]
-        check(classes, empty(top, [name for name, _ in found]))
+        classes = [(name, files) for name, files in folders if files]
+        check(classes, empty(top, [name for name, _ in folders]))
         kinds = tuple(name for name, _ in classes)
         ends = accumulate(len(files) for _, files in classes)
         names = Names.of(name for _, files in classes for name in files)
@@ -161,10 +161,10 @@ def list_images(folder: Path) -> list[str]:
     def refuse(error: OSError) -> None:
         raise error
 
-    found = os.walk(folder, onerror=refuse, followlinks=True)
+    walk = os.walk(folder, onerror=refuse, followlinks=True)
     return sorted(
         os.path.join(here, name)[before:]
-        for here, _, names in found
+        for here, _, names in walk
         for name in names
         if is_image(name)
     )
@@ -217,22 +217,22 @@ def files_here(source: str, paths: Paths) -> tuple[str, ...]:
     Raises:
         SpecError: there is no file, or one is not on this machine.
     """
-    given = listed(source, paths)
-    for each in given:
+    names = listed(source, paths)
+    for name in names:
         check(
-            not URL.match(each),
-            f"`{source}` reads files of this machine, got {each!r}; mount the store, or"
+            not URL.match(name),
+            f"`{source}` reads files of this machine, got {name!r}; mount the store, or"
             " copy its shards to a disk first",
         )
     if isinstance(paths, (str, os.PathLike)):
-        given = [path for each in given for path in matches(each)]
-    absent = next((each for each in given if not os.path.exists(each)), None)
+        names = [path for name in names for path in matches(name)]
+    absent = next((name for name in names if not os.path.exists(name)), None)
     check(
-        given and absent is None,
+        names and absent is None,
         f"`{source}` found no file {absent or paths!r}; give paths, or one pattern"
         ' such as "train-*" or "train-{000..099}"',
     )
-    return tuple(map(os.path.abspath, given))
+    return tuple(map(os.path.abspath, names))
 
 
 def first_of(paths: Sequence[str]) -> str:
@@ -253,17 +253,17 @@ def listed(source: str, paths: Paths) -> list[str]:
         SpecError: one is a command, or the braces stand for too many.
     """
     names: list[str] = []
-    for given in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
-        each = os.fspath(given)
+    for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
+        name = os.fspath(path)
         check(
-            not each.startswith("pipe:"),
+            not name.startswith("pipe:"),
             f"`{source}` runs no commands: `pipe:` would hand what it reads to a"
-            f" program, got {each!r}",
+            f" program, got {name!r}",
         )
-        names += islice(expanded(each), MAX_FILES + 1 - len(names))
+        names += islice(expanded(name), MAX_FILES + 1 - len(names))
         check(
             len(names) <= MAX_FILES,
-            f"`{source}` got braces for more than {MAX_FILES} files: {each!r}; see that"
+            f"`{source}` got braces for more than {MAX_FILES} files: {name!r}; see that"
             " the numbers in them are right",
         )
     check(
@@ -279,20 +279,20 @@ def expanded(path: str) -> Iterator[str]:
 
     "a-{08..10}.tar" is a-08.tar, a-09.tar and a-10.tar, and "{train,val}.tar" two.
     """
-    found = None if os.path.exists(path) else BRACES.search(path)
-    if found is None:
+    braces = None if os.path.exists(path) else BRACES.search(path)
+    if braces is None:
         yield path
         return
-    for choice in choices(found):
-        yield from expanded(path[: found.start()] + choice + path[found.end() :])
+    for choice in choices(braces):
+        yield from expanded(path[: braces.start()] + choice + path[braces.end() :])
 
 
-def choices(found: re.Match[str]) -> Iterable[str]:
+def choices(braces: re.Match[str]) -> Iterable[str]:
     """Return what a pair of braces stands for."""
-    first, last, named = found.groups()
-    if named is not None:
-        return str(named).split(",")
-    padded = any(len(each) > 1 and each[0] == "0" for each in (first, last))
+    first, last, alternatives = braces.groups()
+    if alternatives is not None:
+        return str(alternatives).split(",")
+    padded = any(len(number) > 1 and number[0] == "0" for number in (first, last))
     width = max(len(first), len(last)) if padded else 0
     begin, end = int(first), int(last)
     step = 1 if begin <= end else -1

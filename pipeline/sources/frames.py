@@ -39,7 +39,7 @@ class Frame:
     @classmethod
     def of(cls, table: Any, *, mapped: bool = False) -> Self:
         """Return the rows of a table of pyarrow's."""
-        return cls([RowGroup.of(each, mapped=mapped) for each in table.to_batches()])
+        return cls([RowGroup.of(batch, mapped=mapped) for batch in table.to_batches()])
 
     def __len__(self) -> int:
         return sum(map(len, self._groups))
@@ -71,8 +71,8 @@ def rows_of(data: Any) -> Any:
             return Frame.of(data.to_arrow())
         case "tensordict.TensorDict":
             data = data.to_dict()
-    named = isinstance(data, Mapping) and data and {*map(type, data)} == {str}
-    if named and "self" not in data and all(map(is_column, data.values())):
+    has_names = isinstance(data, Mapping) and data and {*map(type, data)} == {str}
+    if has_names and "self" not in data and all(map(is_column, data.values())):
         lengths = {name: len(column) for name, column in data.items()}
         check(
             len({*lengths.values()}) == 1,
@@ -126,19 +126,17 @@ class HubReader:
     @cached_property
     def _places(self) -> Any:
         """The rows of the table that the dataset has selected; None: all."""
-        chosen = self._dataset._indices  # noqa: SLF001 there is no public name
-        return None if chosen is None else np.asarray(chosen.column(0), np.int64)
+        indices = self._dataset._indices  # noqa: SLF001 there is no public name
+        return None if indices is None else np.asarray(indices.column(0), np.int64)
 
     def __call__(self, indices: Sequence[int]) -> Sequence[Any]:
-        data, wanted = self._dataset, np.asarray(indices)
-        usual = wanted.dtype == np.int64 and 0 <= wanted.min() <= wanted.max() < len(
-            data
-        )
+        data, rows = self._dataset, np.asarray(indices)
+        usual = rows.dtype == np.int64 and 0 <= rows.min() <= rows.max() < len(data)
         plain = data.format["type"] is None
         if not (usual and plain and data.format["columns"] == data.column_names):
             return [*data.__getitems__(indices)]
         places = self._places
-        return self._rows.__getitems__(wanted if places is None else places[wanted])
+        return self._rows.__getitems__(rows if places is None else places[rows])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._dataset,)

@@ -46,13 +46,13 @@ LOCK = threading.Lock()
 def database(path: str) -> Database:
     """Return this process's open database at a path."""
     with LOCK:
-        found = OPEN.get(path)
-        if found is not None and found.process != os.getpid():
-            found.environment.close()  # the parent's stays open
-            found = None
-        if found is None:
-            found = OPEN[path] = Database(path)
-        return found
+        open_database = OPEN.get(path)
+        if open_database is not None and open_database.process != os.getpid():
+            open_database.environment.close()  # the parent's stays open
+            open_database = None
+        if open_database is None:
+            open_database = OPEN[path] = Database(path)
+        return open_database
 
 
 def begin_unlocked() -> None:
@@ -72,7 +72,7 @@ class Lmdb(Source):
 
     def __init__(self, path: str, keys: Sequence[bytes]) -> None:
         self.path, self.keys = path, keys
-        self._held: Database | None = None
+        self._database: Database | None = None
 
     @classmethod
     def find(
@@ -87,7 +87,7 @@ class Lmdb(Source):
 
         where = os.path.abspath(os.fspath(path))
         try:
-            opened = database(where)
+            open_database = database(where)
         except lmdb.Error as error:
             raise SpecError(
                 f"`from_lmdb` cannot open {os.fspath(path)!r}: {error}; give the folder"
@@ -95,7 +95,7 @@ class Lmdb(Source):
                 " this process"
             ) from error
         if keys is None:
-            with opened.environment.begin() as transaction:
+            with open_database.environment.begin() as transaction:
                 keys = [*transaction.cursor().iternext(keys=True, values=False)]
         check(
             keys,
@@ -142,16 +142,16 @@ class Lmdb(Source):
 
     def identity(self) -> str:
         """Return the hash of the keys."""
-        found = hashlib.blake2b(digest_size=16)
+        hasher = hashlib.blake2b(digest_size=16)
         for key in self.keys:
-            found.update(len(key).to_bytes(4, "little") + key)
-        return found.hexdigest()
+            hasher.update(len(key).to_bytes(4, "little") + key)
+        return hasher.hexdigest()
 
     def _opened(self) -> Database:
-        held = self._held
-        if held is None or held.process != os.getpid():
-            held = self._held = database(self.path)
-        return held
+        open_database = self._database
+        if open_database is None or open_database.process != os.getpid():
+            open_database = self._database = database(self.path)
+        return open_database
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self.keys)

@@ -123,11 +123,11 @@ def may_pass(error: BaseException) -> bool:
     status = status_of(error)
     if status is not None:
         return status >= 500 or status in (408, 425, 429)  # these ask for a retry
-    lasting = (FileNotFoundError, PermissionError, IsADirectoryError, ValueError)
+    final_errors = (FileNotFoundError, PermissionError, IsADirectoryError, ValueError)
     # A module that is not loaded cannot have raised its errors.
-    known = ((sys.modules.get(module), name) for module, name in PASSING)
-    passing = [getattr(module, name) for module, name in known if module is not None]
-    return isinstance(error, (OSError, *passing)) and not isinstance(error, lasting)
+    pairs = ((sys.modules.get(module), name) for module, name in PASSING)
+    errors = [getattr(module, name) for module, name in pairs if module is not None]
+    return isinstance(error, (OSError, *errors)) and not isinstance(error, final_errors)
 
 
 def status_of(error: BaseException) -> int | None:
@@ -210,13 +210,13 @@ class HedgedReads:
 
     def late_s(self) -> float:
         """Return the seconds after which a read is late."""
-        known = len(self._sorted)
-        if known < KNOWN:
+        count = len(self._sorted)
+        if count < KNOWN:
             return UNKNOWN_LATE_S
         # Twice the time that 90 % take, so few are late that will end soon. It is not
         # the 95 % of the paper, because the first reads, which open connections, may be
         # the other 5 %.
-        return 2.0 * self._sorted[int(0.9 * (known - 1))]
+        return 2.0 * self._sorted[int(0.9 * (count - 1))]
 
     def may_hedge(self) -> bool:
         """Whether a request may be repeated now."""

@@ -57,17 +57,17 @@ class RemoteParquet(Parquet):
                 column.
         """
         check_groups(cls.KIND, groups_in_memory)
-        given = urls[0] if len(urls) == 1 and "*" in urls[0] else urls
-        files = find_files(given, None, options, "thread")
+        locations = urls[0] if len(urls) == 1 and "*" in urls[0] else urls
+        files = find_files(locations, None, options, "thread")
         store, paths = files.store, tuple(files.paths)
-        wanted = None if columns is None else tuple(columns)
+        names = None if columns is None else tuple(columns)
         with ThreadPoolExecutor(16) as threads:  # the ends of 16 files side by side
             ends = {path: threads.submit(end_of, store, path) for path in paths}
             sizes = counted(
-                cls.KIND, paths, lambda at: cls._sizes(ends[at].result()[1], wanted)
+                cls.KIND, paths, lambda at: cls._sizes(ends[at].result()[1], names)
             )
         nbytes = {path: end.result()[0] for path, end in ends.items()}
-        return cls(store, nbytes, paths, wanted, sizes, groups_in_memory)
+        return cls(store, nbytes, paths, names, sizes, groups_in_memory)
 
     def _end(self, path: Any) -> Any:
         return metadata_of(self.store, path, self.nbytes[path])
@@ -111,16 +111,16 @@ def metadata_of(store: Store, path: str, nbytes: int) -> Any:
 
 def parts_of(group: Any, columns: Sequence[str] | None) -> list[Part]:
     """Return the parts of a file that a group's columns are in, ascending."""
-    found: list[Part] = []
+    parts: list[Part] = []
     for chunk in map(group.column, range(group.num_columns)):
         path = chunk.path_in_schema
         if columns is None or any(f"{path}.".startswith(f"{c}.") for c in columns):
             first = chunk.dictionary_page_offset or chunk.data_page_offset
             begin = min(first, chunk.data_page_offset)
             end = begin + chunk.total_compressed_size
-            near = found and begin - found[-1][1] <= GAP
+            near = parts and begin - parts[-1][1] <= GAP
             # One request brings at most 256 MiB, but for a column that has more.
-            if near and end - found[-1][0] <= 1 << 28:
-                begin = found.pop()[0]
-            found.append((begin, end))
-    return found
+            if near and end - parts[-1][0] <= 1 << 28:
+                begin = parts.pop()[0]
+            parts.append((begin, end))
+    return parts

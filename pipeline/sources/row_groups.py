@@ -92,14 +92,14 @@ class RowGroup:
             for name in self.names
         }
 
-    def rows(self, wanted: NDArray[np.int64]) -> TableRows:
+    def rows(self, rows: NDArray[np.int64]) -> TableRows:
         """Return some rows, in this order."""
         blocks = tuple(
-            Block(names, np.stack([self.numbers[n].take(wanted) for n in names], 1))
+            Block(names, np.stack([self.numbers[n].take(rows) for n in names], 1))
             for names in self.kinds()
         )
-        others = {name: values_of(c, wanted) for name, c in self.others.items()}
-        return TableRows(self.names, blocks, others, len(wanted))
+        others = {name: values_of(c, rows) for name, c in self.others.items()}
+        return TableRows(self.names, blocks, others, len(rows))
 
     def kinds(self) -> list[tuple[str, ...]]:
         """Return the names of the columns of numbers, those of a type together."""
@@ -151,11 +151,11 @@ class JoinedGroups:
             for name in first.others
         }
 
-    def rows(self, wanted: NDArray[np.int64]) -> TableRows:
+    def rows(self, rows: NDArray[np.int64]) -> TableRows:
         """Return some rows, in this order."""
-        blocks = (Block(names, v.take(wanted, 0)) for names, v in self.blocks)
-        others = {name: values_of(c, wanted) for name, c in self.others.items()}
-        return TableRows(self.names, tuple(blocks), others, len(wanted))
+        blocks = (Block(names, v.take(rows, 0)) for names, v in self.blocks)
+        others = {name: values_of(c, rows) for name, c in self.others.items()}
+        return TableRows(self.names, tuple(blocks), others, len(rows))
 
 
 def numbers_of(column: Any, *, packed: bool) -> NDArray[Any] | None:
@@ -218,15 +218,16 @@ def reordered(parts: Iterable[Iterable[Any]], ranks: NDArray[np.int64]) -> list[
 
 def unified(parts: Sequence[TableRows]) -> list[TableRows]:
     """Return the same rows; a column of different types has Python values."""
-    found: list[dict[str, Any]] = [{} for _ in parts]
+    tables: list[dict[str, Any]] = [{} for _ in parts]
     columns = zip(*(part.columns() for part in parts), strict=True)
     for name, shares in zip(parts[0].names, columns, strict=True):
         types = {getattr(share, "dtype", list) for share in shares}
-        for into, share in zip(found, shares, strict=True):
-            listed = isinstance(share, np.ndarray) and len(types) > 1
-            into[name] = share.tolist() if listed else share
+        for table, share in zip(tables, shares, strict=True):
+            as_list = isinstance(share, np.ndarray) and len(types) > 1
+            table[name] = share.tolist() if as_list else share
     return [
-        TableRows.of(each, len(part)) for each, part in zip(found, parts, strict=True)
+        TableRows.of(table, len(part))
+        for table, part in zip(tables, parts, strict=True)
     ]
 
 
@@ -236,7 +237,7 @@ class RowGroups:
     Args:
         sizes: the number of rows in each group.
         load: returns a group, given its number.
-        kept: groups that a process keeps.
+        count: groups that a process keeps.
         mapped: whether groups are in mapped files, or in memory anyway: they take no
             memory of their own.
     """
@@ -245,21 +246,21 @@ class RowGroups:
         self,
         sizes: Sequence[int],
         load: Callable[[int], RowGroup],
-        kept: int,
+        count: int,
         *,
         mapped: bool,
     ) -> None:
         # Rows that somebody wanted, about: threads may count at once.
-        self.asked = 0
+        self.asked_rows = 0
         self._ends = np.cumsum(sizes, dtype=np.int64)
         self._begins = self._ends - sizes
         self._groups: PerProcess[RowGroup] = PerProcess(
-            load, kept, None if mapped else attrgetter("nbytes"), groups_bytes
+            load, count, None if mapped else attrgetter("nbytes"), groups_bytes
         )
         # Two sets of groups: some threads begin a window, others end one.
-        self._joined = PerProcess(self._join, 2)
+        self._joined_groups = PerProcess(self._join, 2)
         # The groups of the last rows that were in several.
-        self._needed: frozenset[int] = frozenset()
+        self._last_groups: frozenset[int] = frozenset()
         # Those to be taken from as one, and whether each group is one of them.
         self._together = frozenset[int](), np.zeros(len(self._ends), np.bool_)
 
@@ -274,7 +275,7 @@ class RowGroups:
         """
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
-        self.asked += 1
+        self.asked_rows += 1
         at = int(np.searchsorted(self._ends, index, "right"))
         return self._groups(at).row(index - int(self._begins[at]))
 
@@ -284,20 +285,20 @@ class RowGroups:
         Raises:
             IndexError: there is no such row.
         """
-        wanted = np.asarray(indices, np.int64)
-        if not len(wanted):
+        positions = np.asarray(indices, np.int64)
+        if not len(positions):
             return []
-        if wanted.min() < 0 or wanted.max() >= len(self):
-            outside = next(each for each in indices if not 0 <= each < len(self))
+        if positions.min() < 0 or positions.max() >= len(self):
+            outside = next(index for index in indices if not 0 <= index < len(self))
             raise IndexError(f"row {outside} of {len(self)}")
-        self.asked += len(wanted)
-        groups = np.searchsorted(self._ends, wanted, "right")
-        rows = wanted - self._begins[groups]
+        self.asked_rows += len(positions)
+        groups = np.searchsorted(self._ends, positions, "right")
+        rows = positions - self._begins[groups]
         together, members = self._together
         if groups.min() < groups.max() and members[groups].all():
-            joined = self._joined(together)
-            if joined is not None:
-                return joined.rows(joined.begins[groups] + rows)
+            joined_groups = self._joined_groups(together)
+            if joined_groups is not None:
+                return joined_groups.rows(joined_groups.begins[groups] + rows)
         return self._of_groups(groups, rows)
 
     def _of_groups(
@@ -306,31 +307,31 @@ class RowGroups:
         """Return rows of some groups, given the number of each in its group."""
         order = np.argsort(groups, kind="stable")
         starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
-        needed = groups[order[starts]].tolist()
-        found = self._groups.all(needed)
-        if len(found) == 1:
-            return found[0].rows(rows)
-        before, self._needed = self._needed, frozenset(needed)
-        both = before | self._needed
+        numbers = groups[order[starts]].tolist()
+        row_groups = self._groups.all(numbers)
+        if len(row_groups) == 1:
+            return row_groups[0].rows(rows)
+        before, self._last_groups = self._last_groups, frozenset(numbers)
+        both = before | self._last_groups
         # Nearly the same groups as before are joined, unless they are large.
         if (
-            len(before & self._needed) >= 0.9 * len(both)
-            and sum(group.nbytes for group in found) <= groups_bytes() // PARTS
+            len(before & self._last_groups) >= 0.9 * len(both)
+            and sum(group.nbytes for group in row_groups) <= groups_bytes() // PARTS
         ):
             members = np.zeros(len(self._ends), np.bool_)
             members[[*both]] = True
             self._together = both, members
-        pairs = zip(found, np.split(rows[order], starts[1:]), strict=True)
+        pairs = zip(row_groups, np.split(rows[order], starts[1:]), strict=True)
         return mixed([group.rows(share) for group, share in pairs], order)
 
-    def _join(self, needed: Any) -> JoinedGroups | None:
+    def _join(self, group_numbers: Any) -> JoinedGroups | None:
         """Join the groups of these numbers; return None if that is not possible."""
-        numbers = sorted(needed)
+        numbers = sorted(group_numbers)
         try:
             groups = self._groups.all(numbers)
             if any(group.types != groups[0].types for group in groups):
                 return None
-            joined = dict(zip(numbers, groups, strict=True))
-            return JoinedGroups(joined, len(self._ends))
+            groups_by_number = dict(zip(numbers, groups, strict=True))
+            return JoinedGroups(groups_by_number, len(self._ends))
         except Exception:  # noqa: BLE001 rows of a group that fails show why, alone
             return None

@@ -58,10 +58,10 @@ class Index:
 
     def only(self, names: set[str]) -> Index:
         """Return the same samples with these fields alone."""
-        wanted = [number for number, name in enumerate(self.names) if name in names]
-        kept = np.isin(self.fields[:, 0], wanted)
-        before = np.concatenate(([0], np.cumsum(kept)))
-        return replace(self, firsts=before[self.firsts], fields=self.fields[kept])
+        numbers = [number for number, name in enumerate(self.names) if name in names]
+        mask = np.isin(self.fields[:, 0], numbers)
+        before = np.concatenate(([0], np.cumsum(mask)))
+        return replace(self, firsts=before[self.firsts], fields=self.fields[mask])
 
 
 def index_of(shards: Iterable[tuple[str, list[Member]]]) -> Index:
@@ -74,7 +74,7 @@ def index_of(shards: Iterable[tuple[str, list[Member]]]) -> Index:
     samples: list[tuple[str, int, int]] = []
     fields: list[tuple[int, int, int]] = []
     for shard, (path, members) in enumerate(shards):
-        last, seen = None, set[str]()
+        last, field_names = None, set[str]()
         for member, start, nbytes in members:
             match = NAME.fullmatch(member)
             if match is None or NOTES.match(member):
@@ -82,14 +82,14 @@ def index_of(shards: Iterable[tuple[str, list[Member]]]) -> Index:
             key, name = match[1], match[2].lower()
             if key != last:
                 samples.append((key, shard, len(fields)))
-                last, seen = key, set()
+                last, field_names = key, set()
             check(
-                name not in seen,
+                name not in field_names,
                 f"`from_webdataset` found the field {name!r} of sample {key!r} twice in"
                 f" {path!r}, and cannot tell which one is meant; write the shard"
                 " again with one of them, or with different names",
             )
-            seen.add(name)
+            field_names.add(name)
             fields.append((names.setdefault(name, len(names)), start, nbytes))
     return Index(
         names=tuple(names),
@@ -111,13 +111,15 @@ def members_of(path: str, file: Any = None) -> list[Member]:
         SpecError: the file is not a tar file, or is compressed.
         Exception: whatever reading it raises.
     """
-    found: list[Member] = []
+    members: list[Member] = []
     try:
         with tarfile.open(path, "r:", file) as tar:
-            for each in tar:
+            for member in tar:
                 tar.members = []  # type: ignore[attr-defined]  # it would keep them all
-                regular = each.isreg() and not each.issparse()
-                found += [(each.name, each.offset_data, each.size)] if regular else []
+                regular = member.isreg() and not member.issparse()
+                members += (
+                    [(member.name, member.offset_data, member.size)] if regular else []
+                )
     except PenstockError:  # of the store: it could not be read
         raise
     except (tarfile.TarError, ValueError, OverflowError) as error:
@@ -125,7 +127,7 @@ def members_of(path: str, file: Any = None) -> list[Member]:
             f"`from_webdataset` cannot read {path!r}: {error}; give tar files that are"
             " not compressed: only these can be read at any place"
         ) from error
-    return found
+    return members
 
 
 # Fields that webdataset unpickles, which would run code in them.
@@ -165,10 +167,10 @@ class Shards(Source):
         self, paths: Sequence[str], fields: tuple[str, ...] | None, index: Index
     ) -> None:
         self.paths, self.fields, self.index = paths, fields, index
-        wanted = index.names if fields is None else fields
-        ends = {name: name.rpartition(".")[2] for name in wanted}
+        field_names = index.names if fields is None else fields
+        ends = {name: name.rpartition(".")[2] for name in field_names}
         self._reads = {name: READS.get(end, bytes) for name, end in ends.items()}
-        self._wanted = index.only(set(wanted))
+        self._field_index = index.only(set(field_names))
 
     @property
     def shown(self) -> tuple[object, ...]:
@@ -185,11 +187,11 @@ class Shards(Source):
     def _place(self, index: int) -> Extent:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
-        wanted = self._wanted
-        first, after = wanted.firsts[index : index + 2].tolist()
-        fields = wanted.fields[first:after].tolist()
+        field_index = self._field_index
+        first, after = field_index.firsts[index : index + 2].tolist()
+        fields = field_index.fields[first:after].tolist()
         begin, end = (fields[0][1], sum(fields[-1][1:])) if fields else (0, 0)
-        path = self.paths[wanted.shards[index]]
+        path = self.paths[field_index.shards[index]]
         return Extent(sample=index, path=path, begin=begin, end=end, fields=fields)
 
     def _sample(self, place: Extent, data: bytes, begin: int) -> Any:
@@ -242,8 +244,8 @@ class OpenTar:
             OSError: the file ends before.
         """
         data = b""
-        while left := end - begin - len(data):  # Linux reads at most 2 GiB at once
-            more = os.pread(self._descriptor, left, end - left)
+        while nbytes := end - begin - len(data):  # Linux reads at most 2 GiB at once
+            more = os.pread(self._descriptor, nbytes, end - nbytes)
             if not more:
                 raise OSError(
                     f"{self.path} ends within a sample: it was cut off since it was"
@@ -444,14 +446,14 @@ def find_shards(
         return WebDataset(paths, checked_fields(index, fields, paths[0]), index)
     from .files import AsyncFiles, find_files  # only for a store: fsspec takes its time
 
-    given = urls[0] if len(urls) == 1 and "*" in urls[0] else urls
-    files = find_files(given, None, options, executor)
+    locations = urls[0] if len(urls) == 1 and "*" in urls[0] else urls
+    files = find_files(locations, None, options, executor)
     with ThreadPoolExecutor(16) as threads:  # the headers of 16 shards side by side
-        found = threads.map(partial(stored_members, files.store), files.paths)
-        index = index_of(zip(files.paths, found, strict=True))
-    wanted = checked_fields(index, fields, files.paths[0])
+        members = threads.map(partial(stored_members, files.store), files.paths)
+        index = index_of(zip(files.paths, members, strict=True))
+    field_names = checked_fields(index, fields, files.paths[0])
     kind = AsyncShards if isinstance(files, AsyncFiles) else RemoteShards
-    return kind(files.store, files.paths, wanted, index)
+    return kind(files.store, files.paths, field_names, index)
 
 
 def checked_fields(

@@ -81,10 +81,10 @@ class Source(ABC):
 
 def digest(names: Sequence[str]) -> str:
     """Return the hash of names, each ended by a zero byte: 32 hex digits."""
-    found = hashlib.blake2b(digest_size=16)
+    hasher = hashlib.blake2b(digest_size=16)
     for name in names:
-        found.update(os.fsencode(name) + b"\0")
-    return found.hexdigest()
+        hasher.update(os.fsencode(name) + b"\0")
+    return hasher.hexdigest()
 
 
 def prints_of_rows(
@@ -119,7 +119,7 @@ class PerProcess(Generic[T]):
 
     Args:
         make: returns the value of a key.
-        kept: number of values to keep.
+        count: number of values to keep.
         weigh: bytes of a value; None: they do not count.
         limit: returns the bytes that values may take together. The newest one is kept
             even if it takes more.
@@ -128,11 +128,11 @@ class PerProcess(Generic[T]):
     def __init__(
         self,
         make: Callable[[Any], T],
-        kept: int,
+        count: int,
         weigh: Callable[[T], int] | None = None,
         limit: Callable[[], int] | None = None,
     ) -> None:
-        self._make, self._kept, self._weigh, self._limit = make, kept, weigh, limit
+        self._make, self._count, self._weigh, self._limit = make, count, weigh, limit
         self._begin()
 
     def _begin(self) -> None:
@@ -149,7 +149,7 @@ class PerProcess(Generic[T]):
             mine = key not in self._values
             if mine:
                 self._values[key] = Future(), None
-                if len(self._values) > self._kept:
+                if len(self._values) > self._count:
                     self._values.popitem(last=False)
             value, _ = self._values[key]
             self._values.move_to_end(key)
@@ -159,8 +159,8 @@ class PerProcess(Generic[T]):
 
     def all(self, keys: Sequence[Hashable]) -> list[T]:
         """Return the values of several keys, making first what nobody else makes."""
-        made = {key: self(key) for key in keys if key not in self._values}
-        return [made[key] if key in made else self(key) for key in keys]
+        values = {key: self(key) for key in keys if key not in self._values}
+        return [values[key] if key in values else self(key) for key in keys]
 
     def _fill(self, key: Hashable, value: Future[T]) -> None:
         try:
@@ -179,14 +179,14 @@ class PerProcess(Generic[T]):
         """Drop the values used longest ago until there is room for one just made."""
         if key in self._values:
             self._values[key] = self._values[key][0], nbytes
-        for old, (_, freed) in [*self._values.items()]:
-            if sum(each or 0 for _, each in self._values.values()) <= limit:
+        for old, (_, freed_bytes) in [*self._values.items()]:
+            if sum(size or 0 for _, size in self._values.values()) <= limit:
                 break
-            if freed is not None and old != key:
+            if freed_bytes is not None and old != key:
                 del self._values[old]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._make, self._kept, self._weigh, self._limit)
+        return type(self), (self._make, self._count, self._weigh, self._limit)
 
 
 # The user's datasets.
@@ -285,5 +285,9 @@ def identity_of(dataset: Any) -> str | None:
         return dataset.identity()
     from ...cache.fingerprint import said_fingerprint
 
-    said = said_fingerprint(dataset)
-    return None if said is None else hashlib.blake2b(said, digest_size=16).hexdigest()
+    fingerprint = said_fingerprint(dataset)
+    return (
+        None
+        if fingerprint is None
+        else hashlib.blake2b(fingerprint, digest_size=16).hexdigest()
+    )
