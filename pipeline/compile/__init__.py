@@ -148,8 +148,8 @@ def compile_drawn(
         read = replace(read, get_many=source.dataset.__getitems__, by_array=False)
     program = replace(segment.program, operations=(replace(read, whole=whole),))
     if start is not None:
-        seeded = SeededRead(read.stage, read.get, read.get_many, start, whole)
-        program = replace(program, operations=(seeded,), doubtful=())
+        seeded_read = SeededRead(read.stage, read.get, read.get_many, start, whole)
+        program = replace(program, operations=(seeded_read,), doubtful=())
     buffers = recipe.buffers
     if pin_memory and torch.cuda.is_available():
         from ...engine.to_device.lane import pinned
@@ -189,10 +189,10 @@ def _parts(
     """
     source = stages[0]
     assert isinstance(source, SourceStage)
-    numbered = list(enumerate(stages))
-    for number, batch in numbered:
+    numbered_stages = list(enumerate(stages))
+    for number, batch in numbered_stages:
         if isinstance(batch, BatchStage):
-            works = [(n, s) for n, s in numbered if isinstance(s, Working)]
+            works = [(n, s) for n, s in numbered_stages if isinstance(s, Working)]
             before = sum(n < number for n, _ in works)
             return source, (number, batch), works[:before], works[before:]
     raise SpecError(

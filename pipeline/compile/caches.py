@@ -28,13 +28,13 @@ def read_in_threads(stages: Sequence[Stage]) -> Sequence[Stage]:
     The stages before a cache run together, and a plain function would block an event
     loop.
     """
-    cached = [at for at, stage in enumerate(stages) if isinstance(stage, CacheStage)]
+    numbers = [at for at, stage in enumerate(stages) if isinstance(stage, CacheStage)]
     source = stages[0]
-    if not cached or not isinstance(source, SourceStage):
+    if not numbers or not isinstance(source, SourceStage):
         return stages
     plain = [
         stage
-        for stage in stages[: cached[-1]]
+        for stage in stages[: numbers[-1]]
         if isinstance(stage, MapStage) and executor_of(stage) != "async"
     ]
     if not plain or executor_of(source) != "async":
@@ -46,48 +46,50 @@ def read_in_threads(stages: Sequence[Stage]) -> Sequence[Stage]:
         " it",
     )
     executor = "auto" if source.executor == "async" else source.executor
-    threaded = replace(source, dataset=source.dataset.in_threads(), executor=executor)
-    return threaded, *stages[1:]
+    reader = replace(source, dataset=source.dataset.in_threads(), executor=executor)
+    return reader, *stages[1:]
 
 
 def _cache(before: Sequence[Stage], stage: CacheStage, name: str) -> Cache:
     source = before[0]
     assert isinstance(source, SourceStage)
-    maps = [each for each in before if isinstance(each, MapStage)]
+    maps = [map_stage for map_stage in before if isinstance(map_stage, MapStage)]
     _check_mixture(source, maps, name)
-    functions = [(name_of(each.function), each.function) for each in maps]
-    found = fingerprint(source.dataset, functions, stage.version)
-    if found.private_because is not None:
+    functions = [
+        (name_of(map_stage.function), map_stage.function) for map_stage in maps
+    ]
+    cache_fingerprint = fingerprint(source.dataset, functions, stage.version)
+    if cache_fingerprint.private_because is not None:
         LOGGER.warning(
             "%s is private to this run: penstock cannot tell whether %s is the same in"
             " a later run; give the object that holds it a `__penstock_fingerprint__`,"
             " or create it on first use, and later runs will find the cache",
             name,
-            found.private_because,
+            cache_fingerprint.private_because,
         )
-    read = f"{type(source.dataset).__name__}({len(source.dataset)})"
+    source_name = f"{type(source.dataset).__name__}({len(source.dataset)})"
     opening = Opening(
         name,
-        about=" > ".join([read, *(each.label for each in maps)]),
+        about=" > ".join([source_name, *(map_stage.label for map_stage in maps)]),
         codec=stage.codec,
         samples=len(source.dataset),
-        repeated=REPEATED_DRAWS if found.draws else REPEATED,
+        repeated=REPEATED_DRAWS if cache_fingerprint.draws else REPEATED,
         disk=stage.disk,
         disk_limit=stage.disk_limit,
     )
-    return Cache(opening, found, stage.ram)
+    return Cache(opening, cache_fingerprint, stage.ram)
 
 
 def _check_mixture(source: Any, maps: Sequence[MapStage], name: str) -> None:
     """Raise `SpecError` unless all stages before a cache can run together."""
     stages = (source, *maps)
-    for setting, left_out in (("num_parallel_workers", None), ("executor", "auto")):
-        said = {getattr(stage, setting) for stage in stages} - {left_out}
-        asked = sorted(map(repr, said))
+    for setting, default in (("num_parallel_workers", None), ("executor", "auto")):
+        values = {getattr(stage, setting) for stage in stages} - {default}
+        texts = sorted(map(repr, values))
         check(
-            len(asked) <= 1,
+            len(texts) <= 1,
             f"all stages before {name} run together, so they share one `{setting}`, got"
-            f" {' and '.join(asked)}; give it to one stage, or the same to all",
+            f" {' and '.join(texts)}; give it to one stage, or the same to all",
         )
     check(
         len({executor_of(stage) == "async" for stage in stages}) == 1,

@@ -71,18 +71,18 @@ class Kind:
 
 def kind_of(stages: Sequence[PerSample]) -> Kind:
     """Return the kind of workers for the adjacent stages of one segment."""
-    said = asked_of(stages)
+    executor = asked_of(stages)
     source = stages[0]
     if _is_read_on(source):  # by one worker
-        return Kind(said)
+        return Kind(executor)
     declared = not isinstance(source, SourceStage) or source.thread_safe is not False
-    if said in ("inline", "async"):
-        return Kind(said, declared)
-    unknown = [stage for stage in stages if declared and not _is_known(stage)]
-    finding = next(filter(None, map(_find, unknown)), None)
+    if executor in ("inline", "async"):
+        return Kind(executor, declared)
+    unknown_stages = [stage for stage in stages if declared and not _is_known(stage)]
+    finding = next(filter(None, map(_find, unknown_stages)), None)
     safe = declared and finding is None
-    if said != "auto":
-        return Kind(said, safe, finding if said == "thread" else None)
+    if executor != "auto":
+        return Kind(executor, safe, finding if executor == "thread" else None)
     return Kind(_automatic(stages, safe=safe), safe, finding)
 
 
@@ -99,8 +99,8 @@ def _automatic(stages: Sequence[PerSample], *, safe: bool) -> Executor:
     if not safe:
         # The user may ask for several workers. Otherwise the data stays in the trainer:
         # a forked worker would share the read position, or repeat the stream.
-        declared = source is not None and source.thread_safe is False
-        return "process" if counted or declared else "inline"
+        is_unsafe = source is not None and source.thread_safe is False
+        return "process" if counted or is_unsafe else "inline"
     alone = len(stages) == 1
     waits = source is not None and source.waits and not (source.mapped and alone)
     return "thread" if waits or counted else "auto"
@@ -185,8 +185,12 @@ def on_batches(
     segments = []
     for group in _grouped(work) if work else ():
         segment = _segment(group, settings, None, caches, pipeline)
-        maps = [each for each in segment.program.operations if isinstance(each, Map)]
-        operations = tuple(BatchMap.of(each, rank) for each in maps)
+        maps = [
+            operation
+            for operation in segment.program.operations
+            if isinstance(operation, Map)
+        ]
+        operations = tuple(BatchMap.of(operation, rank) for operation in maps)
         segments.append(
             replace(
                 segment,
@@ -228,12 +232,12 @@ def _grouped(work: Sequence[Numbered]) -> list[list[Numbered]]:
     """Return groups of stages that run together: all up to a cache are one."""
     start = max(until_cache(work), 1)
     groups = [list(work[:start])]
-    for numbered in work[start:]:
-        assert not isinstance(numbered[1], CacheStage)
-        if _border(_samplers(groups[-1])[-1], numbered[1]):
-            groups.append([numbered])
+    for numbered_stage in work[start:]:
+        assert not isinstance(numbered_stage[1], CacheStage)
+        if _border(_samplers(groups[-1])[-1], numbered_stage[1]):
+            groups.append([numbered_stage])
         else:
-            groups[-1].append(numbered)
+            groups[-1].append(numbered_stage)
     return groups
 
 
@@ -315,8 +319,8 @@ def _why_stays(stages: Sequence[PerSample], kind: Kind) -> str:
     """
     if any(map(_is_read_on, stages)):
         return Restriction.ITERABLE
-    if (asked := asked_of(stages)) != "auto":
-        return Restriction.GIVEN.format(asked)
+    if (executor := asked_of(stages)) != "auto":
+        return Restriction.GIVEN.format(executor)
     return "" if kind.finding is None else Restriction.SHARED.format(kind.finding)
 
 
@@ -372,19 +376,19 @@ def _workers(
     """Return the initial number of workers, and its bounds."""
     if executor == "inline" or _is_read_on(stages[0]):
         return 1, (1, 1)
-    given: Workers = next(
+    setting: Workers = next(
         (s.num_parallel_workers for s in stages if s.num_parallel_workers), None
     )
-    if isinstance(given, tuple):
-        return given[0], given
-    if given == 1 and any(map(_find, stages)):
+    if isinstance(setting, tuple):
+        return setting[0], setting
+    if setting == 1 and any(map(_find, stages)):
         return 1, (1, 1)  # another worker would share its place, or repeat its stream
     # How many coroutines depends on how long they wait, not on cores. 64 reads of 20 ms
     # are 3,200 a second, about what one core of Python can use. Stores dislike more
     # than 4096 reads in flight.
     coroutines, workers = (64, 4096), (settings.workers, MAX_WORKERS)
     usual, most = coroutines if executor == "async" else workers
-    return given or usual, (1, max(most, given or usual))
+    return setting or usual, (1, max(most, setting or usual))
 
 
 def _is_read_on(stage: PerSample) -> bool:
@@ -407,23 +411,23 @@ def _operations(
         operation = _operation(stage, number, caches, limited=limited)
         sized = sized or (isinstance(operation, Map) and operation.wants_ctx)
         steps.append(operation)
-    stored = until_cache(group)
-    if not stored:
+    count = until_cache(group)
+    if not count:
         return tuple(steps)
     waits = executor_of(_samplers(group)[0]) == "async"
-    kept = group[:stored]
-    source = kept[0][1]
+    stages = group[:count]
+    source = stages[0][1]
     quick = isinstance(source, SourceStage) and getattr(source.dataset, "QUICK", False)
     if quick and isinstance(steps[1], Stored):
         LOGGER.warning(
             "%s keeps each row of %s, which takes longer to find than to read with"
             " others by column; leave the cache out, or put it after a map() that"
             " computes",
-            named(*kept[1]),
-            named(*kept[0]),
+            named(*stages[1]),
+            named(*stages[0]),
         )
-    lead = next((n for n in kept if isinstance(n[1], MapStage)), kept[0])
-    return Cached(named(*lead), tuple(steps[:stored]), waits), *steps[stored:]
+    lead = next((n for n in stages if isinstance(n[1], MapStage)), stages[0])
+    return Cached(named(*lead), tuple(steps[:count]), waits), *steps[count:]
 
 
 def is_reader(get_many: Any) -> bool:
@@ -447,13 +451,13 @@ def _operation(
             return Read(name, partial(getitem, data), many, by_array=by_array)
         case FilterStage():
             return Filter(name, stage.function)
-    wanted = wanted_by(stage.called)
+    arguments = wanted_by(stage.called)
     draws = number - sum(at < number for at in caches)  # a cache changes none
     return Map(
         name,
         number=draws,
         function=stage.called,
-        wants_rng="rng" in wanted,
-        wants_ctx="ctx" in wanted,
+        wants_rng="rng" in arguments,
+        wants_ctx="ctx" in arguments,
         one_by_one=limited,
     )
