@@ -87,13 +87,13 @@ def compare(
     rank: int, mine: Mapping[str, object], other: int, theirs: Mapping[str, object]
 ) -> None:
     """Raise `PenstockError` if two ranks differ."""
-    differing = [
+    differences = [
         f"{name}: {mine.get(name)!r} on rank {rank}, {theirs.get(name)!r} on {other}"
         for name in sorted({*mine, *theirs})
         if mine.get(name) != theirs.get(name)
     ]
-    if differing:
+    if differences:
         raise PenstockError(
-            f"the ranks are about to load different things: {'; '.join(differing)};"
+            f"the ranks are about to load different things: {'; '.join(differences)};"
             f" {CURE}"
         )

@@ -89,7 +89,7 @@ class Loop(Epoch):
         self._loader, self._drawing = loader, drawing
         self._begin: Callable[[], Run] | None = begin
         # After it: some samplers go on by themselves.
-        self._drawn_from = loader._sampler_epochs()
+        self._epochs = loader._sampler_epochs()
         self._pinned = loader.pin_memory and torch.cuda.is_available()
 
     def _deliver(self) -> Any:
@@ -101,7 +101,7 @@ class Loop(Epoch):
 
     def _loaded(self) -> Any:
         begin, self._begin = self._begin, None
-        if begin is not None and self._loader._sampler_epochs() != self._drawn_from:
+        if begin is not None and self._loader._sampler_epochs() != self._epochs:
             self._abandon.detach()
             self._slot.release(self._run)
             self._join(begin())
@@ -158,6 +158,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         (
             "_base",
             "_drawing",
+            "_drawings",
             "_iterator",
             "_listeners",
             "_made_from",
@@ -165,7 +166,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
             "_recipe",
             "_resumed",
             "_run",
-            "_running",
             "_slot",
             "_torchs",
             "_tuned",
@@ -202,8 +202,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         self.sample_seeding, self.thread_safe = sample_seeding, thread_safe
         self.snapshot_every_n_steps = snapshot_every_n_steps
         check_name(name)
-        named = getattr(type(self), "name", None)  # a subclass may have its own
-        self._set_up(name or (named if isinstance(named, str) else ""))
+        default_name = getattr(type(self), "name", None)  # a subclass may have its own
+        self._set_up(name or (default_name if isinstance(default_name, str) else ""))
         self.name = self._name
 
     def _set_up(self, name: str) -> None:
@@ -217,7 +217,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         # Whether `_drawing` comes from a state whose loop has not begun.
         self._resumed = False
         # The drawings of all current loops by id, in the order of their newest batches.
-        self._running: dict[int, Drawing] = {}
+        self._drawings: dict[int, Drawing] = {}
         # The base seed of torch's workers, if they outlive an epoch.
         self._base: int | None = None
         # The loop that torch's own workers load, if there is one.
@@ -245,7 +245,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         else:
             self._slot.tell(f"torch's own workers load, untuned: {why}.")
             loop = self._iterate_torchs(drawing, why)
-        self._running[id(drawing)] = drawing
+        self._drawings[id(drawing)] = drawing
         weakref.finalize(loop, weakly(self._forget), drawing)
         return loop
 
@@ -299,20 +299,20 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
             watch.tell()
         if self._drawing is not drawing and not self._resumed:
             self._drawing = drawing
-            self._running.pop(id(drawing), None)
-            self._running[id(drawing)] = drawing
+            self._drawings.pop(id(drawing), None)
+            self._drawings[id(drawing)] = drawing
         if drawing.torchs is None:
-            self._running.pop(id(drawing), None)
+            self._drawings.pop(id(drawing), None)
 
     def _forget(self, drawing: Drawing) -> None:
         """Drop a loop; the loader's position becomes that of another current loop.
 
         So a peek at a batch in the middle of an epoch does not change the state.
         """
-        if self._running.pop(id(drawing), None) is None:
+        if self._drawings.pop(id(drawing), None) is None:
             return
-        if self._drawing is drawing and self._running:
-            self._drawing = next(reversed(self._running.values()))
+        if self._drawing is drawing and self._drawings:
+            self._drawing = next(reversed(self._drawings.values()))
 
     # Reports and tuning
 
@@ -343,9 +343,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         Each of these that has a `set_epoch` gets the call. Samplers draw when a loop
         begins.
         """
-        for each in (*self._samplers(), self.dataset):
-            if hasattr(each, "set_epoch"):
-                each.set_epoch(epoch)
+        for receiver in (*self._samplers(), self.dataset):
+            if hasattr(receiver, "set_epoch"):
+                receiver.set_epoch(epoch)
         if self.persistent_workers and hasattr(self.dataset, "set_epoch"):
             self._slot.close()  # its workers hold the old dataset
             self._iterator = None
@@ -366,10 +366,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         """Say why torch's own workers load; None if penstock's engine loads."""
         from ..engine.witness.hazards import keeps_stream
 
-        seeded, safe = self.sample_seeding, self.thread_safe
+        seeding, safe = self.sample_seeding, self.thread_safe
         reasons = {
-            "sample_seeding is off": seeded is False,
-            UNTUNED: not (seeded or config.get_enable_autotune()),
+            "sample_seeding is off": seeding is False,
+            UNTUNED: not (seeding or config.get_enable_autotune()),
             "an iterable dataset says itself which worker reads what": isinstance(
                 self.dataset, IterableDataset
             ),
@@ -380,7 +380,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
             "the dataset has a random generator of its own, so its draws depend on"
             " which worker makes a sample": (
                 config.get_enable_autotune()
-                and not (seeded or safe)
+                and not (seeding or safe)
                 and self.num_workers
                 and keeps_stream(self.dataset, self.worker_init_fn)
             ),
@@ -431,15 +431,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
             watch: the watch on new workers of an iterable.
             new: whether the epoch begins only now.
         """
-        own: dict[str, Any] = {}
+        attributes: dict[str, Any] = {}
         piped = isinstance(self.dataset, IterDataPipe)  # its order is also drawn here
         if drawing.base is not None and self._iterator is None and not piped:
-            own["generator"] = torch.Generator().manual_seed(drawing.base)
+            attributes["generator"] = torch.Generator().manual_seed(drawing.base)
         if watch is not None:
-            own["worker_init_fn"] = watch
-        before = {name: vars(self)[name] for name in own}
+            attributes["worker_init_fn"] = watch
+        before = {name: vars(self)[name] for name in attributes}
         try:
-            vars(self).update(own)
+            vars(self).update(attributes)
             iterator: Any = super().__iter__()
         finally:
             vars(self).update(before)
@@ -458,9 +458,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         if self.num_workers < 2 or not isinstance(self.dataset, IterableDataset):
             return False
         piped = isinstance(self.dataset, IterDataPipe)  # torch shares these out itself
-        kept = self.persistent_workers and self._iterator is not None
+        has_workers = self.persistent_workers and self._iterator is not None
         context = self.multiprocessing_context or torch.multiprocessing
-        return not piped and not kept and context.get_start_method() == "fork"
+        return not piped and not has_workers and context.get_start_method() == "fork"
 
     @property
     def _keeps_workers(self) -> bool:
@@ -534,9 +534,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
 
     def _drawn_seed(self) -> int:
         """Draw the seed that torch draws for its workers, before the samplers draw."""
-        drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-        self._base = int(drawn) if self._keeps_workers else None
-        return int(drawn)
+        seed = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        self._base = int(seed) if self._keeps_workers else None
+        return int(seed)
 
     def _samplers(self) -> list[Any]:
         inner = getattr(self.batch_sampler, "sampler", None)
@@ -560,13 +560,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         )
         tell_of_cuda(self.dataset)
         workers, safe = index(self.num_workers), self.thread_safe is True
-        tuned = config.get_enable_autotune()
-        moves = (safe or tuned) and not self._zero_workers
-        unset: Executor = "auto" if moves else "inline"
+        tunes = config.get_enable_autotune()
+        moves = (safe or tunes) and not self._zero_workers
+        default: Executor = "auto" if moves else "inline"
         source = SourceStage(
             self.dataset,
             num_parallel_workers=workers or None,
-            executor="process" if workers and not safe else unset,
+            executor="process" if workers and not safe else default,
             thread_safe=safe,
             timeout=(workers and self.timeout) or None,
             drawn=True,
@@ -587,7 +587,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
             name=self.name,
             start=start if self._seeds else None,
             pin_memory=self.pin_memory,
-            fixed="num_workers=0" if self._zero_workers and tuned else "",
+            fixed="num_workers=0" if self._zero_workers and tunes else "",
         )
 
     @property

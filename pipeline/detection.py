@@ -77,8 +77,8 @@ class resize:
     def __post_init__(self) -> None:
         if not isinstance(self.size, int):
             object.__setattr__(self, "size", tuple(self.size))
-        for each in self._sizes():
-            whole_number("size", each, 1, "800 pixels are usual")
+        for size in self._sizes():
+            whole_number("size", size, 1, "800 pixels are usual")
         whole_number("max_size", self.max_size, 1, "1333 pixels are usual")
 
     def __call__(self, sample: Any, rng: np.random.Generator) -> Any:
@@ -153,10 +153,10 @@ def drawn_part(height: int, width: int, boxes: Points, rng: np.random.Generator)
         rng: the generator to draw from.
     """
     whole = Box(0, 0, height, width)
-    chosen = int(rng.integers(len(OVERLAPS) + 1))
-    if chosen == len(OVERLAPS):
+    choice = int(rng.integers(len(OVERLAPS) + 1))
+    if choice == len(OVERLAPS):
         return whole
-    least = OVERLAPS[chosen]
+    least = OVERLAPS[choice]
     for _ in range(TRIES):
         tall, wide = (max(1, int(s * rng.uniform(0.3, 1))) for s in (height, width))
         part = box_at_random(height, width, tall, wide, rng)
@@ -175,9 +175,11 @@ def jaccard(boxes: Points, part: Box) -> Points:
     """Return each box's intersection over union with a part, `float64 [n]`."""
     edges = edges_of(part)
     low = np.maximum(boxes[:, :2], edges[:2])
-    shared = areas(np.concatenate([low, np.minimum(boxes[:, 2:], edges[2:])], axis=1))
-    union = areas(boxes) + part.height * part.width - shared
-    return np.divide(shared, union, out=np.zeros_like(union), where=union > 0)
+    intersection = areas(
+        np.concatenate([low, np.minimum(boxes[:, 2:], edges[2:])], axis=1)
+    )
+    union = areas(boxes) + part.height * part.width - intersection
+    return np.divide(intersection, union, out=np.zeros_like(union), where=union > 0)
 
 
 def edges_of(part: Box) -> Points:
@@ -243,13 +245,13 @@ class collate:
     def _padded(self, images: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return images `[N, 3, H, W]`, and their sizes before, `int64 [N, 2]`."""
         tensors = [channels_first(image) for image in images]
-        sizes = torch.tensor([tuple(each.shape[1:]) for each in tensors])
+        sizes = torch.tensor([tuple(tensor.shape[1:]) for tensor in tensors])
         by = self.size_divisor
         tall, wide = (-(-int(side) // by) * by for side in sizes.amax(dim=0))
-        kind = reduce(torch.promote_types, [each.dtype for each in tensors])
+        kind = reduce(torch.promote_types, [tensor.dtype for tensor in tensors])
         batch = torch.full((len(tensors), 3, tall, wide), self.fill, dtype=kind)
-        for row, each in zip(batch, tensors, strict=True):
-            row[:, : each.shape[1], : each.shape[2]] = each
+        for row, tensor in zip(batch, tensors, strict=True):
+            row[:, : tensor.shape[1], : tensor.shape[2]] = tensor
         return batch, sizes
 
 
@@ -285,14 +287,14 @@ def aspect_groups(sizes: Any, groups: int = 7) -> NDArray[np.int64]:
     Raises:
         SpecError: `sizes` does not have this shape, or `groups` is below 1.
     """
-    given = np.asarray(sizes, np.float64)
+    sides = np.asarray(sizes, np.float64)
     check(
-        given.ndim == 2 and given.shape[1] == 2 and (given > 0).all(),
+        sides.ndim == 2 and sides.shape[1] == 2 and (sides > 0).all(),
         "`sizes` must be height and width of each image, [N, 2] and > 0, got"
-        f" {[*given.shape]}; take them from the dataset's index or the files' headers",
+        f" {[*sides.shape]}; take them from the dataset's index or the files' headers",
     )
     check(groups >= 1, f"`groups` must be >= 1, got {groups}; 7 is usual")
     # A single border belongs at 1:1; linspace would put it at the lower end.
     borders = np.ones(1) if groups == 2 else 2 ** np.linspace(-1, 1, groups - 1)
-    numbers = np.searchsorted(borders, given[:, 1] / given[:, 0], side="right")
+    numbers = np.searchsorted(borders, sides[:, 1] / sides[:, 0], side="right")
     return numbers.astype(np.int64)

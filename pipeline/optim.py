@@ -40,7 +40,7 @@ class follow:  # noqa: N801 it is used like a function
     ) -> None:
         self._optimizer, self._lr_in_velocity = optimizer, lr_in_velocity
         self._base: list[float] = [group["lr"] for group in optimizer.param_groups]
-        self._set = self._base.copy()
+        self._rates = self._base.copy()
         self._hook = optimizer.register_step_post_hook(self._after_step)
         self._end = pipe.on_batch(self.apply)
 
@@ -51,10 +51,10 @@ class follow:  # noqa: N801 it is used like a function
             SpecError: the schedule sets a momentum, but the optimiser has none.
         """
         for at, group in enumerate(self._optimizer.param_groups):
-            if group["lr"] != self._set[at]:  # by a scheduler, or by hand
+            if group["lr"] != self._rates[at]:  # by a scheduler, or by hand
                 self._base[at] = group["lr"]
-            before, now = self._set[at], self._base[at] * plan.lr_mult
-            group["lr"] = self._set[at] = now
+            before, now = self._rates[at], self._base[at] * plan.lr_mult
+            group["lr"] = self._rates[at] = now
             if self._lr_in_velocity and now != before and before > 0:
                 self._correct(group, now / before)
             if plan.momentum is None:
@@ -77,8 +77,8 @@ class follow:  # noqa: N801 it is used like a function
     def _after_step(self, *_: Any) -> None:
         if hasattr(self._optimizer.step, "_wrapped_by_lr_sched"):
             for at, group in enumerate(self._optimizer.param_groups):
-                if group["lr"] == self._set[at]:
-                    group["lr"] = self._set[at] = self._base[at]
+                if group["lr"] == self._rates[at]:
+                    group["lr"] = self._rates[at] = self._base[at]
 
     def _correct(self, group: dict[str, Any], factor: float) -> None:
         for parameter in group["params"]:

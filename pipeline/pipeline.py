@@ -455,8 +455,8 @@ class Pipeline(Face):
             " dataset, differently each epoch; call shuffle(), or shuffle(seed=...) for"
             " an order that is the same in each run",
         )
-        chosen = config.get_seed() if seed is None else seed
-        return self._with(ShuffleStage(chosen, window, parts))
+        chosen_seed = config.get_seed() if seed is None else seed
+        return self._with(ShuffleStage(chosen_seed, window, parts))
 
     def take(self, count: int) -> Self:
         """Use the first `count` samples; after a shuffle, those of each order."""
@@ -586,15 +586,15 @@ class Pipeline(Face):
                 `resources`, `accelerator_type`, `label_selector`,
                 `scheduling_strategy` and `runtime_env`.
         """
-        chosen = Options(
+        options = Options(
             host=host,
             persistent_workers=persistent_workers,
             multiprocessing_context=multiprocessing_context,
             name=name,
             ray_options=ray_options,
         )
-        check_ray(self._stages, chosen)
-        return type(self)(self._stages, self._shard, chosen, self._schedule)
+        check_ray(self._stages, options)
+        return type(self)(self._stages, self._shard, options, self._schedule)
 
     def __repr__(self) -> str:
         """Return the code that makes this description."""
@@ -692,8 +692,8 @@ class Pipeline(Face):
         window, explanation = self._slot.explain(
             lambda: self._slot.begun(recipe, self._here(recipe))
         )
-        opened = filter(None, (cache.statistics() for cache in recipe.caches))
-        lines = (it.line for it in opened) if recipe.caches else cache_advice(window)
+        counts = filter(None, (cache.statistics() for cache in recipe.caches))
+        lines = (it.line for it in counts) if recipe.caches else cache_advice(window)
         return replace(explanation, caching=tuple(lines))
 
     def _compiled(self) -> Recipe:

@@ -58,10 +58,10 @@ def plain(value: float) -> str:
     return repr(int(value) if whole else value)
 
 
-def called(method: str, *given: str, unit: Unit = "epochs") -> str:
+def called(method: str, *arguments: str, unit: Unit = "epochs") -> str:
     """Return the code that makes a curve."""
-    said = () if unit == "epochs" else (f"unit={unit!r}",)
-    return f"schedule.{method}({', '.join((*given, *said))})"
+    keywords = () if unit == "epochs" else (f"unit={unit!r}",)
+    return f"schedule.{method}({', '.join((*arguments, *keywords))})"
 
 
 class Curve(Protocol):
@@ -116,17 +116,17 @@ class Stages:
 
     def at(self, place: Place) -> float:
         now = count(place, self.unit)
-        passed = sum(threshold(s, self.unit, place) <= now for s in self.starts)
-        return self.values[passed - 1]
+        number = sum(threshold(s, self.unit, place) <= now for s in self.starts)
+        return self.values[number - 1]
 
     def next_change(self, place: Place) -> Change | None:
         now = count(place, self.unit)
         marks = (threshold(start, self.unit, place) for start in self.starts)
-        ahead = next((mark for mark in marks if mark > now), None)
-        return None if ahead is None else change(self.unit, ahead)
+        next_mark = next((mark for mark in marks if mark > now), None)
+        return None if next_mark is None else change(self.unit, next_mark)
 
     def describe(self) -> Mapping[str, object]:
-        table = [list(each) for each in zip(self.starts, self.values, strict=True)]
+        table = [list(row) for row in zip(self.starts, self.values, strict=True)]
         return {"kind": "stages", "unit": self.unit, "table": table}
 
     def __repr__(self) -> str:
@@ -169,12 +169,12 @@ class Ramp:
     def next_change(self, place: Place) -> Change | None:
         """Find the next change by bisection: a ramp is monotonic."""
         now = count(place, self.unit)
-        held = self._value(now, place)
-        ahead = range(now + 1, threshold(self.end, self.unit, place) + 1)
-        if not ahead or self._value(ahead[-1], place) == held:
+        value = self._value(now, place)
+        counts = range(now + 1, threshold(self.end, self.unit, place) + 1)
+        if not counts or self._value(counts[-1], place) == value:
             return None
-        first = bisect_left(ahead, 1, key=lambda at: self._value(at, place) != held)
-        return change(self.unit, ahead[first])
+        first = bisect_left(counts, 1, key=lambda at: self._value(at, place) != value)
+        return change(self.unit, counts[first])
 
     def describe(self) -> Mapping[str, object]:
         return {
@@ -186,11 +186,11 @@ class Ramp:
         }
 
     def __repr__(self) -> str:
-        given = [plain(self.first), plain(self.last), f"end={plain(self.end)}"]
-        given += [f"begin={plain(self.begin)}"] if self.begin else []
+        arguments = [plain(self.first), plain(self.last), f"end={plain(self.end)}"]
+        arguments += [f"begin={plain(self.begin)}"] if self.begin else []
         if self.multiple_of is not None:
-            given.append(f"multiple_of={self.multiple_of}")
-        return called(self.shape, *given, unit=self.unit)
+            arguments.append(f"multiple_of={self.multiple_of}")
+        return called(self.shape, *arguments, unit=self.unit)
 
     def _value(self, now: int, place: Place) -> float:
         begin = threshold(self.begin, self.unit, place)
@@ -201,8 +201,8 @@ class Ramp:
         value = self.first + (self.last - self.first) * part
         if self.multiple_of is None:
             return value
-        rounded = math.floor(value / self.multiple_of + 1e-9) * self.multiple_of
-        return max(rounded, self.multiple_of)
+        multiple = math.floor(value / self.multiple_of + 1e-9) * self.multiple_of
+        return max(multiple, self.multiple_of)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -232,21 +232,21 @@ class Function:
                 f" place, in {self.unit}, after which the size no longer changes"
             )
         now = self._argument(place)
-        held = self._call(now)
-        for later in range(now + 1, self.until + 1):
-            if self._call(later) != held:
-                return change(self.unit, threshold(later, self.unit, place))
+        value = self._call(now)
+        for argument in range(now + 1, self.until + 1):
+            if self._call(argument) != value:
+                return change(self.unit, threshold(argument, self.unit, place))
         return None
 
     def describe(self) -> Mapping[str, object]:
         code = getattr(self.function, "__code__", None)
         parts = (code.co_code, code.co_consts, code.co_names) if code else ()
-        named = getattr(self.function, "__qualname__", type(self.function).__name__)
+        name = getattr(self.function, "__qualname__", type(self.function).__name__)
         digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
         return {
             "kind": "function",
             "unit": self.unit,
-            "name": named,
+            "name": name,
             "code": digest,
             "until": self.until,
         }
@@ -383,14 +383,14 @@ class Scheduled(Printed):
 
     def describe(self) -> Mapping[str, object]:
         curves = {name: getattr(self, name) for name in CURVES}
-        described = {n: c.describe() for n, c in curves.items() if c is not None}
-        described["batch_size"] = multiplied(self.batch_size, self.ranks)
+        descriptions = {n: c.describe() for n, c in curves.items() if c is not None}
+        descriptions["batch_size"] = multiplied(self.batch_size, self.ranks)
         base = self.base_batch and self.base_batch * self.ranks
-        coupled = {"exponent": self.exponent, "base_batch": base}
+        coupling = {"exponent": self.exponent, "base_batch": base}
         return {
             "kind": "scheduled",
-            **described,
-            **(coupled if self.exponent else {}),
+            **descriptions,
+            **(coupling if self.exponent else {}),
         }
 
     def _base(self, place: Place) -> int:
@@ -423,13 +423,13 @@ class Scheduled(Printed):
         starts |= {(epoch, 0) for epoch in range(end)}
         for epoch, batch in sorted(starts):
             place = timeline.place(epoch, batch)
-            shown = tuple(
+            cells = tuple(
                 "-" if value is None else f"{value:.6g}"
                 for value in astuple(schedule.at(place))
             )
-            if shown != before:
-                lines.append((f"{place.samples / samples:g}", f"{place.step}", *shown))
-            before = shown
+            if cells != before:
+                lines.append((f"{place.samples / samples:g}", f"{place.step}", *cells))
+            before = cells
         if len(lines) > MAX_LINES:
             lines[MAX_LINES - 1 : -1] = [("...",) * len(HEAD)]
         widths = [max(map(len, column)) for column in zip(HEAD, *lines, strict=True)]
@@ -441,13 +441,13 @@ class Scheduled(Printed):
     def __repr__(self) -> str:
         """Return the code that makes it, a line a setting."""
         size = "batch_size" if self.per_rank else "global_batch_size"
-        given = [f"{size}={self.batch_size!r}"]
+        arguments = [f"{size}={self.batch_size!r}"]
         values = {name: getattr(self, name) for name in OPTIONAL}
-        given += [f"{name}={v!r}" for name, v in values.items() if v is not None]
-        given += [] if self.coupling == "none" else [f"coupling={self.coupling!r}"]
-        if len(given) == 1:
-            return f"schedule.of({given[0]})"
-        return "\n".join(["schedule.of(", *(f"    {each}," for each in given), ")"])
+        arguments += [f"{name}={v!r}" for name, v in values.items() if v is not None]
+        arguments += [] if self.coupling == "none" else [f"coupling={self.coupling!r}"]
+        if len(arguments) == 1:
+            return f"schedule.of({arguments[0]})"
+        return "\n".join(["schedule.of(", *(f"    {line}," for line in arguments), ")"])
 
 
 def multiplied(curve: Curve, factor: int) -> Mapping[str, object]:
@@ -618,14 +618,14 @@ def of(
         SpecError: there is no batch size or there are two, or a value is neither a
             number nor a curve.
     """
-    given = batch_size if global_batch_size is None else global_batch_size
+    size = batch_size if global_batch_size is None else global_batch_size
     check(
         (batch_size is None) != (global_batch_size is None),
         "a schedule needs `batch_size`, of one rank, or `global_batch_size`, of"
         f" all; got {batch_size!r} and {global_batch_size!r}",
     )
     return Scheduled(
-        as_curve("batch_size", given),
+        as_curve("batch_size", size),
         global_batch_size is None,
         image_size=optional("image_size", image_size),
         momentum=optional("momentum", momentum),

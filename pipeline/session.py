@@ -222,16 +222,16 @@ class Slot:
         self.name = name
         # Number of loops begun so far; the newest loop owns the run.
         self.loops = 0
-        self._rank, self._told = 0, ""
+        self._rank, self._last_line = 0, ""
         # The settings that the run's tuner follows; None before its first batch.
         self._settings: config.Settings | None = None
         # The last seconds of a run that is closed, or closing.
         self._last: Observation | None = None
         # Values from a file; runs start with them, tuned or not.
-        self._loaded: Saved | None = None
+        self._loaded_values: Saved | None = None
         # Values that a run of this face began with, or was tuned to; runs start with
         # them while autotune is on.
-        self._tuned: Saved | None = None
+        self._tuned_values: Saved | None = None
         slots.add(self)
 
     def _forget(self) -> None:
@@ -266,22 +266,22 @@ class Slot:
         from ..autotune.log import announce, load_saved
 
         names = [segment.name for segment in recipe.segments]
-        saved = load_saved(path, name or self.name, operators=names)
+        saved_values = load_saved(path, name or self.name, operators=names)
         check(
-            saved.operators & set(names),
+            saved_values.operators & set(names),
             f"the autotune result belongs to another pipeline: it has values for"
-            f" {sorted(saved.operators)}, and this one has {names}; load the file of a"
-            " run of this pipeline",
+            f" {sorted(saved_values.operators)}, and this one has {names}; load the"
+            " file of a run of this pipeline",
         )
         cores = config.current.cpu_cores
-        if saved.fits(cores):
+        if saved_values.fits(cores):
             self.close()  # its tuner's values are older
-            self._loaded, self._tuned = saved, None
+            self._loaded_values, self._tuned_values = saved_values, None
             return
         announce(
-            f"the autotune result is not used: it was found with {saved.cpu_cores:g}"
-            f" usable cores, and here there are {cores:g}; tune on this machine once,"
-            " and load that result",
+            "the autotune result is not used: it was found with"
+            f" {saved_values.cpu_cores:g} usable cores, and here there are {cores:g};"
+            " tune on this machine once, and load that result",
             self.name,
             logging.WARNING,
         )
@@ -298,20 +298,25 @@ class Slot:
 
     def tell(self, line: str) -> None:
         """Write a line to the autotune log, if there is one, once in a row."""
-        if line != self._told and config.get_enable_autotune():
+        if line != self._last_line and config.get_enable_autotune():
             from ..autotune.log import announce
 
-            self._told = line
+            self._last_line = line
             self.show_log(rank_of_process())
             announce(line, self.name)
 
     def begun(self, recipe: Recipe, cursor: Cursor) -> Recipe:
         """Return the recipe with the values known to be best for it at `cursor`."""
-        known = (config.get_enable_autotune() and self._tuned) or self._loaded
-        if known is None:
+        saved_values = (
+            config.get_enable_autotune() and self._tuned_values
+        ) or self._loaded_values
+        if saved_values is None:
             return recipe
-        values = known.values(recipe.plan.regime(cursor.step))
-        segments = [_begun(each, values, known.executors) for each in recipe.segments]
+        values = saved_values.values(recipe.plan.regime(cursor.step))
+        segments = [
+            _begun(segment, values, saved_values.executors)
+            for segment in recipe.segments
+        ]
         return replace(recipe, segments=tuple(segments))
 
     @contextlib.contextmanager
@@ -345,9 +350,9 @@ class Slot:
         self.loops += 1
         if self.run is None or self.busy:
             self.close()
-            begun = self.begun(recipe, cursor)
-            self._tuned = self._tuned or self._loaded
-            self.run, self._rank = Run(begun, process_byte_budget(), cursor), rank
+            best_recipe = self.begun(recipe, cursor)
+            self._tuned_values = self._tuned_values or self._loaded_values
+            self.run, self._rank = Run(best_recipe, process_byte_budget(), cursor), rank
             self._last = self._settings = None
             at_exit()
         else:
@@ -399,13 +404,13 @@ class Slot:
         if self._closing:  # by this thread, perhaps
             return
         free = self.run.is_free()
-        closed = threading.Event()
+        closed_event = threading.Event()
 
         def close() -> None:
             try:
                 self.close()
             finally:
-                closed.set()  # before the thread itself has ended
+                closed_event.set()  # before the thread itself has ended
 
         try:
             threading.Thread(target=close, name="penstock closing").start()
@@ -414,9 +419,9 @@ class Slot:
             return
         if free:
             try:
-                closed.wait(CLOSE_S)
+                closed_event.wait(CLOSE_S)
             except KeyboardInterrupt:  # would be lost here
-                closed.wait(CLOSE_S)
+                closed_event.wait(CLOSE_S)
                 _thread.interrupt_main()
 
     def explain(
@@ -439,7 +444,7 @@ class Slot:
         if window is None:
             assert recipe is not None
             window = unmeasured(recipe())
-        tuned = config.get_enable_autotune() or bool(self._tuned or self._tuner)
+        tuned = config.get_enable_autotune() or bool(self._tuned_values or self._tuner)
         return window, explain(window, config.budget(), tuned=tuned)
 
     def _observed(self, run: Run) -> Observation:
@@ -477,7 +482,9 @@ class Slot:
                 log,
                 interval_steps=settings.autotune_interval,
                 host_peers=host_peers,
-                found=None if self._tuned is None else self._tuned.regimes,
+                found=None
+                if self._tuned_values is None
+                else self._tuned_values.regimes,
             )
             stack.enter_context(TunerThread(tuner, partial(self._observed, run)))
             self._tuning = stack.pop_all()
@@ -491,7 +498,7 @@ class Slot:
             self.run.calm = True
         tuner, self._tuner = self._tuner, None
         if tuner is not None:
-            self._tuned = tuner.found()
+            self._tuned_values = tuner.found()
 
 
 # The settings that a tuner depends on.
@@ -512,8 +519,8 @@ def explanations() -> dict[str, Explanation]:
 
 def end_tuning() -> None:
     """Turn autotune off, also for current runs, and save the values found."""
-    for each in [*slots, *torchs_runs]:
-        each.stop_tuning()
+    for slot_or_run in [*slots, *torchs_runs]:
+        slot_or_run.stop_tuning()
     config.set_enable_autotune(enable=False)
 
 

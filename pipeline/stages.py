@@ -305,8 +305,8 @@ class SelectStage:
     indices: Sequence[int]
 
     def __repr__(self) -> str:
-        shown = ", ".join(str(int(index)) for index in self.indices[:3])
-        return f".select([{shown}{', ...' if len(self.indices) > 3 else ''}])"
+        indices = ", ".join(str(int(index)) for index in self.indices[:3])
+        return f".select([{indices}{', ...' if len(self.indices) > 3 else ''}])"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -508,20 +508,20 @@ def named(number: int, stage: PerSample | CacheStage) -> str:
 def check_place(stages: Sequence[Stage], stage: Stage) -> None:
     """Raise `SpecError` if `stage` cannot come after `stages`."""
     batched = any(isinstance(before, BatchStage) for before in stages)
-    shown = f"Pipeline{stage!r}"
+    code = f"Pipeline{stage!r}"
     if isinstance(stage, DeviceStage):
-        check(batched, f"{shown} copies batches: put it after .batch(n)")
+        check(batched, f"{code} copies batches: put it after .batch(n)")
         return
     if batched and isinstance(stage, MapStage):
-        check_batch_map(stages, stage, shown)
+        check_batch_map(stages, stage, code)
         return
     check(
         not batched,
-        f"{shown} cannot come after .batch(), where only map() and to_device() may;"
+        f"{code} cannot come after .batch(), where only map() and to_device() may;"
         " put stages that change or store samples before it",
     )
     if isinstance(stage, CacheStage):
-        check_cacheable(stages, shown)
+        check_cacheable(stages, code)
     source = stages[0]
     check(
         not (
@@ -529,32 +529,32 @@ def check_place(stages: Sequence[Stage], stage: Stage) -> None:
             and source.iterable
             and isinstance(stage, (SelectStage, ShuffleStage, RepeatStage))
         ),
-        f"{shown} needs samples with an index, which an iterable dataset does not "
+        f"{code} needs samples with an index, which an iterable dataset does not "
         "have; let the dataset do it, or use a map-style one",
     )
 
 
-def check_batch_map(stages: Sequence[Stage], stage: MapStage, shown: str) -> None:
+def check_batch_map(stages: Sequence[Stage], stage: MapStage, code: str) -> None:
     """Raise `SpecError` unless `stage` may work on the batches of `stages`."""
     check(
         not any(isinstance(before, DeviceStage) for before in stages),
-        f"{shown} cannot come after .to_device(), as workers do not run on the device;"
+        f"{code} cannot come after .to_device(), as workers do not run on the device;"
         " put it between .batch() and .to_device()",
     )
     source = stages[0]
-    dealt = isinstance(source, SourceStage) and source.iterable
-    dealt = dealt or any(isinstance(before, FilterStage) for before in stages)
+    repacks = isinstance(source, SourceStage) and source.iterable
+    repacks = repacks or any(isinstance(before, FilterStage) for before in stages)
     plain = stage.num_parallel_workers is None and stage.timeout is None
     check(
-        not dealt or (plain and executor_of(stage) in ("auto", "inline")),
-        f"{shown} cannot have workers of its own after .batch(): after a filter() or an"
+        not repacks or (plain and executor_of(stage) in ("auto", "inline")),
+        f"{code} cannot have workers of its own after .batch(): after a filter() or an"
         " iterable dataset, the trainer makes the batches; leave out"
         " num_parallel_workers, executor and timeout, or do its work in a map() before"
         " .batch()",
     )
 
 
-def check_cacheable(stages: Sequence[Stage], shown: str) -> None:
+def check_cacheable(stages: Sequence[Stage], code: str) -> None:
     """Raise `SpecError` unless `stages` always make the same sample of an index, here.
 
     An actor on another machine cannot write to a cache.
@@ -562,22 +562,22 @@ def check_cacheable(stages: Sequence[Stage], shown: str) -> None:
     for stage in stages:
         check(
             not (isinstance(stage, SourceStage) and stage.iterable),
-            f"{shown} needs samples with an index to be found by, which an iterable"
+            f"{code} needs samples with an index to be found by, which an iterable"
             " dataset does not have; use a map-style one",
         )
         check(
             not isinstance(stage, FilterStage),
-            f"{shown} cannot come after filter(); put it before that, or use select()"
+            f"{code} cannot come after filter(); put it before that, or use select()"
             " with the indices to keep",
         )
         check(
             not (isinstance(stage, MapStage) and "rng" in wanted_by(stage.function)),
-            f"{shown} would store one draw of a random function forever: a map()"
+            f"{code} would store one draw of a random function forever: a map()"
             " before it takes `rng`; put the cache before that",
         )
         check(
             not (isinstance(stage, PerSample) and stage.executor == "ray"),
-            f'{shown} cannot come after executor="ray": its workers may be on other'
+            f'{code} cannot come after executor="ray": its workers may be on other'
             " machines, and a cache belongs to one; put the cache before that stage, or"
             ' give the stages before it executor="process"',
         )
@@ -596,20 +596,20 @@ def check_ray(stages: Sequence[Stage], options: Options) -> None:
 def check_sized(batch: BatchStage, *, scheduled: bool) -> None:
     """Raise `SpecError` unless the batch size is given exactly once."""
     sizes = batch.size, batch.global_size, batch.max_tokens, batch.global_max_tokens
-    said = [size for size in sizes if size is not None]
+    given_sizes = [size for size in sizes if size is not None]
     if scheduled:
         check(
-            not said and batch.lengths is None,
+            not given_sizes and batch.lengths is None,
             f"this pipeline has a schedule, which sets the batch size; call .batch()"
-            f" without a size and without lengths, got {said}",
+            f" without a size and without lengths, got {given_sizes}",
         )
         return
     check(
-        len(said) == 1,
+        len(given_sizes) == 1,
         "Pipeline.batch() needs one size: batch(n), samples a rank;"
         " batch(global_size=n), over all ranks;"
         " batch(max_tokens=n, lengths=...), tokens a rank; or"
-        f" batch(global_max_tokens=n, lengths=...), over all ranks; got {said}",
+        f" batch(global_max_tokens=n, lengths=...), over all ranks; got {given_sizes}",
     )
 
 

@@ -82,8 +82,8 @@ def draw_photos(
     within("seed", seed, 0, "pass, for example, seed=0")
     within("quality", quality, 1, "90 is usual", high=100)
     root = Path(folder)
-    drawn = {"n": n, "classes": classes, "size": size, "seed": seed, "quality": quality}
-    claim(root, json.dumps({"drawn_by": "penstock.testing.draw_photos", **drawn}))
+    facts = {"n": n, "classes": classes, "size": size, "seed": seed, "quality": quality}
+    claim(root, json.dumps({"drawn_by": "penstock.testing.draw_photos", **facts}))
     for number in range(n):
         kind = number % classes
         path = root / f"class_{kind}" / f"img_{number // classes + 1:04d}.jpg"
@@ -120,10 +120,10 @@ def claim(root: Path, recipe: str) -> None:
             f"`folder` must be empty or drawn by this function, got {root} with other "
             "files in it; give a new folder"
         )
-    elif (there := manifest.read_text()) != recipe:
+    elif (old_recipe := manifest.read_text()) != recipe:
         raise SpecError(
             "`folder` must be empty or drawn with the same arguments, got "
-            f"{root} with {there}; give another folder, or remove this one"
+            f"{root} with {old_recipe}; give another folder, or remove this one"
         )
 
 
@@ -202,8 +202,8 @@ def assert_exact_resume(
         ends.add(len(states) - 1)
     pipe.close()
     for at in sorted(ends.union(range(0, len(states), every))):
-        state, given = states[at]
-        check(make_pipeline, state, at, batches[given:], epochs)
+        state, count = states[at]
+        check(make_pipeline, state, at, batches[count:], epochs)
 
 
 def carried(pipe: Any) -> Any:
@@ -224,15 +224,15 @@ def check(
     again = carried(pipe)
     assert again == state, f"state {at} is {again} once loaded, was {state}"
     loops = chain.from_iterable(repeat(pipe, epochs))
-    stamped = ((batch, pipe.plan) for batch in loops)
-    rest = list(takewhile(lambda each: each[1].epoch < epochs, stamped))
+    pairs = ((batch, pipe.plan) for batch in loops)
+    rest = list(takewhile(lambda pair: pair[1].epoch < epochs, pairs))
     is_loader = isinstance(pipe, torch.utils.data.DataLoader)
-    for (got, plan), (wanted, before) in zip(rest, due, strict=False):
+    for (batch, plan), (due_batch, before) in zip(rest, due, strict=False):
         # A loader counts its steps since it began.
         stamp = before._replace(step=plan.step) if is_loader else before
         assert plan == stamp, f"after state {at}: stamp {plan}, was {stamp}"
         text = f"after state {at}: batch of step {plan.step} differs"
-        assert equal(got, wanted), text
+        assert equal(batch, due_batch), text
     text = f"after state {at}: {len(rest)} batches are left, and there were {len(due)}"
     assert len(rest) == len(due), text
     pipe.close()

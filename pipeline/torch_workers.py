@@ -116,10 +116,10 @@ class TorchsRun:
         torchs_runs.discard(self)
         from ..autotune.log import AutotuneLog
 
-        seen = self.explain()
-        if seen.trainer.steps:
+        explanation = self.explain()
+        if explanation.trainer.steps:
             with AutotuneLog(prefix, rank_of_process(), self._name) as log:
-                log.torchs(seen)
+                log.torchs(explanation)
 
 
 def resumed(
@@ -138,22 +138,22 @@ def resumed(
         follow: called after each batch, and at the end.
         run: what is known of the loop.
     """
-    consumed, drawing.batch = drawing.batch, 0
+    consumed_batches, drawing.batch = drawing.batch, 0
     state, drawing.data = drawing.data, None
     later, drawing.later = drawing.later, None
     owner = iterable if is_keeper(iterable) else None
     before = drawing.dataset if state is None or later is not None else state
-    refused: Exception | None = None
+    refusal: Exception | None = None
     if owner is not None:
-        before, refused = placed(owner, before)  # its iterators begin where it stands
+        before, refusal = placed(owner, before)  # its iterators begin where it stands
     loop = TorchLoop(begin(), drawing, follow, run)
     # What torch reads from, if that is in this process.
     fetcher = getattr(loop, "_dataset_fetcher", None)
     reader: Any = getattr(fetcher, "dataset_iter", None)
     keeper = next(filter(is_keeper, (reader, iterable)), None)
     drawing.keeper = keeper
-    if refused and before is not None and reader is not owner:
-        raise refused
+    if refusal and before is not None and reader is not owner:
+        raise refusal
     if keeper is None and (state is not None or before is not None):
         raise StateError(
             f"the state is of an iterable that keeps its own place, and"
@@ -166,9 +166,9 @@ def resumed(
         if later is not None:
             owner.load_state_dict(later)
     if state is None:
-        deque(islice(loop, consumed), maxlen=0)
+        deque(islice(loop, consumed_batches), maxlen=0)
         return loop
-    drawing.batch = consumed
+    drawing.batch = consumed_batches
     if keeper is reader:  # also where that is the dataset itself
         keeper.load_state_dict(state)  # as what began it may have drawn
     return loop
@@ -188,9 +188,9 @@ def placed(owner: Any, state: Any) -> tuple[Any, Exception | None]:
     return state, None
 
 
-def is_keeper(each: Any) -> bool:
+def is_keeper(candidate: Any) -> bool:
     """Whether an object implements torch's protocol `Stateful`."""
-    return hasattr(each, "state_dict") and hasattr(each, "load_state_dict")
+    return hasattr(candidate, "state_dict") and hasattr(candidate, "load_state_dict")
 
 
 # The attributes that a worker reads to take its share of an iterable.
@@ -201,11 +201,11 @@ class Watched(torchs.WorkerInfo):
     """Torch's worker info; it records that code has read the worker's share."""
 
     __slots__ = ()
-    asked: ClassVar[Any] = None
+    share_flag: ClassVar[Any] = None
 
     def __getattribute__(self, name: str) -> Any:
         if name in SHARES:
-            Watched.asked[0] = 1
+            Watched.share_flag[0] = 1
         return super().__getattribute__(name)
 
 
@@ -219,10 +219,10 @@ class ShareWatch:
 
     def __init__(self, init: Callable[[int], Any] | None, workers: int) -> None:
         self._init, self._workers = init, workers
-        self._asked = mmap.mmap(-1, 1)  # forked workers share it with the trainer
+        self._share_flag = mmap.mmap(-1, 1)  # forked workers share it with the trainer
 
     def __call__(self, number: int) -> None:
-        Watched.asked = self._asked
+        Watched.share_flag = self._share_flag
         # What `get_worker_info` returns: torch gives no other way to watch it.
         object.__setattr__(torchs._worker_info, "__class__", Watched)  # noqa: SLF001
         if self._init is not None:
@@ -230,7 +230,7 @@ class ShareWatch:
 
     def tell(self) -> None:
         """Warn once a batch has arrived; by then a generator has read its share."""
-        if not self._asked[0]:
+        if not self._share_flag[0]:
             tell_once(READ_WHOLE, self._workers, self._workers)
 
 
@@ -265,9 +265,9 @@ def tell_of_cuda(dataset: Any) -> None:
     """Warn about a dataset that holds tensors on a CUDA device."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return
-    found = find_on_device(dataset, "dataset", "cuda")
-    if found is not None:
-        tell_once(ON_CUDA, *found)
+    path_and_device = find_on_device(dataset, "dataset", "cuda")
+    if path_and_device is not None:
+        tell_once(ON_CUDA, *path_and_device)
 
 
 @cache
