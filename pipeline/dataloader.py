@@ -411,7 +411,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         run = self._torchs = TorchsRun(
             self.name, self, why, tunable=why == UNTUNED and not self._zero_workers
         )
-        loop = resumed(begin, drawing, alone, follow, run)
+        loop = resumed(begin, drawing, alone, follow=follow, run=run)
         if config.get_enable_autotune():
             torchs_runs.add(run)
             weakref.finalize(loop, run.stop_tuning)

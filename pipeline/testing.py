@@ -203,7 +203,7 @@ def assert_exact_resume(
     pipe.close()
     for at in sorted(ends.union(range(0, len(states), every))):
         state, count = states[at]
-        check(make_pipeline, state, at, batches[count:], epochs)
+        check(make_pipeline, state, at, due=batches[count:], epochs=epochs)
 
 
 def carried(pipe: Any) -> Any:

@@ -103,8 +103,8 @@ class TorchsRun:
             self.meter.read(),
             self._stage,
             self._workers,
-            "process" if self._workers else "inline",
-            self._why,
+            executor="process" if self._workers else "inline",
+            why=self._why,
             tunable=self._tunable,
         )
 

@@ -88,8 +88,8 @@ def compile_recipe(
     order, caches = order_of(stages), caches_of(stages)
     plan = _plan(order, batch, shard, scheduled, repack=repack)
     seed = [settings.seed, *(s.seed for s in stages if isinstance(s, ShuffleStage))][-1]
-    batch_work = on_batches(behind, settings, caches, shard.rank, name)
-    segments = fused(work, buffers.stage, settings, caches, name, order)
+    batch_work = on_batches(behind, settings, caches, shard.rank, pipeline=name)
+    segments = fused(work, buffers.stage, settings, caches, pipeline=name, order=order)
     whole = segments if repack else with_batch_work(segments, batch_work, buffers, seed)
     return Recipe(
         plan=plan,

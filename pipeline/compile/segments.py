@@ -148,7 +148,7 @@ def fused(
     segments = []
     for at, group in enumerate(groups):
         name = batch_name if at == len(groups) - 1 else None
-        segment = _segment(group, settings, name, caches, pipeline)
+        segment = _segment(group, settings, name, caches, pipeline=pipeline)
         operations = with_fused_maps(segment.program.operations)
         program = replace(segment.program, operations=operations)
         storable = []
@@ -184,7 +184,7 @@ def on_batches(
     """
     segments = []
     for group in _grouped(work) if work else ():
-        segment = _segment(group, settings, None, caches, pipeline)
+        segment = _segment(group, settings, None, caches, pipeline=pipeline)
         maps = [
             operation
             for operation in segment.program.operations

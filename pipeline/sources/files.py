@@ -476,7 +476,7 @@ def find_remote_folder(
     )
     numbers = {name: number for number, name in enumerate(sorted({*classes.values()}))}
     labels = [numbers[classes[path]] for path in paths]
-    return kind_of(store, executor)(store, tuple(paths), labels, (root,), "Folder")
+    return kind_of(store, executor)(store, tuple(paths), labels, (root,), kind="Folder")
 
 
 def kind_of(store: Store, executor: Executor) -> type[Files]:
