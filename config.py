@@ -33,6 +33,8 @@ __all__ = [
 PREFETCH_SIZE = 2
 # Upper bound of a segment's workers if the user gives none.
 MAX_WORKERS = 128
+# The same for coroutines: stores dislike more reads in flight.
+MAX_COROUTINES = 4096
 
 
 @dataclass(frozen=True, slots=True)

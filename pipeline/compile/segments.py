@@ -19,7 +19,7 @@ from operator import getitem
 from typing import Any
 
 from ...cache.cache import Cache
-from ...config import MAX_WORKERS, Settings
+from ...config import MAX_COROUTINES, MAX_WORKERS, Settings
 from ...engine.batch.array_rows import ArrayRowReader
 from ...engine.batch.buffer import Buffers
 from ...engine.in_children import taken_along
@@ -384,9 +384,8 @@ def _workers(
     if setting == 1 and any(map(_find, stages)):
         return 1, (1, 1)  # another worker would share its place, or repeat its stream
     # How many coroutines depends on how long they wait, not on cores. 64 reads of 20 ms
-    # are 3,200 a second, about what one core of Python can use. Stores dislike more
-    # than 4096 reads in flight.
-    coroutines, workers = (64, 4096), (settings.workers, MAX_WORKERS)
+    # are 3,200 a second, about what one core of Python can use.
+    coroutines, workers = (64, MAX_COROUTINES), (settings.workers, MAX_WORKERS)
     usual, most = coroutines if executor == "async" else workers
     return setting or usual, (1, max(most, setting or usual))
 

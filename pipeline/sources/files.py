@@ -33,6 +33,7 @@ from fsspec.utils import get_protocol
 from numpy.typing import NDArray
 
 from ...cache.fingerprint import file_fingerprints
+from ...config import MAX_COROUTINES
 from ...engine.recipe import Executor
 from ...errors import SpecError, check
 from ...system.printing import Bare
@@ -118,8 +119,8 @@ class Store:
             # Each object is one request; by default s3fs would first ask for the size,
             # to read parts side by side. botocore stops at 10 connections by default,
             # whatever `num_parallel_workers` says. What the user says wins.
-            # It has no "unlimited", and no segment reads more than 1024 at once.
-            config = {"max_pool_connections": 1024}
+            # It has no "unlimited".
+            config = {"max_pool_connections": MAX_COROUTINES}
             config |= options.get("config_kwargs") or {}
             options = {"max_concurrency": 1, **options, "config_kwargs": config}
         return url_to_fs(self.url, **options, **own)[0]
