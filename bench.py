@@ -65,16 +65,16 @@ def bench(
         as_set = settings_of(bench_loader.explain())
         config.set_enable_autotune(enable=True)
         after = rate("tuned", seconds=tuned_s, last_s=0.25 * tuned_s)
-    found = bench_loader.explain()
+    explanation = bench_loader.explain()
     config.set_enable_autotune(enable=False)
     bench_loader.close()
-    same = settings_of(found) == as_set
+    same = settings_of(explanation) == as_set
     tuned = "with autotune, which changed nothing" if same else "tuned"
     console.print(
         f"as set: {before:,.0f} samples/s; {tuned}: {after:,.0f} samples/s",
         soft_wrap=True,
     )
-    console.print(str(found), markup=False, highlight=False, soft_wrap=True)
+    console.print(str(explanation), markup=False, highlight=False, soft_wrap=True)
 
 
 def face_of(target: str, batch_size: int) -> Any:

@@ -163,15 +163,15 @@ def plan(  # noqa: PLR0913, PLR0917 typer makes an option of each
         "disk_bytes": _bytes_of(disk, 0.0),
         "spread": spread,
     }
-    for shown, workload in workloads.items():
+    for pipeline, workload in workloads.items():
         if len(workloads) > 1:
-            print(f"{shown}:")
+            print(f"{pipeline}:")
         gap_s = workload.gap_s if step_ms is None else step_ms / 1000
-        asked = replace(workload, gap_s=gap_s)
+        asked_workload = replace(workload, gap_s=gap_s)
         for count in cores or [effective_cpus()]:
-            print(planner.Projection(asked, count))
+            print(planner.Projection(asked_workload, count))
             if nodes:
-                speeds = planner.plan_nodes(asked, count, nodes, **around)
+                speeds = planner.plan_nodes(asked_workload, count, nodes, **around)
                 print(planner.table_of(count, speeds))
 
 
@@ -253,20 +253,20 @@ def _show_its_frames(
     own = own and own.tb_next
     while own and own.tb_frame.f_globals.get("__name__") == "runpy":
         own = own.tb_next
-    shown = own if began else frames
-    show(kind, error.with_traceback(shown), shown)
+    traceback = own if began else frames
+    show(kind, error.with_traceback(traceback), traceback)
 
 
 def _told(log: Path, *, own: bool) -> str:
     """Return the report on a script's log; `own` if the script chose its path."""
-    found = (
+    text = (
         "nothing: while autotune was on, the script did not iterate a DataLoader that"
         " penstock can tune."
     )
     if log.exists():
-        found = terminal.report_on(read_recording(log))
+        text = terminal.report_on(read_recording(log))
     where = f"the script writes its log to {str(log)!r}.\n" if own else ""
-    return f"\n--- penstock: results ---\n{where}{found}\n"
+    return f"\n--- penstock: results ---\n{where}{text}\n"
 
 
 @app.command()
@@ -279,13 +279,13 @@ def report(
 ) -> None:
     """Report what a tuned run found, what was changed, and what it gained."""
     with busy("reading the log"):
-        found = read_recording(log, name)
-    print(terminal.report_on(found))
+        recording = read_recording(log, name)
+    print(terminal.report_on(recording))
     if html is not None:
         from .autotune.report.page import write_page
 
         with busy("writing the page"):
-            write_page(found, html)
+            write_page(recording, html)
         print(f"written: {html}")
 
 
@@ -346,13 +346,13 @@ def list_cache(folder: Folder) -> None:
     from .cache.housekeeping import entries
 
     with busy("counting what is stored"):
-        found = entries(folder)
-    for name, held in found:
-        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(held.used_s))
-        size = held.nbytes / MIB
-        print(f"{name}  {held.records:>9,}  {size:>9,.1f} MiB  {used}  {held.about}")
-    total = sum(held.nbytes for _, held in found)
-    print(f"{len(found)} in all, {total / MIB:,.1f} MiB")
+        namespaces = entries(folder)
+    for name, entry in namespaces:
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used_s))
+        size = entry.nbytes / MIB
+        print(f"{name}  {entry.records:>9,}  {size:>9,.1f} MiB  {used}  {entry.about}")
+    total = sum(entry.nbytes for _, entry in namespaces)
+    print(f"{len(namespaces)} in all, {total / MIB:,.1f} MiB")
 
 
 @caches.command("verify")
@@ -360,8 +360,8 @@ def verify_cache(folder: Folder) -> None:
     """Read every record and drop the damaged ones; exit code 1 if there are any."""
     from .cache.housekeeping import verify
 
-    def progress(seen: int) -> None:
-        print(f"{seen:,} records read", file=sys.stderr)
+    def progress(records: int) -> None:
+        print(f"{records:,} records read", file=sys.stderr)
 
     whole, damaged = verify(folder, progress)
     print(f"{whole:,} records are intact, {damaged:,} were damaged")

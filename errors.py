@@ -106,11 +106,11 @@ def users_frames(error: BaseException) -> TracebackType | None:
         traceback = traceback.tb_next
     of_users = any(note.startswith(NOTE) for note in getattr(error, "__notes__", ()))
     if of_users or (frames and not is_own(frames[-1].tb_frame)):
-        frames = [each for each in frames if not is_own(each.tb_frame)]
-    kept = None
-    for each in reversed(frames):
-        kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
-    return kept
+        frames = [entry for entry in frames if not is_own(entry.tb_frame)]
+    chain = None
+    for entry in reversed(frames):
+        chain = TracebackType(chain, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return chain
 
 
 def is_own(frame: FrameType) -> bool:
