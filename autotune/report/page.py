@@ -48,21 +48,21 @@ def page(recording: Recording, title: str) -> str:
     }
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     environment.filters |= {"percent": "{:.0%}".format}
-    ranks = [rank for each in sections for rank in each["ranks"]]
-    packed = json.dumps({"lines": lines, "ranks": ranks}).encode()
-    rendered = environment.from_string(text["page.html"]).render(
+    ranks = [rank for section in sections for rank in section["ranks"]]
+    content = json.dumps({"lines": lines, "ranks": ranks}).encode()
+    html = environment.from_string(text["page.html"]).render(
         title=title,
         sections=sections,
         damaged=recording.damaged,
         lines=lines[-SHOWN:],
         count=len(lines),
         # As a browser unpacks it.
-        packed=base64.b64encode(gzip.compress(packed, mtime=0)).decode(),
+        packed=base64.b64encode(gzip.compress(content, mtime=0)).decode(),
         library=text["uplot.min.js"],
         style=text["uplot.min.css"],
     )
     # Names may be paths, and these need not be text.
-    return rendered.encode("utf-8", "backslashreplace").decode()
+    return html.encode("utf-8", "backslashreplace").decode()
 
 
 def write_page(recording: Recording, path: str | os.PathLike[str]) -> None:
@@ -72,41 +72,41 @@ def write_page(recording: Recording, path: str | os.PathLike[str]) -> None:
 
 def _section(group: Group) -> dict[str, Any]:
     """Return what the page shows about one pipeline."""
-    seen = group.worst
-    known = {
+    pipeline = group.worst
+    section = {
         "group": group,
-        "course": course_of(seen),
+        "course": course_of(pipeline),
         "verdict": None,
         "ranks": [
             drawn(course)
             for rank in group.ranks[:MAX_RANKS]
             if (course := course_of(rank))
         ],
-        "changes": list(changed(seen)),
+        "changes": list(changed(pipeline)),
     }
-    if not seen.told:
-        return known
-    first, last = seen.told[0], seen.told[-1]
+    if not pipeline.told:
+        return section
+    first, last = pipeline.told[0], pipeline.told[-1]
     return {
-        **known,
+        **section,
         "verdict": last,
         "began": None if first is last else first,
-        "stages": stages_of(seen),
-        "no_steps": why_none(seen),
-        "settings": list(settings(seen)),
+        "stages": stages_of(pipeline),
+        "no_steps": why_none(pipeline),
+        "settings": list(settings(pipeline)),
     }
 
 
 def _lines(pipelines: Sequence[Recorded]) -> Iterator[tuple[str, str, str]]:
     """Yield the log in order of time: when, whose, what."""
     rows = (
-        (seen.wall_s + (row["time_s"] or 0.0), seen, row["text"])
-        for seen in pipelines
-        for row in seen.said
+        (pipeline.wall_s + (row["time_s"] or 0.0), pipeline, row["text"])
+        for pipeline in pipelines
+        for row in pipeline.said
     )
-    ranks = len({seen.rank for seen in pipelines}) > 1
-    for wall_s, seen, text in sorted(rows, key=lambda row: row[0]):
-        whose = f"{seen.name}, rank {seen.rank}" if ranks else seen.name
+    ranks = len({pipeline.rank for pipeline in pipelines}) > 1
+    for wall_s, pipeline, text in sorted(rows, key=lambda row: row[0]):
+        whose = f"{pipeline.name}, rank {pipeline.rank}" if ranks else pipeline.name
         yield time.strftime("%H:%M:%S", time.localtime(wall_s)), whose, text
 
 
@@ -117,10 +117,10 @@ def drawn(course: Course) -> dict[str, Any]:
     what the curves show, in words. With `steps` 1 a value is in force from its time on,
     with -1 until then.
     """
-    lengths_s = (each.whole_s for each in course.intervals)
+    lengths_s = (interval.whole_s for interval in course.intervals)
     ends = [round(end_s, 2) for end_s in accumulate(lengths_s, initial=0.0)]
-    waits = [round(100 * each.wait_share, 1) for each in course.intervals]
-    rates = [round(each.rows_per_s, 2) for each in course.intervals]
+    waits = [round(100 * interval.wait_share, 1) for interval in course.intervals]
+    rates = [round(interval.rows_per_s, 2) for interval in course.intervals]
     whole, last = course.whole.wait_share, course.last.wait_share
     charts = [
         {
@@ -142,8 +142,8 @@ def drawn(course: Course) -> dict[str, Any]:
         *(_changes(course, knob, ends[-1]) for knob in NAMES),
     ]
     marks = [
-        {**each._asdict(), "at_s": course.at(each.time_s)}
-        for each in moments(course.seen)
+        {**moment._asdict(), "at_s": course.at(moment.time_s)}
+        for moment in moments(course.seen)
     ]
     return {
         "rank": course.seen.rank,
@@ -155,25 +155,25 @@ def drawn(course: Course) -> dict[str, Any]:
 
 def _changes(course: Course, knob: str, end_s: float) -> dict[str, Any]:
     """Return a chart of the operators whose knob has changed."""
-    found: dict[str, dict[float, float]] = {}
+    histories: dict[str, dict[float, float]] = {}
     for time_s, (operator, name), value in course.seen.history:
         if name == knob:  # what it had first, it had from the beginning
-            at_s = course.at(time_s) if operator in found else 0.0
-            found.setdefault(operator, {})[at_s] = float(value)
-    changed = {name: each for name, each in found.items() if len(each) > 1}
-    xs = sorted({0.0, end_s, *chain.from_iterable(changed.values())})
+            at_s = course.at(time_s) if operator in histories else 0.0
+            histories.setdefault(operator, {})[at_s] = float(value)
+    changes = {name: history for name, history in histories.items() if len(history) > 1}
+    xs = sorted({0.0, end_s, *chain.from_iterable(changes.values())})
     curves = {
-        operator: [each[max(at_s for at_s in each if at_s <= x)] for x in xs]
-        for operator, each in changed.items()
+        operator: [history[max(at_s for at_s in history if at_s <= x)] for x in xs]
+        for operator, history in changes.items()
     }
-    said = []
-    for operator, each in changed.items():
-        values = [f"{value:g}" for value in each.values()]
+    sentences = []
+    for operator, history in changes.items():
+        values = [f"{value:g}" for value in history.values()]
         earlier = "... -> " if len(values) > MAX_SAID else ""
-        said.append(f"{operator}: {earlier}{' -> '.join(values[-MAX_SAID:])}")
+        sentences.append(f"{operator}: {earlier}{' -> '.join(values[-MAX_SAID:])}")
     return {
         "title": knob,
-        "said": said,
+        "said": sentences,
         "steps": 1,
         "unit": "",
         "xs": xs,

@@ -161,14 +161,14 @@ class Recorded:
             case event:
                 {"said": self.said}[event].append(row)
 
-    def _observe(self, row: Row, seen: Row) -> None:
+    def _observe(self, row: Row, observation: Row) -> None:
         values = {(k["op"], k["knob"]): k["kind"] or k["value"] for k in row["knobs"]}
         self._see(row["time_s"], values)
-        if seen["regime"] != (self.regimes[-1][1] if self.regimes else None):
-            self.regimes.append((row["time_s"], seen["regime"]))
-        self.segments = seen["segments"]
+        if observation["regime"] != (self.regimes[-1][1] if self.regimes else None):
+            self.regimes.append((row["time_s"], observation["regime"]))
+        self.segments = observation["segments"]
         worked = all(segment["rows"] > 0 for segment in self.segments)
-        if worked and seen["trainer"]["steps"] > 0:
+        if worked and observation["trainer"]["steps"] > 0:
             self.latest = row
 
     def _see(self, time_s: float, values: Mapping[KnobName, int | str]) -> None:
@@ -254,12 +254,12 @@ def course_of(seen: Recorded) -> Course | None:
     """Return the figures of one pipeline on one rank; None if no step ended."""
     if not seen.points or not seen.points[-1].whole_s:
         return None
-    origin, last, told = Spent(0.0), seen.points[-1], seen.told[-1:]
+    origin, last, verdicts = Spent(0.0), seen.points[-1], seen.told[-1:]
     bounds = _bounds([origin, *seen.points], last)
-    if told and told[0]["time_s"] == last.time_s:
-        begun = last.since(origin.more(told[0]["trainer"], 0.0))
-        before = [p for p in seen.points if p.whole_s < begun.whole_s]
-        bounds = [*_bounds([origin, *before, begun], last), last]
+    if verdicts and verdicts[0]["time_s"] == last.time_s:
+        start = last.since(origin.more(verdicts[0]["trainer"], 0.0))
+        before = [p for p in seen.points if p.whole_s < start.whole_s]
+        bounds = [*_bounds([origin, *before, start], last), last]
     intervals = [after.since(before) for before, after in pairwise(bounds)]
     over = seen.end or seen.torchs
     return Course(seen, intervals, "at the end" if over else "most recently")
@@ -268,13 +268,13 @@ def course_of(seen: Recorded) -> Course | None:
 def _bounds(points: list[Spent], last: Spent) -> list[Spent]:
     """Return the first point, the last one, and those that make no short intervals."""
     shortest_s = max(MIN_INTERVAL_S, last.whole_s / INTERVALS)
-    found = points[:1]
+    bounds = points[:1]
     for point in points[1:]:
-        if point.whole_s - found[-1].whole_s >= shortest_s:
-            found.append(point)
-    if found[-1] is not points[-1] and points[-1].whole_s > 0:
-        found = [*found[: max(1, len(found) - 1)], points[-1]]  # the rest joins them
-    return found
+        if point.whole_s - bounds[-1].whole_s >= shortest_s:
+            bounds.append(point)
+    if bounds[-1] is not points[-1] and points[-1].whole_s > 0:
+        bounds = [*bounds[: max(1, len(bounds) - 1)], points[-1]]  # the rest joins them
+    return bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,16 +287,16 @@ class Group:
     @property
     def worst(self) -> Recorded:
         """The rank that waited most."""
-        return max(self.ranks, key=lambda seen: (bool(seen.told), seen.waited_s))
+        return max(self.ranks, key=lambda rank: (bool(rank.told), rank.waited_s))
 
 
 def groups(pipelines: Iterable[Recorded]) -> list[Group]:
     """Return pipelines with their ranks, the one that was waited for most first."""
     by_name: dict[str, list[Recorded]] = {}
-    for each in pipelines:
-        by_name.setdefault(each.name, []).append(each)
-    found = (Group(name, tuple(ranks)) for name, ranks in by_name.items())
-    return sorted(found, key=lambda group: -max(r.waited_s for r in group.ranks))
+    for pipeline in pipelines:
+        by_name.setdefault(pipeline.name, []).append(pipeline)
+    all_groups = (Group(name, tuple(ranks)) for name, ranks in by_name.items())
+    return sorted(all_groups, key=lambda group: -max(r.waited_s for r in group.ranks))
 
 
 class Recording:
@@ -310,20 +310,22 @@ class Recording:
     def __init__(self, files: Sequence[str], name: str | None = None) -> None:
         self._name = name
         self._offsets = dict.fromkeys(files, 0)
-        self._found: dict[str, dict[str, Recorded]] = {file: {} for file in files}
+        self._by_file: dict[str, dict[str, Recorded]] = {file: {} for file in files}
         # Lines that could not be read: mostly the last one of a killed run.
         self.damaged = 0
 
     @property
     def names(self) -> set[str]:
         """The names of all pipelines."""
-        return set(chain.from_iterable(self._found.values()))
+        return set(chain.from_iterable(self._by_file.values()))
 
     @property
     def pipelines(self) -> tuple[Recorded, ...]:
         """In the order in which they began, rank by rank."""
-        every = chain.from_iterable(each.values() for each in self._found.values())
-        return tuple(each for each in every if self._name in (None, each.name))
+        every = chain.from_iterable(file.values() for file in self._by_file.values())
+        return tuple(
+            pipeline for pipeline in every if self._name in (None, pipeline.name)
+        )
 
     def read(self, *, over: bool = False) -> None:
         """Read what was written since the last call.
@@ -345,19 +347,19 @@ class Recording:
 
     def _take(self, line: bytes, path: str) -> None:
         """Add the row of a line, unless it is damaged."""
-        found = self._found[path]
+        pipelines = self._by_file[path]
         try:
             row = json.loads(line)
             if row["event"] == "begin":
                 check_version(row, path)
-            recorded = found.get(row["pipeline"]) or Recorded(row["pipeline"])
-            recorded.add(row)
-            found[recorded.name] = recorded
+            pipeline = pipelines.get(row["pipeline"]) or Recorded(row["pipeline"])
+            pipeline.add(row)
+            pipelines[pipeline.name] = pipeline
         except SpecError:
             raise
         except UNREADABLE as error:
             self.damaged += 1
-            if not found:
+            if not pipelines:
                 raise SpecError(
                     f"{path!r} is not the log of a tuned run ({type(error).__name__}:"
                     f" {error}); PREFIX_<rank>.jsonl is one, not the .json beside it"
@@ -374,22 +376,22 @@ def read_recording(path: str | os.PathLike[str], name: str | None = None) -> Rec
     Raises:
         SpecError: there is no such log, or no such pipeline in it.
     """
-    shown = os.fspath(path)
+    path_text = os.fspath(path)
     ranks = {
-        int(rank): found
-        for found in glob.glob(glob.escape(shown) + "_*.jsonl")
-        if (rank := Path(found).stem.rpartition("_")[2]).isdigit()
+        int(rank): file
+        for file in glob.glob(glob.escape(path_text) + "_*.jsonl")
+        if (rank := Path(file).stem.rpartition("_")[2]).isdigit()
     }
     every = [ranks[rank] for rank in sorted(ranks)]
-    files = [shown] if os.path.isfile(shown) else every
+    files = [path_text] if os.path.isfile(path_text) else every
     if not files:
-        raise SpecError(NO_LOG.format(shown, "No such file or directory"))
+        raise SpecError(NO_LOG.format(path_text, "No such file or directory"))
     recording = Recording(files, name)
     try:
         recording.read(over=True)
     except OSError as error:
         raise SpecError(
-            NO_LOG.format(error.filename or shown, error.strerror)
+            NO_LOG.format(error.filename or path_text, error.strerror)
         ) from error
     names = sorted(recording.names)
     check(

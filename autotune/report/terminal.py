@@ -69,41 +69,41 @@ def report_on(recording: Recording) -> str:
 
 def told(group: Group) -> Iterator[str]:
     """Yield the report on one pipeline, line by line: its slowest rank, and others."""
-    seen, ranks = group.worst, len(group.ranks)
-    rank = f" ({ranks} ranks; the one that waits most is rank {seen.rank})"
+    pipeline, ranks = group.worst, len(group.ranks)
+    rank = f" ({ranks} ranks; the one that waits most is rank {pipeline.rank})"
     yield group.name + (rank if ranks > 1 else "")
-    if whole := course_of(seen):
+    if whole := course_of(pipeline):
         yield f"  {whole}."
-    for row in seen.torchs[-1:]:
+    for row in pipeline.torchs[-1:]:
         yield from (f"  torch: {_figures(row)}", f"         {row['cause']}")
-    if seen.verdicts:
-        yield from (f"  {line}" for line in _tuned(seen))
-    if not seen.told:
-        broken_off = "nothing was measured yet where the log breaks off."
-        unmeasured = [UNMEASURED if seen.end else broken_off]
-        yield from (f"  {line}" for line in (changed(seen) if whole else unmeasured))
+    if pipeline.verdicts:
+        yield from (f"  {line}" for line in _tuned(pipeline))
+    if not pipeline.told:
+        remark = "nothing was measured yet where the log breaks off."
+        remarks = [UNMEASURED if pipeline.end else remark]
+        yield from (f"  {line}" for line in (changed(pipeline) if whole else remarks))
         return
-    yield from (f"  try: {step}" for step in seen.told[-1]["advice"])
-    if none := why_none(seen):
+    yield from (f"  try: {step}" for step in pipeline.told[-1]["advice"])
+    if none := why_none(pipeline):
         yield f"  next: {none}"
     for other in group.ranks:
-        if other is not seen and other.told:
+        if other is not pipeline and other.told:
             yield f"  rank {other.rank}: {_figures(other.told[-1])}"
 
 
-def _tuned(seen: Recorded) -> Iterator[str]:
-    first, last = seen.verdicts[0], seen.verdicts[-1]
+def _tuned(pipeline: Recorded) -> Iterator[str]:
+    first, last = pipeline.verdicts[0], pipeline.verdicts[-1]
     yield f"began: {_figures(first)}"
     if first["bottleneck"] is not None:
         yield f"       bottleneck {first['bottleneck']}; {first['cause']}"
-    if len(seen.verdicts) > 1:
+    if len(pipeline.verdicts) > 1:
         yield from (f"ended: {_figures(last)}", f"       {last['cause']}")
-    if seen.end is None:
+    if pipeline.end is None:
         yield "       the log breaks off here: the run goes on, or was killed"
-    yield from picture(seen)
+    yield from picture(pipeline)
     yield from last["caching"]
-    yield from changed(seen)
-    for line in settings(seen):
+    yield from changed(pipeline)
+    for line in settings(pipeline):
         yield f"set by hand: {line}"
 
 
@@ -138,8 +138,8 @@ BAR = 10
 
 def bar(share: float) -> str:
     """Return a share, 0 to 1, as a bar of `BAR` characters."""
-    filled = round(min(1.0, max(0.0, share)) * BAR)
-    return "#" * filled + "." * (BAR - filled)
+    marks = round(min(1.0, max(0.0, share)) * BAR)
+    return "#" * marks + "." * (BAR - marks)
 
 
 def stages_of(seen: Recorded) -> list[Row]:
@@ -199,7 +199,7 @@ class Moment(NamedTuple):
 
 def moments(seen: Recorded) -> list[Moment]:
     """Return what was changed, in order of time."""
-    found = [Moment(r["time_s"], _change(r), r["reason"], "kept") for r in seen.moves]
+    changes = [Moment(r["time_s"], _change(r), r["reason"], "kept") for r in seen.moves]
     for decision, row in seen.judged:
         before, after = row["before"], row["after"]
         text = (
@@ -208,25 +208,25 @@ def moments(seen: Recorded) -> list[Moment]:
             f" wait {before['wait_share']:.0%} -> {after['wait_share']:.0%}"
         )
         kind = "kept" if row["kept"] else "taken back"
-        found.append(Moment(decision["time_s"], text, decision["reason"], kind))
+        changes.append(Moment(decision["time_s"], text, decision["reason"], kind))
     for row in seen.unjudged.values():
         text = f"{_change(row)}, not judged yet"
-        found.append(Moment(row["time_s"], text, row["reason"], "open"))
+        changes.append(Moment(row["time_s"], text, row["reason"], "open"))
     for time_s, regime in seen.regimes[1:]:
-        found.append(Moment(time_s, f"from here on {regime}", "", "batches"))
-    return sorted(found)
+        changes.append(Moment(time_s, f"from here on {regime}", "", "batches"))
+    return sorted(changes)
 
 
 def changed(seen: Recorded) -> Iterator[str]:
     """Yield what was changed, and with which effect, a line each."""
-    stays = [each.text for each in moments(seen) if each.kind in ("kept", "open")]
+    stays = [moment.text for moment in moments(seen) if moment.kind in ("kept", "open")]
     if not stays:
         yield "changed: nothing; it was as good as could be found, or had no time"
     if len(stays) > MAX_CHANGES:
         yield f"changed: {len(stays) - MAX_CHANGES} times before; the log has them all"
     yield from (f"changed: {text}" for text in stays[-MAX_CHANGES:])
-    if tried := sum(not row["kept"] for _, row in seen.judged):
-        yield f"tried and taken back: {tried}"
+    if rollbacks := sum(not row["kept"] for _, row in seen.judged):
+        yield f"tried and taken back: {rollbacks}"
 
 
 def _change(row: Row) -> str:
@@ -242,9 +242,9 @@ def settings(seen: Recorded) -> Iterator[str]:
     if seen.told[-1].get("face") == "DataLoader":
         workers, ahead = stages[0]["num_parallel_workers"], stages[0]["prefetch_size"]
         factor = ceil(max(sizes, default=ahead) / workers)
-        given = f"num_workers={workers}, prefetch_factor={factor}"
+        arguments = f"num_workers={workers}, prefetch_factor={factor}"
         inline = stages[0]["executor"] == "inline"
-        yield f"DataLoader(..., {'num_workers=0' if inline else given})"
+        yield f"DataLoader(..., {'num_workers=0' if inline else arguments})"
         return
     for stage in stages:
         yield _call(stage, tuned=(stage["name"], "num_parallel_workers") in values)
@@ -284,8 +284,10 @@ def watch(target: str, console: Console, *, once: bool = False) -> None:
         while True:
             killed = log != target and not os.path.exists(process)
             recording.read()
-            seen = recording.pipelines
-            ended = seen and all(each.end is not None for each in seen)
+            pipelines = recording.pipelines
+            ended = pipelines and all(
+                pipeline.end is not None for pipeline in pipelines
+            )
             over = once or killed or ended
             if console.is_terminal:
                 live.update(shown(recording), refresh=True)
@@ -307,15 +309,15 @@ def log_of(target: str) -> str:
         check(os.path.isfile(target), NO_LOG.format(target, "No such file"))
         return target
     try:
-        opened = [
-            os.path.realpath(each) for each in Path(f"/proc/{target}/fd").iterdir()
+        paths = [
+            os.path.realpath(link) for link in Path(f"/proc/{target}/fd").iterdir()
         ]
     except OSError as error:
         raise SpecError(
             f"cannot see the files of process {target} ({error.strerror}); give the"
             " path of the log that it writes"
         ) from error
-    logs = [path for path in opened if path.endswith(".jsonl")]
+    logs = [path for path in paths if path.endswith(".jsonl")]
     check(
         bool(logs),
         f"process {target} writes no autotune log; start it by `penstock run --log"
@@ -326,30 +328,32 @@ def log_of(target: str) -> str:
 
 def shown(recording: Recording) -> RenderableType:
     """Return what is known now."""
-    parts = [part for each in recording.pipelines for part in _parts(each)]
+    parts = [part for pipeline in recording.pipelines for part in _parts(pipeline)]
     return Stacked(*parts) if parts else Text("nothing was measured yet", style="dim")
 
 
-def _parts(seen: Recorded) -> Iterator[RenderableType]:
-    line = course_of(seen)
-    if not seen.told:
-        yield Text(f"{seen.name}: {line or 'nothing was measured yet'}", style="dim")
+def _parts(pipeline: Recorded) -> Iterator[RenderableType]:
+    line = course_of(pipeline)
+    if not pipeline.told:
+        yield Text(
+            f"{pipeline.name}: {line or 'nothing was measured yet'}", style="dim"
+        )
         return
-    verdict = seen.told[-1]
+    verdict = pipeline.told[-1]
     wait = verdict["wait_share"] if line is None else line.last.wait_share
     yield Text.assemble(
-        (f"{seen.name}: ", "bold"),
+        (f"{pipeline.name}: ", "bold"),
         (str(verdict["verdict"]), STYLES.get(verdict["verdict"], "")),
         f"  waits {wait:.0%} [{bar(wait)}]",
         "" if line is None else f"  {line.last.rate}",
-        "" if seen.end is None else "  (over)",
+        "" if pipeline.end is None else "  (over)",
     )
     if line is not None:
         yield Text(str(line))
     table = Table(box=None, pad_edge=False)
     for title in ("stage", "workers", "executor", "on a CPU", "blocked", "connector"):
         table.add_column(title, justify="left")
-    for stage in stages_of(seen):
+    for stage in stages_of(pipeline):
         now, blamed = stage["now"], stage["blamed"]
         mark, style = ("> ", "bold red") if blamed else ("  ", "")
         table.add_row(
@@ -362,5 +366,5 @@ def _parts(seen: Recorded) -> Iterator[RenderableType]:
         )
     yield table
     yield Text(f"cause: {verdict['cause']}")
-    for row in seen.said[-DECISIONS:]:
+    for row in pipeline.said[-DECISIONS:]:
         yield Text(f"  {row['text']}", style="dim", overflow="ellipsis", no_wrap=True)
