@@ -136,59 +136,59 @@ class BottleneckLaw:
         self, situation: Situation, memory: LawMemory
     ) -> tuple[tuple[Decision, ...], LawMemory]:
         """Correct anything over budget, or add, or search, or release."""
-        seen, outcomes = situation.observation, situation.outcomes
-        kinds, workers = memory.kinds.learned(outcomes, seen), staff(seen)
+        window, outcomes = situation.observation, situation.outcomes
+        kinds, workers = memory.kinds.learned(outcomes, window), staff(window)
         new = {name for name, _ in set(workers) - set(memory.staff)}
         # If a kind was given up together with a number, that number says nothing.
         lost = any(isinstance(o.decision.new, str) and not o.kept for o in outcomes)
         numbers = tuple(
             o for o in outcomes if o.decision.rule != "executor" and not lost
         )
-        backoffs = memory.backoffs.learned(numbers, seen, new)
+        backoffs = memory.backoffs.learned(numbers, window, new)
         curves = {name: at for name, at in memory.curves.items() if name not in new}
-        curves = current(remembered(curves, numbers), seen)
-        known = replace(
+        curves = current(remembered(curves, numbers), window)
+        new_memory = replace(
             memory, backoffs=backoffs, curves=curves, staff=workers, kinds=kinds
         )
         case = _Law(situation, backoffs, curves)
-        moved = case.staffed(tuple(kinds.off_threads(situation)))
-        if urgent := tuple(case.within_budget()) or moved:
-            return urgent, replace(known, hungry=0, at_ease=0)
+        moves = case.staffed(tuple(kinds.off_threads(situation)))
+        if urgent := tuple(case.within_budget()) or moves:
+            return urgent, replace(new_memory, hungry=0, at_ease=0)
         if case.starved():
-            return _fed(case, replace(known, hungry=memory.hungry + 1, at_ease=0))
-        known = replace(known, hungry=0, waited=0)
-        collates = any(collate_s(seen, segment) for segment in seen.segments)
-        moved = tuple(kinds.other_executor(situation)) if collates else ()
-        moved = moved or tuple(kinds.other_host(situation))
-        if moved:
-            return case.staffed(moved), known
+            return _fed(case, replace(new_memory, hungry=memory.hungry + 1, at_ease=0))
+        new_memory = replace(new_memory, hungry=0, waited=0)
+        collates = any(collate_s(window, segment) for segment in window.segments)
+        moves = tuple(kinds.other_executor(situation)) if collates else ()
+        moves = moves or tuple(kinds.other_host(situation))
+        if moves:
+            return case.staffed(moves), new_memory
         at_ease = memory.at_ease + 1 if case.at_ease() else 0
-        spared = tuple(case.relieved())
+        releases = tuple(case.relieved())
         if at_ease >= EASE_WINDOWS:
-            spared = spared or case.spared() or tuple(case.idle_queues())
-        return spared, replace(known, at_ease=at_ease)
+            releases = releases or case.spared() or tuple(case.idle_queues())
+        return releases, replace(new_memory, at_ease=at_ease)
 
 
-def _fed(case: _Law, known: LawMemory) -> tuple[tuple[Decision, ...], LawMemory]:
+def _fed(case: _Law, memory: LawMemory) -> tuple[tuple[Decision, ...], LawMemory]:
     """Feed a trainer that waits: with another kind of workers, or with more of them."""
     situation = case.situation
-    if known.hungry < 2 and not starving(situation.observation):
-        return (), replace(known, waited=0)
-    if known.waited < PATIENCE_WINDOWS and known.kinds.unprobed(situation):
-        return (), replace(known, waited=known.waited + 1)
+    if memory.hungry < 2 and not starving(situation.observation):
+        return (), replace(memory, waited=0)
+    if memory.waited < PATIENCE_WINDOWS and memory.kinds.unprobed(situation):
+        return (), replace(memory, waited=memory.waited + 1)
     decisions = (
-        tuple(known.kinds.alone(situation, ALONE_NOW))
-        or case.staffed(tuple(known.kinds.other_executor(situation)))
+        tuple(memory.kinds.alone(situation, ALONE_NOW))
+        or case.staffed(tuple(memory.kinds.other_executor(situation)))
         or case.thinned()
         or case.jump()
         or tuple(case.search())
         or tuple(case.wider_queues())
         or case.spared()
-        or tuple(known.kinds.alone(situation, 1.0 + WORTH))
-        or case.staffed(tuple(known.kinds.other_host(situation)))
+        or tuple(memory.kinds.alone(situation, 1.0 + WORTH))
+        or case.staffed(tuple(memory.kinds.other_host(situation)))
         or tuple(case.relieved())
     )
-    return decisions, replace(known, waited=0)
+    return decisions, replace(memory, waited=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +201,11 @@ class _Law(Case):
         """Whether the trainer waits for loading, not for the hand-over of batches."""
         return wait_share(self.seen) >= WORTH and not always_ready(self.seen)
 
-    def staffed(self, moved: tuple[Decision, ...]) -> tuple[Decision, ...]:
+    def staffed(self, decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:
         """Return a move, with as many processes as the law says if they are short."""
-        if self.starved() and any(decision.new == "process" for decision in moved):
-            return (*moved, *self.jump(moves=True))
-        return moved
+        if self.starved() and any(decision.new == "process" for decision in decisions):
+            return (*decisions, *self.jump(moves=True))
+        return decisions
 
     # What is possible
 
@@ -221,18 +221,18 @@ class _Law(Case):
         Threads that take turns at the GIL may use the rest of it; processes (if
         everything `moves` there) have their own.
         """
-        seen, rate = self.seen, self.rate
-        demand = demand_rows_per_s(seen) or inf
-        cpu_s_per_row = ratio(busy_cores(seen), rate)
+        window, rate = self.seen, self.rate
+        demand = demand_rows_per_s(window) or inf
+        cpu_s_per_row = ratio(busy_cores(window), rate)
         cpu = self.cores / cpu_s_per_row if cpu_s_per_row > 0 else inf
         bounds = [
             self._most(segment) / segment.run_s_per_row
-            for segment in seen.segments
+            for segment in window.segments
             if segment.run_s_per_row > 0
         ]
-        waiting = rate if queued(seen.segments) >= QUEUED else inf
-        gil = rate / (seen.gil_held or 1.0) if self._turns() and not moves else inf
-        return min(demand, cpu, waiting, gil, *bounds)
+        queue = rate if queued(window.segments) >= QUEUED else inf
+        gil = rate / (window.gil_held or 1.0) if self._turns() and not moves else inf
+        return min(demand, cpu, queue, gil, *bounds)
 
     def _most(self, segment: SegmentObservation) -> int:
         """Largest number of workers that a segment may have."""
@@ -292,20 +292,22 @@ class _Law(Case):
                 alone_s = segment.alone_s_per_row  # there, none waits for the GIL
                 row_s = min(row_s, alone_s or row_s)
                 more *= alone_s > 0 and segment.cpu_s_per_row < MOSTLY * row_s
-            working = target * row_s
-            needed = min(ceil(working / BUSY - 0.01), self._most(segment))
+            busy_workers = target * row_s
+            workers = min(ceil(busy_workers / BUSY - 0.01), self._most(segment))
             if moves or segment.executor == "process":
-                needed = min(needed, max(ceil(self.cores), knob.value + more))
-            if needed <= knob.value:
+                workers = min(workers, max(ceil(self.cores), knob.value + more))
+            if workers <= knob.value:
                 continue
-            yield from self._rows_each(segment, needed)
+            yield from self._rows_each(segment, workers)
             yield Decision(
                 *key,
                 old=knob.value,
-                new=needed,
+                new=workers,
                 rule="law",
-                reason=phrases.law(segment.name, row_s, working, target, knob.value),
-                expected=min(target / self.rate, needed / knob.value),
+                reason=phrases.law(
+                    segment.name, row_s, busy_workers, target, knob.value
+                ),
+                expected=min(target / self.rate, workers / knob.value),
                 evidence=self._evidence(segment, target),
             )
 
@@ -319,19 +321,19 @@ class _Law(Case):
         """
         queue = segment.queue_name
         if outlasts(self.seen, segment):
-            wanted = needed_prefetch(self.seen, segment)
+            batches = needed_prefetch(self.seen, segment)
             reason = phrases.outlasted(queue)
         elif mostly_waits(segment):
-            wanted = ceil(ratio(ROWS_EACH * workers, batch_rows(segment)))
+            batches = ceil(ratio(ROWS_EACH * workers, batch_rows(segment)))
             reason = phrases.few_ahead(queue, segment.prefetch_size, workers)
         else:
             return
-        yield from self._further_ahead(segment, wanted, "ahead", reason)
+        yield from self._further_ahead(segment, batches, "ahead", reason)
 
     def _further_ahead(
         self,
         segment: SegmentObservation,
-        wanted: int,
+        batches: int,
         rule: str,
         reason: str,
         expected: float = 1.0,
@@ -339,7 +341,7 @@ class _Law(Case):
         """Raise the batches ahead, as far as bounds and the memory budget allow."""
         key: KnobKey = (segment.queue_name, "prefetch_size")
         if (knob := self.knob(*key)) is not None:
-            new = min(wanted, knob.upper, MAX_PREFETCH)
+            new = min(batches, knob.upper, MAX_PREFETCH)
             new = fitting(self.seen, self.situation.budget, knob.value, new)
             evidence = {"predicted_bytes": (new - knob.value) * self.seen.batch_bytes}
             yield from self.change(
@@ -413,13 +415,13 @@ class _Law(Case):
         for segment in short:
             share = held_back(self.seen, segment)
             if share >= HELD_BACK:
-                wanted = min(needed_prefetch(self.seen, segment), MAX_PREFETCH)
+                batches = min(needed_prefetch(self.seen, segment), MAX_PREFETCH)
                 yield from self._further_ahead(
                     segment,
-                    wanted,
+                    batches,
                     "held_back",
                     reason=phrases.held_back(segment.queue_name, share),
-                    expected=self.expected(wanted / segment.prefetch_size),
+                    expected=self.expected(batches / segment.prefetch_size),
                 )
 
     # What to release
@@ -430,14 +432,14 @@ class _Law(Case):
 
     def relieved(self) -> Iterator[Decision]:
         """Reduce workers that cost the trainer more of its own part than they spare."""
-        seen = self.seen
-        if slowed_share(seen) < max(WORTH, wait_share(seen)):
+        window = self.seen
+        if slowed_share(window) < max(WORTH, wait_share(window)):
             return
-        here = [each for each in self.tunable(WORKERS) if each[0].is_here]
-        for segment, key, knob in sorted(here, key=lambda s: s[0].run_s, reverse=True):
+        knobs = [entry for entry in self.tunable(WORKERS) if entry[0].is_here]
+        for segment, key, knob in sorted(knobs, key=lambda s: s[0].run_s, reverse=True):
             fewer = max(knob.lower, int(RELIEF_KEEPS * knob.value))
-            reason = phrases.relief(segment.name, seen.slowdown, knob.value)
-            evidence = {"slowdown": seen.slowdown}
+            reason = phrases.relief(segment.name, window.slowdown, knob.value)
+            evidence = {"slowdown": window.slowdown}
             change = tuple(self.change(key, fewer, RELIEF, reason, evidence=evidence))
             yield from change
             if change:
@@ -479,8 +481,8 @@ def remembered(
     """Add the results of changed worker counts; a gain elsewhere drops a curve."""
     numbers = [o for o in outcomes if o.decision.knob == WORKERS]
     if any(o.kept and faster(o) for o in outcomes):
-        moved = {o.decision.operator for o in numbers}
-        curves = {name: curve for name, curve in curves.items() if name in moved}
+        operators = {o.decision.operator for o in numbers}
+        curves = {name: curve for name, curve in curves.items() if name in operators}
     for outcome in numbers:
         name = outcome.decision.operator
         points = dict(curves.get(name, ()))
@@ -508,8 +510,8 @@ def efficiency(curve: Curve, workers: int) -> float:
     if workers not in rates or not fewer:
         return 1.0
     least = max(fewer)
-    gained = rates[workers] / rates[least] - 1.0 if rates[least] > 0 else inf
-    return gained / (workers / least - 1.0)
+    gain = rates[workers] / rates[least] - 1.0 if rates[least] > 0 else inf
+    return gain / (workers / least - 1.0)
 
 
 def linear(
@@ -578,5 +580,5 @@ def probe(
     if rates[most] == peak and not (only and full(rates, best, most)):
         # It still grows slowly.
         between.append(min(upper, most + max(1, most // 2)))
-    found = [count for count in between if count not in rates]
-    return found[0] if found else None
+    candidates = [count for count in between if count not in rates]
+    return candidates[0] if candidates else None

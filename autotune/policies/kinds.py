@@ -101,22 +101,22 @@ class Kinds:
         Several segments on threads are tried on processes together: a process then
         makes whole batches.
         """
-        seen, knobs = situation.observation, situation.knobs
-        idle = ratio(situation.budget.cpu_cores, seen.used_cores)
-        for segment in sorted(seen.segments, key=lambda s: s.cpu_s, reverse=True):
+        window, knobs = situation.observation, situation.knobs
+        idle = ratio(situation.budget.cpu_cores, window.used_cores)
+        for segment in sorted(window.segments, key=lambda s: s.cpu_s, reverse=True):
             key: KnobKey = (segment.name, "executor")
             knob = knobs.get(key)
             together = knob is None and any(name == "host" for _, name in knobs)
             if together:
-                host, lost = self._host(situation), frozenset[str]()
+                host, losers = self._host(situation), frozenset[str]()
                 new = "process" if host and segment.executor == "thread" else None
                 key = host or key
             elif knob is None or not knob.tunable or knob.kind != segment.executor:
                 continue
             else:
-                lost = self._lost(seen, segment)
-                new = other_kind(seen, segment, knob.choices, lost)
-            reason = self._reason(situation, segment, lost) if new else None
+                losers = self._lost(window, segment)
+                new = other_kind(window, segment, knob.choices, losers)
+            reason = self._reason(situation, segment, losers) if new else None
             if reason is not None and new is not None:
                 yield Decision(
                     *key,
@@ -126,10 +126,12 @@ class Kinds:
                     reason=phrases.executor(segment.name, new, reason),
                     expected=min(MAX_GAIN, max(1.0, idle)) if new == "process" else 1.0,
                     evidence={
-                        "gil_held": -1.0 if seen.gil_held is None else seen.gil_held,
-                        "used_cores": seen.used_cores,
+                        "gil_held": -1.0
+                        if window.gil_held is None
+                        else window.gil_held,
+                        "used_cores": window.used_cores,
                         "blocked": _blocked(segment),
-                        "wait_share": wait_share(seen),
+                        "wait_share": wait_share(window),
                     },
                 )
             if together or reason:
@@ -140,16 +142,16 @@ class Kinds:
 
         Its time for a sample is known from then, so no trial is needed to find out.
         """
-        seen, trainer = situation.observation, situation.observation.trainer
-        segment, *others = seen.segments
+        window, trainer = situation.observation, situation.observation.trainer
+        segment, *others = window.segments
         knob = situation.knobs.get((segment.name, "executor"))
         if others or knob is None or not knob.tunable or not segment.alone_s_per_row:
             return
-        if waits_elsewhere(seen, segment):
+        if waits_elsewhere(window, segment):
             return  # the trainer would wait for as long, one sample after another
-        lost = "inline" in self._lost(seen, segment)
+        lost = "inline" in self._lost(window, segment)
         rows = ratio(trainer.rows, trainer.steps)
-        alone_s = own_s(seen) + segment.alone_s_per_row * rows
+        alone_s = own_s(window) + segment.alone_s_per_row * rows
         faster = ratio(trainer.step_s, alone_s)
         if lost or segment.moving or knob.kind in ("", "inline") or faster < gain:
             return
@@ -169,29 +171,29 @@ class Kinds:
 
         If they do, more threads are no cure.
         """
-        seen = situation.observation
-        return seen.gil_held is None and any(
+        window = situation.observation
+        return window.gil_held is None and any(
             segment.executor == "thread"
             and segment.cpu_s > MOSTLY * segment.run_s
             and (segment.name, "executor") in situation.knobs
-            for segment in seen.segments
+            for segment in window.segments
         )
 
     def other_host(self, situation: Situation) -> Iterator[Decision]:
         """Try all work in worker processes, if it slows the trainer down."""
-        seen, found = situation.observation, situation.observation.contention
-        key, lost = self._host(situation), slowed_share(seen)
-        here = any(s.is_here and s.executor != "process" for s in seen.segments)
-        if key is None or found is None or lost < WORTH or not here:
+        window, contention = situation.observation, situation.observation.contention
+        key, share = self._host(situation), slowed_share(window)
+        here = any(s.is_here and s.executor != "process" for s in window.segments)
+        if key is None or contention is None or share < WORTH or not here:
             return
         yield Decision(
             *key,
             old="trainer",
             new="process",
             rule="contention",
-            reason=phrases.contention(found.beside_s, found.alone_s),
-            expected=1.0 / (1.0 - lost),
-            evidence={"beside_s": found.beside_s, "alone_s": found.alone_s},
+            reason=phrases.contention(contention.beside_s, contention.alone_s),
+            expected=1.0 / (1.0 - share),
+            evidence={"beside_s": contention.beside_s, "alone_s": contention.alone_s},
         )
 
     def off_threads(self, situation: Situation) -> Iterator[Decision]:
@@ -200,8 +202,8 @@ class Kinds:
         Nothing is measured before: threads take the GIL from the trainer in any case.
         """
         cores, key = situation.budget.cpu_cores, self._host(situation)
-        working = (s for s in situation.observation.segments if s.executor == "thread")
-        if cores >= MANY_CORES and key is not None and any(s.rows for s in working):
+        segments = (s for s in situation.observation.segments if s.executor == "thread")
+        if cores >= MANY_CORES and key is not None and any(s.rows for s in segments):
             yield Decision(
                 *key,
                 old="trainer",
@@ -213,40 +215,42 @@ class Kinds:
 
     def _host(self, situation: Situation) -> KnobKey | None:
         """Return the knob that moves all work to processes; None if that lost."""
-        seen = situation.observation
+        window = situation.observation
         for key, knob in situation.knobs.items():
             if key[1] == "host" and knob.tunable and knob.kind == "trainer":
                 past = self.pasts.get((key, "process"))
-                lost = past is not None and past.speaks(seen.time_s, _cpu_s(seen, ""))
+                lost = past is not None and past.speaks(
+                    window.time_s, _cpu_s(window, "")
+                )
                 return None if lost else key
         return None
 
-    def _lost(self, seen: Observation, segment: SegmentObservation) -> frozenset[str]:
+    def _lost(self, window: Observation, segment: SegmentObservation) -> frozenset[str]:
         """Return the kinds that lost a trial which still counts."""
         return frozenset(
             kind
             for (about, kind), past in self.pasts.items()
             if about == (segment.name, "executor")
-            and past.speaks(seen.time_s, segment.cpu_s_per_row)
+            and past.speaks(window.time_s, segment.cpu_s_per_row)
         )
 
     def _reason(
-        self, situation: Situation, segment: SegmentObservation, lost: frozenset[str]
+        self, situation: Situation, segment: SegmentObservation, losers: frozenset[str]
     ) -> str | None:
         """Return why another kind than those that lost may do better, or None."""
-        seen, share = situation.observation, in_line(segment)
-        all_cpu_s = sum(each.cpu_s for each in seen.segments)
+        window, share = situation.observation, in_line(segment)
+        all_cpu_s = sum(other.cpu_s for other in window.segments)
         little = ratio(segment.cpu_s, all_cpu_s) < MIN_CPU_SHARE and share < MOSTLY
-        if wait_share(seen) < WORTH or (little and not collate_s(seen, segment)):
+        if wait_share(window) < WORTH or (little and not collate_s(window, segment)):
             return None
         threads = self.pasts.get(((segment.name, "executor"), "thread"))
         if segment.executor == "inline":
-            slow = threads if "thread" in lost else None
+            slow = threads if "thread" in losers else None
             return _of_trainer(situation, segment, slow)
         if segment.executor == "process":
             many = situation.budget.cpu_cores >= MANY_CORES
-            return None if many else _of_processes(threads, seen.time_s)
-        if no_core_free(seen, situation.budget):
+            return None if many else _of_processes(threads, window.time_s)
+        if no_core_free(window, situation.budget):
             return None
         if share >= MOSTLY:
             return (
@@ -260,20 +264,20 @@ NO_KINDS = Kinds()
 
 
 def _of_threads(situation: Situation, segment: SegmentObservation) -> str | None:
-    seen, allowed = situation.observation, situation.budget.cpu_cores
-    cores = f"{seen.used_cores:.2f} of {figures(allowed)} cores are used"
-    step_s = collate_s(seen, segment)
+    window, cpu_cores = situation.observation, situation.budget.cpu_cores
+    cores = f"{window.used_cores:.2f} of {figures(cpu_cores)} cores are used"
+    step_s = collate_s(window, segment)
     if step_s >= WORTH_COLLATING_S:
         return (
             f"putting samples together takes the trainer {figures(1e3 * step_s)} ms"
             f" a step while {cores}: processes collate in its place"
         )
-    if seen.gil_held is None:
+    if window.gil_held is None:
         return None
-    if take_turns(seen, segment):
+    if take_turns(window, segment):
         return (
-            f"the GIL is held {seen.gil_held:.0%} of the time while {cores}: processes"
-            " may use the rest"
+            f"the GIL is held {window.gil_held:.0%} of the time while {cores}:"
+            " processes may use the rest"
         )
     blocked = _blocked(segment)
     if JOSTLED[0] <= blocked <= JOSTLED[1]:
@@ -294,13 +298,13 @@ def other_kind(
 
     After a trial of processes, nothing says that threads would do better.
     """
-    tried = {"inline": ("thread", "process"), "thread": ("process",)}
-    kinds = tried.get(segment.executor, ("thread",))
+    alternatives = {"inline": ("thread", "process"), "thread": ("process",)}
+    kinds = alternatives.get(segment.executor, ("thread",))
     if "process" in lost or (lost and segment.executor == "process"):
         return None
     if collate_s(seen, segment):
         kinds = kinds[::-1]
-    return next((each for each in kinds if each in choices and each not in lost), None)
+    return next((kind for kind in kinds if kind in choices and kind not in lost), None)
 
 
 def _of_trainer(
@@ -311,15 +315,15 @@ def _of_trainer(
     If threads lost a trial (`threads`), processes may still win: where the work
     computes and cores are idle, the GIL may be why threads lost.
     """
-    seen = situation.observation
-    batch_s = segment.run_s_per_row * ratio(seen.trainer.rows, seen.trainer.steps)
+    window = situation.observation
+    batch_s = segment.run_s_per_row * ratio(window.trainer.rows, window.trainer.steps)
     if batch_s < WORTH_WORKERS_NS / 1e9:
         return None
     why = f"the trainer makes batches itself, and one takes {figures(batch_s * 1e3)} ms"
     if threads is None:
         return why
     computing = computes(segment.cpu_s, segment.run_s)
-    if not computing or no_core_free(seen, situation.budget):
+    if not computing or no_core_free(window, situation.budget):
         return None
     slower = f"{-threads.change:.0%} slower" if threads.change < 0 else "no faster"
     return f"{why}; threads were {slower}"
@@ -340,7 +344,7 @@ def _blocked(segment: SegmentObservation) -> float:
     return max(0.0, ratio(idle_s, segment.run_s))
 
 
-def _cpu_s(seen: Observation, operator: str) -> float:
+def _cpu_s(window: Observation, operator: str) -> float:
     """Return a sample's CPU-seconds in one segment, or in all of them for the host."""
-    mine = [s for s in seen.segments if s.name == operator] or list(seen.segments)
+    mine = [s for s in window.segments if s.name == operator] or list(window.segments)
     return sum(segment.cpu_s_per_row for segment in mine)

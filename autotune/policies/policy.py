@@ -145,7 +145,7 @@ def _rebuilt(kind: Any, row: Any) -> Any:
         kinds = get_type_hints(kind)
         return kind(**{name: _rebuilt(kinds[name], row[name]) for name in row})
     if get_origin(kind) is tuple:
-        return tuple(_rebuilt(of[0], each) for each in row)
+        return tuple(_rebuilt(of[0], value) for value in row)
     if get_origin(kind) is UnionType and row is not None:
         return _rebuilt(of[0], row)
     return row
@@ -200,10 +200,10 @@ class PerRegime(Generic[M]):
         self, policy: Policy[M], found: Mapping[str, Values] | None = None
     ) -> None:
         self._policy = policy
-        self._found = found or {}
+        self._values = found or {}
 
     def start(self) -> Regimes[M]:
-        return Regimes("", {}, self._found)
+        return Regimes("", {}, self._values)
 
     def decide(
         self, situation: Situation, memory: Regimes[M]
@@ -214,9 +214,9 @@ class PerRegime(Generic[M]):
             values = memory.values.get(regime, {})
             return tuple(restoring(situation, values)), replace(memory, now=regime)
         outcomes = tuple(o for o in situation.outcomes if o.decision.rule != RULE)
-        known = memory.memories.get(regime, self._policy.start())
-        asked = replace(situation, outcomes=outcomes)
-        decisions, inner = self._policy.decide(asked, known)
+        inner_memory = memory.memories.get(regime, self._policy.start())
+        inner_situation = replace(situation, outcomes=outcomes)
+        decisions, inner = self._policy.decide(inner_situation, inner_memory)
         values = {
             key: knob.value for key, knob in situation.knobs.items() if not knob.kind
         }
@@ -290,20 +290,20 @@ class Backoffs:
             changed: operators whose workers are of another kind now.
         """
         loads = smoothed(self.loads, seen)
-        moved = {outcome.decision.key for outcome in outcomes if gained(outcome)}
-        kept = {
+        gains = {outcome.decision.key for outcome in outcomes if gained(outcome)}
+        backoffs = {
             (backoff.key, backoff.upward): backoff
             for backoff in self.all
             if backoff.stands(loads)
             and backoff.key[0] not in changed
             # A gain elsewhere moves the bottleneck, perhaps to where more was useless.
-            and not (backoff.upward and moved - {backoff.key})
+            and not (backoff.upward and gains - {backoff.key})
         }
         for outcome in outcomes:
-            backoff = backoff_of(outcome, kept, loads, seen.time_s)
+            backoff = backoff_of(outcome, backoffs, loads, seen.time_s)
             if backoff is not None:
-                kept[backoff.key, backoff.upward] = backoff
-        return Backoffs(tuple(kept.values()), loads, seen.time_s)
+                backoffs[backoff.key, backoff.upward] = backoff
+        return Backoffs(tuple(backoffs.values()), loads, seen.time_s)
 
     def allows(self, key: KnobKey, value: int) -> bool:
         """Whether no backoff rules out this value."""
@@ -384,8 +384,8 @@ def smoothed(before: Loads, seen: Observation) -> Loads:
     for segment in seen.segments:
         for name in {segment.name, segment.queue_name}:
             now[name] = now.get(name, 0.0) + segment.run_s_per_row
-    known = {name: before.get(name, load) for name, load in now.items() if load > 0}
-    fresh = {name: load + LEARNING * (now[name] - load) for name, load in known.items()}
+    loads = {name: before.get(name, load) for name, load in now.items() if load > 0}
+    fresh = {name: load + LEARNING * (now[name] - load) for name, load in loads.items()}
     return {**before, **fresh}
 
 
@@ -447,12 +447,12 @@ class Case:
         If the trainer lives on stock, the workers that will have to produce what it
         takes count as busy.
         """
-        seen, waiting = self.seen, wait_share(self.seen) >= WORTH
+        window, waiting = self.seen, wait_share(self.seen) >= WORTH
         for segment, key, knob in self.tunable("num_parallel_workers"):
-            if segment.rows == 0 < seen.trainer.rows:
+            if segment.rows == 0 < window.trainer.rows:
                 continue
-            taken_s = seen.trainer.rows * segment.run_s_per_row
-            busy = ratio(max(segment.run_s, taken_s), seen.window_s)
+            taken_s = window.trainer.rows * segment.run_s_per_row
+            busy = ratio(max(segment.run_s, taken_s), window.window_s)
             enough = min(knob.value, max(knob.lower, ceil(busy / BUSY), 1))
             fewer = knob.value - ceil(RELEASED_SHARE * (knob.value - enough))
             reason = phrases.idle(segment.name, busy, knob.value, waiting=waiting)
