@@ -112,8 +112,8 @@ class Cure(NamedTuple):
 
     def of(self, text: str, stage: str | None = None) -> Cause:
         """Return the cause, described in a sentence without its end."""
-        held = "" if self.restricted is None else f"; {self.restricted.why}"
-        return Cause(f"{text}{held}.", self.advice, stage, self.restricted)
+        restriction = "" if self.restricted is None else f"; {self.restricted.why}"
+        return Cause(f"{text}{restriction}.", self.advice, stage, self.restricted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +167,8 @@ class Window:
     @property
     def pinned(self) -> str:
         """Why the tuner may change none of its settings; empty if it may."""
-        held = self.segment.held
-        return held if self.tuned and held == Restriction.PINNED else ""
+        restriction = self.segment.held
+        return restriction if self.tuned and restriction == Restriction.PINNED else ""
 
     @property
     def why_here(self) -> str:
@@ -179,8 +179,8 @@ class Window:
             for move in (*segment.moves, *self.seen.moves)
             if move.outcome == "moved"
         )
-        lost = Restriction.TRIED if self.tuned and tried else ""
-        return self.pinned or segment.stays or lost
+        restriction = Restriction.TRIED if self.tuned and tried else ""
+        return self.pinned or segment.stays or restriction
 
     @property
     def why_no_more(self) -> str:
@@ -192,8 +192,8 @@ class Window:
             return self.pinned or segment.stays
         if segment.held and segment.held != Restriction.PINNED:
             return segment.held
-        _, shared = Restriction.SHARED.split("{}")
-        if segment.max_workers == 1 and segment.stays.endswith(shared):
+        _, ending = Restriction.SHARED.split("{}")
+        if segment.max_workers == 1 and segment.stays.endswith(ending):
             return segment.stays  # which is why the bound is one
         bound = Restriction.BOUNDED.format(self.them)
         bounded = segment.num_parallel_workers == segment.max_workers
@@ -219,15 +219,15 @@ def promised(times: float, *lines: str) -> tuple[str, ...]:
 
 def of_slowdown(window: Window) -> Cause:
     """Return the cause if loading costs more of the trainer's own part than a wait."""
-    seen, found = window.seen, window.seen.contention
-    assert found is not None
+    seen, contention = window.seen, window.seen.contention
+    assert contention is not None
     text = (
         "loading slows the trainer: its own part of a step takes"
-        f" {figures(1000 * found.beside_s)} ms while batches are loaded beside it,"
-        f" {figures(1000 * found.alone_s)} ms while none are"
+        f" {figures(1000 * contention.beside_s)} ms while batches are loaded beside it,"
+        f" {figures(1000 * contention.alone_s)} ms while none are"
     )
-    here = [s for s in seen.segments if s.is_here and s.executor != "inline"]
-    workers = sum(segment.num_parallel_workers for segment in here)
+    segments = [s for s in seen.segments if s.is_here and s.executor != "inline"]
+    workers = sum(segment.num_parallel_workers for segment in segments)
     tune = () if window.tuned else promised(window.headspace, TUNE)
     cores = figures(window.budget.cpu_cores)
     if no_core_free(seen, window.budget):
@@ -244,13 +244,13 @@ def of_slowdown(window: Window) -> Cause:
             " beside it.",
             tune,
         )
-    threads = [segment for segment in here if segment.executor == "thread"]
+    threads = [segment for segment in segments if segment.executor == "thread"]
     if not threads:
         return Cause(f"{text}. They share the memory and the caches of the cores.")
     busiest_one = max(threads, key=attrgetter("run_s"))
-    held = "" if seen.gil_held is None else f" (held {seen.gil_held:.0%} of the time)"
+    gil = "" if seen.gil_held is None else f" (held {seen.gil_held:.0%} of the time)"
     return _of_processes(replace(window, segment=busiest_one), seen.slowdown).of(
-        f"{text}. The {workers} workers are threads, which take the GIL{held}"
+        f"{text}. The {workers} workers are threads, which take the GIL{gil}"
     )
 
 
@@ -258,10 +258,10 @@ def _of_torch(window: Window) -> tuple[str, ...]:
     """Advise fewer threads of torch, if those of the trainer take loading's cores."""
     seen = window.seen
     share = 1.0 - ratio(seen.cpu_cores, seen.used_cores)
-    wanted = max(1, round(window.budget.cpu_cores * share))
-    fewer = wanted < seen.torch_threads and share >= MIN_SHARE
+    threads = max(1, round(window.budget.cpu_cores * share))
+    fewer = threads < seen.torch_threads and share >= MIN_SHARE
     times = window.headspace if fewer else 1.0
-    return promised(times, f"torch.set_num_threads({wanted})")
+    return promised(times, f"torch.set_num_threads({threads})")
 
 
 # Rules, in order: each yields its cause, if that applies
@@ -304,8 +304,8 @@ def _of_memory(window: Window) -> Iterator[Cause]:
     full = 0 < rows < ENOUGH * workers < window.needed
     if (short or full) and outbox(seen).empty > MOSTLY:
         limit = phrases.size(budget.memory_bytes)
-        held = f"({phrases.size(seen.held_bytes)} held of {limit})"
-        text = f"workers are held back although no batch is ready {held}"
+        usage = f"({phrases.size(seen.held_bytes)} held of {limit})"
+        text = f"workers are held back although no batch is ready {usage}"
         if 2 * seen.batch_bytes > budget.memory_bytes:
             text = (
                 f"it has room for only one batch ({phrases.size(seen.batch_bytes)} of"
@@ -315,7 +315,7 @@ def _of_memory(window: Window) -> Iterator[Cause]:
         elif not short:
             fits = budget.memory_bytes // seen.batch_bytes
             text = (
-                f"it has room for {fits} batches {held}, whose samples are no work for"
+                f"it has room for {fits} batches {usage}, whose samples are no work for"
                 f" more than {rows} workers"
             )
         yield Cause(f"the memory budget: {text}.", _of_more(window))
@@ -324,11 +324,11 @@ def _of_memory(window: Window) -> Iterator[Cause]:
 def _of_more(window: Window) -> tuple[str, ...]:
     """Advise twice the bytes, if the machine has them to spare for more batches."""
     present, batch = window.budget.memory_bytes, window.seen.batch_bytes or 1
-    wanted = min(2 * present, window.budget.free_bytes // 2 or 2 * present)
-    times = ratio(wanted // batch, max(1, present // batch))
-    large = wanted >= 4 * phrases.GIB
+    nbytes = min(2 * present, window.budget.free_bytes // 2 or 2 * present)
+    times = ratio(nbytes // batch, max(1, present // batch))
+    large = nbytes >= 4 * phrases.GIB
     unit, name = (phrases.GIB, "GiB") if large else (phrases.MIB, "MiB")
-    line = f'ps.set_memory_budget("{ceil(wanted / unit)}{name}")'
+    line = f'ps.set_memory_budget("{ceil(nbytes / unit)}{name}")'
     return promised(min(times, window.possible), line)
 
 
@@ -336,14 +336,14 @@ def _of_keeping(window: Window) -> Iterator[Cause]:
     """Yield the cause if a cache takes longer than making what it keeps."""
     # Other programs may have come since most samples were made.
     run_s = window.part.run_s_per_row * (1.0 - queued([window.segment]))
-    for each in _behind(window):
-        made_s = ratio(each.compute_ns, each.misses) / 1e9
-        if each.misses >= MANY and 0.0 < 2.0 * made_s < run_s:
+    for cache in _behind(window):
+        made_s = ratio(cache.compute_ns, cache.misses) / 1e9
+        if cache.misses >= MANY and 0.0 < 2.0 * made_s < run_s:
             yield Cause(
-                f"a cache: {each.name} takes {phrases.ms(run_s - made_s)} ms a sample"
+                f"a cache: {cache.name} takes {phrases.ms(run_s - made_s)} ms a sample"
                 f" to find or keep what is made in {phrases.ms(made_s)} ms; without"
                 " this cache, the pipeline is faster.",
-                stage=each.name,
+                stage=cache.name,
             )
 
 
@@ -367,13 +367,13 @@ def _of_contention(window: Window) -> Iterator[Cause]:
 def _of_gil(window: Window) -> Iterator[Cause]:
     segment, workers = window.segment, window.segment.num_parallel_workers
     if workers > 1 and take_turns(window.seen, segment):
-        held = 100 * (window.seen.gil_held or 0.0)
+        percent = 100 * (window.seen.gil_held or 0.0)
         # In the batch, threads only copy rows. They wait for the GIL there, but hold it
         # while they read and compute.
         holders = [part for part in segment.parts if not part.name.startswith(COLLATE)]
         holder = max(holders, key=attrgetter("cpu_s_per_row"), default=window.part).name
         yield _of_processes(window, workers).of(
-            f"the GIL: held {held:.0f}% of the time, so the {workers} threads of"
+            f"the GIL: held {percent:.0f}% of the time, so the {workers} threads of"
             f" {phrases.short_name(holder)} take turns",
             holder,
         )
@@ -420,8 +420,8 @@ def _of_cores(window: Window) -> Iterator[Cause]:
 def _of_others(window: Window) -> Iterator[Cause]:
     seen, segment, run_s = window.seen, window.segment, window.part.run_s_per_row
     share, own = queued([segment]), seen.used_cores - seen.cpu_cores
-    settled = ratio(segment.settled_s, segment.run_s) or 1.0  # only that has CPU time
-    threads_s = settled * segment.threads_cpu_s
+    fraction = ratio(segment.settled_s, segment.run_s) or 1.0  # only that has CPU time
+    threads_s = fraction * segment.threads_cpu_s
     times = ratio(threads_s, segment.cpu_s)
     # Work that hardly computes has hardly more than what each process does besides.
     many = threads_s - segment.cpu_s >= MIN_SHARE * segment.queued_s
@@ -460,15 +460,17 @@ def _of_first_batches(window: Window) -> Iterator[Cause]:
 def _of_unevenness(window: Window) -> Iterator[Cause]:
     """Yield the cause if there are enough workers, but they wait for slow rows."""
     segment, seen = window.segment, window.seen
-    held, workers = held_back(seen, segment), segment.num_parallel_workers
+    share, workers = held_back(seen, segment), segment.num_parallel_workers
     elsewhere = segment.executor == "inline" or window.part.name.startswith(COLLATE)
     few = workers == 1 or window.needed > ENOUGH * workers
     rows = batch_rows(segment) if segment.executor == "process" else 1.0
     even = 0.0 < segment.lease_s < UNEVEN * rows * segment.run_s_per_row
     ready = always_ready(seen) or busy(segment) >= BUSY
-    late = held >= HELD_BACK or outlasts(seen, segment)
+    late = share >= HELD_BACK or outlasts(seen, segment)
     if late and not (elsewhere or few or even or ready):
-        back = f"are held back {held:.0%} of the time" if held >= HELD_BACK else "wait"
+        back = (
+            f"are held back {share:.0%} of the time" if share >= HELD_BACK else "wait"
+        )
         ahead = "batch that may be prefetched waits for its"
         if segment.prefetch_size > 1:
             ahead = (
@@ -486,16 +488,16 @@ def _of_prefetch(window: Window, workers: int, times: float) -> Cure:
     The workers that will be there are at most `times` as fast if none is held back.
     """
     segment, seen = window.segment, window.seen
-    present, wanted = segment.prefetch_size, needed_prefetch(seen, segment)
-    wanted = fitting(seen, window.budget, present, wanted)
-    if wanted == present:
+    present, target = segment.prefetch_size, needed_prefetch(seen, segment)
+    target = fitting(seen, window.budget, present, target)
+    if target == present:
         return Cure(_of_more(window), Restricted("prefetch_size", Restriction.MEMORY))
     if window.tuned:
         why = window.pinned
         return Cure((), Restricted("prefetch_size", why) if why else None)
     line = window.in_words(
-        f"ps.set_prefetch_size({wanted})",
-        f"DataLoader(prefetch_factor={max(2, ceil(wanted / workers))})",
+        f"ps.set_prefetch_size({target})",
+        f"DataLoader(prefetch_factor={max(2, ceil(target / workers))})",
     )
     return Cure(promised(min(times, window.possible), TUNE, line))
 
@@ -530,8 +532,8 @@ def _spent(window: Window) -> str:
             f"the GIL: {name} computes {cpu_ms} of {run_ms} ms a sample, in short calls"
             " that release the GIL and then wait to get it back"
         )
-    told = segment.executor == "inline" or window.seen.window_s >= QUEUE_TOLD_S
-    what = "reads (I/O or locks)" if told else "(a longer run shows for what)"
+    queue_told = segment.executor == "inline" or window.seen.window_s >= QUEUE_TOLD_S
+    what = "reads (I/O or locks)" if queue_told else "(a longer run shows for what)"
     blocked_ms = phrases.ms(part.run_s_per_row - part.cpu_s_per_row)
     return f"waiting {what}: {name} is blocked for {blocked_ms} of {run_ms} ms a sample"
 
@@ -575,30 +577,30 @@ def _of_workers(window: Window) -> Cure:
     """Advise the tuner, or as many workers as cores and bounds allow."""
     segment, why, seen = window.segment, window.why_no_more, window.seen
     present, inline = segment.num_parallel_workers, segment.executor == "inline"
-    held = None
+    restriction = None
     if why and (inline or window.needed > present):
-        held = Restricted("executor" if inline else "num_parallel_workers", why)
+        restriction = Restricted("executor" if inline else "num_parallel_workers", why)
     if window.tuned and segment.fixed and segment.fixed in why:
         without = f"DataLoader(...)  # without {segment.fixed}, to let workers load"
-        return Cure(promised(window.possible, without), held)
+        return Cure(promised(window.possible, without), restriction)
     if window.tuned or why:
-        return Cure((), held)
+        return Cure((), restriction)
     bound = ratio(0 if inline else segment.max_workers, present) or inf
-    tune, wanted = promised(min(window.possible, bound), TUNE), _number(window)
-    if wanted <= present:
-        return Cure(tune if wanted == 0 else ())
+    tune, workers = promised(min(window.possible, bound), TUNE), _number(window)
+    if workers <= present:
+        return Cure(tune if workers == 0 else ())
     line = window.in_words(
-        f"num_parallel_workers={wanted}  # for {segment.name}",
-        f"DataLoader(num_workers={wanted})",
+        f"num_parallel_workers={workers}  # for {segment.name}",
+        f"DataLoader(num_workers={workers})",
     )
     # The other segments keep their workers, and threads the GIL.
-    beside = [busy(each) for each in seen.segments if each is not segment]
+    beside = [busy(other) for other in seen.segments if other is not segment]
     most = max(*beside, (seen.gil_held or 0.0) * take_turns(seen, segment), 0.0)
-    times = min(window.possible, wanted / present, ratio(1.0, most) or inf)
+    times = min(window.possible, workers / present, ratio(1.0, most) or inf)
     advice, ahead = (*tune, *promised(times, line)), Cure()
     if advice and outlasts(seen, segment):  # more workers alone are no help
-        ahead = _of_prefetch(window, wanted, times)
-    more = (each for each in ahead.advice if not each.startswith(TUNE))
+        ahead = _of_prefetch(window, workers, times)
+    more = (code for code in ahead.advice if not code.startswith(TUNE))
     return Cure((*advice, *more), ahead.restricted)
 
 
@@ -623,16 +625,16 @@ def _of_cache(window: Window) -> tuple[str, tuple[str, ...]]:
 
     Its misses are then what the operation is busy with, in every epoch.
     """
-    for each in _behind(window):
-        if each.stored and each.refused >= MOSTLY * each.misses:
-            sample_bytes = each.stored_bytes / each.stored
+    for cache in _behind(window):
+        if cache.stored and cache.refused >= MOSTLY * cache.misses:
+            sample_bytes = cache.stored_bytes / cache.stored
             room = room_for(window.part.storable or 0, sample_bytes)
             fits = 0 < 2 * room <= window.budget.free_bytes
-            in_ram = fits and any(tier.name == "RAM" for tier in each.tiers)
-            times = found_gain(window.seen, phrases.number_of(each.name), sample_bytes)
-            line = f'ram="{ceil(room / phrases.MIB)}MiB"  # for {each.name}, once full'
+            in_ram = fits and any(tier.name == "RAM" for tier in cache.tiers)
+            times = found_gain(window.seen, phrases.number_of(cache.name), sample_bytes)
+            line = f'ram="{ceil(room / phrases.MIB)}MiB"  # for {cache.name}, once full'
             return (
-                f"; {each.name} finds {each.hit_share:.0%} of the samples, and has no"
+                f"; {cache.name} finds {cache.hit_share:.0%} of the samples, and has no"
                 " room for the others"
             ), promised(times if in_ram else 1.0, line)
     return "", ()
@@ -641,7 +643,9 @@ def _of_cache(window: Window) -> tuple[str, tuple[str, ...]]:
 def _behind(window: Window) -> list[CacheStatistics]:
     """Return the caches after the operation."""
     part = phrases.number_of(window.part.name)
-    return [each for each in window.seen.caches if phrases.number_of(each.name) > part]
+    return [
+        cache for cache in window.seen.caches if phrases.number_of(cache.name) > part
+    ]
 
 
 def found_gain(seen: Observation, number: int, sample_bytes: float) -> float:

@@ -124,25 +124,25 @@ class Explanation(Printed):
         if self.trainer.steps == 0:
             return "no verdict yet: no step has finished."
         digits = 1 if self.verdict == "not input-bound" else 0
-        blamed = [(DEVICE, self.copy_share)]
+        shares = [(DEVICE, self.copy_share)]
         for stage in self.stages:
-            blamed += stage.parts or [(stage.name, stage.wait_share)]
+            shares += stage.parts or [(stage.name, stage.wait_share)]
         parts = [
             f"{phrases.short_name(name)} {100 * share:.0f}%"
-            for name, share in nlargest(MAX_NAMED, blamed, key=itemgetter(1))
+            for name, share in nlargest(MAX_NAMED, shares, key=itemgetter(1))
             if round(100 * share) >= 1
         ]
-        named = f" ({', '.join(parts)})" if parts else ""
+        operations = f" ({', '.join(parts)})" if parts else ""
         if self.slowdown > 1.0:
-            named += f", its own part {self.slowdown - 1.0:+.0%} beside loading"
+            operations += f", its own part {self.slowdown - 1.0:+.0%} beside loading"
         return (
             f"{self.verdict}: waiting {100 * self.wait_share:.{digits}f}% of each step"
-            f"{named}; {phrases.speedup(self.headspace)} if loading were free."
+            f"{operations}; {phrases.speedup(self.headspace)} if loading were free."
         )
 
     def scalars(self) -> dict[str, float]:
         """Its figures by name, in the form that metric loggers take."""
-        found = {
+        figures = {
             "wait_share": self.wait_share,
             "headspace": self.headspace,
             "slowdown": self.slowdown,
@@ -150,9 +150,9 @@ class Explanation(Printed):
             "step_s": self.trainer.step_s,
         }
         for stage in self.stages:
-            found[f"{stage.name}/num_parallel_workers"] = stage.num_parallel_workers
-            found[f"{stage.name}/prefetch_size"] = stage.prefetch_size
-        return found
+            figures[f"{stage.name}/num_parallel_workers"] = stage.num_parallel_workers
+            figures[f"{stage.name}/prefetch_size"] = stage.prefetch_size
+        return figures
 
     def to_dict(self) -> dict[str, object]:
         """All of it as JSON values."""
@@ -214,11 +214,11 @@ def explain(
         budget: what the pipeline may use.
         tuned: whether the autotuner is already running.
     """
-    share, lost = wait_share(observation), lost_share(observation)
+    share, cost = wait_share(observation), lost_share(observation)
     trainer = observation.trainer
     copy_share = share * min(1.0, ratio(trainer.copy_s, trainer.wait_s))
     silent = observation.trainer.steps == 0 and outbox(observation).empty < MOSTLY
-    verdict: Verdict = "balanced" if silent else verdict_of(lost)
+    verdict: Verdict = "balanced" if silent else verdict_of(cost)
     window = Window(observation, busiest(observation), budget, tuned)
     bottleneck = None
     if silent:
@@ -226,15 +226,15 @@ def explain(
     elif verdict == "not input-bound":
         cause = of_trainer(share)
     else:
-        found = (cause for rule in RULES for cause in rule(window))
+        causes = (cause for rule in RULES for cause in rule(window))
         slowed = slowed_share(observation) > share
-        cause = of_slowdown(window) if slowed else next(found)
+        cause = of_slowdown(window) if slowed else next(causes)
         bottleneck = cause.stage or window.part.name
     return Explanation(
         verdict=verdict,
         bottleneck=bottleneck,
         cause=cause.text,
-        headspace=headspace_of(lost) if observation.trainer.steps else 1.0,
+        headspace=headspace_of(cost) if observation.trainer.steps else 1.0,
         wait_share=share,
         slowdown=observation.slowdown,
         trainer=observation.trainer,
@@ -348,12 +348,12 @@ def evidence(observation: Observation, decision: Decision) -> Iterator[str]:
 def _stages(observation: Observation, share: float) -> tuple[StageReport, ...]:
     demand = demand_rows_per_s(observation)
     gap_s = 1.0 / demand if demand > 0 else 0.0
-    spent = [
+    spent_s = [
         ratio(s.run_s_per_row, s.num_parallel_workers) for s in observation.segments
     ]
-    late = [max(0.0, seconds - gap_s) for seconds in spent]
+    late = [max(0.0, seconds - gap_s) for seconds in spent_s]
     # If no segment alone is slower than the trainer, unevenness of all is the cause.
-    weights = late if sum(late) > 0 else spent
+    weights = late if sum(late) > 0 else spent_s
     return tuple(
         StageReport(
             name=segment.name,

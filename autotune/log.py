@@ -100,11 +100,11 @@ class Saved:
 
 
 # Files of this process: a further loop, or another pipeline, continues in them.
-_begun: set[Path] = set()
+_begun_paths: set[Path] = set()
 # By result file and pipeline: the values found, and how many changes were kept.
-_found: dict[Path, dict[str, tuple[Saved, int]]] = {}
+_results: dict[Path, dict[str, tuple[Saved, int]]] = {}
 # Names of the pipelines being tuned.
-_tuned: set[str] = set()
+_tuned_names: set[str] = set()
 # The user's functions that are called with each verdict.
 _listeners: list[Callable[[str, Explanation], object]] = []
 # The verdict is repeated after this long.
@@ -132,14 +132,16 @@ class Spoken:
 
     def due(self, window: Observation) -> bool:
         """Whether to log the window's verdict now; if so, it counts as logged."""
-        steps, told = window.trainer.steps, bool(self._verdict)
-        if steps == 0 or (told and steps < FEW_STEPS and window.window_s < FEW_STEPS_S):
+        steps, has_verdict = window.trainer.steps, bool(self._verdict)
+        if steps == 0 or (
+            has_verdict and steps < FEW_STEPS and window.window_s < FEW_STEPS_S
+        ):
             return False
         verdict = verdict_of(lost_share(window))
         changes = verdict != self._verdict
         if window.time_s - self.time_s < (self._change_s if changes else VERDICT_S):
             return False
-        if told:
+        if has_verdict:
             patience_s = self._change_s * (2.0 if changes else 0.5)
             self._change_s = min(max(patience_s, VERDICT_CHANGE_S), VERDICT_S)
         self._verdict, self.time_s = verdict, window.time_s
@@ -171,19 +173,19 @@ class AutotuneLog:
         self.in_listener = False
         # Time of the latest row: sentences belong to the row before.
         self._time_s: float | None = None
-        self._kept = self._written = 0  # changes, and bytes of rows
+        self._kept_changes = self._written_bytes = 0
         self._begun_s: float | None = None  # time of the first window
         self._spent_s = float("-inf")  # of the latest row on what the trainer has spent
-        self._passed: Row | None = None  # the latest window, if it was left out
+        self._window_row: Row | None = None  # the latest window, if it was left out
         if prefix is not None:
             try:
                 # Unbuffered: a run that is killed leaves its rows behind, and who
                 # reads the file meanwhile finds whole lines.
                 path = result.with_suffix(".jsonl")
-                if path not in _begun:
+                if path not in _begun_paths:
                     path.unlink(missing_ok=True)
                 self._rows = path.open("ab", buffering=0)
-                _begun.add(path)
+                _begun_paths.add(path)
             except OSError as error:
                 self._give_up(error)
         self._write(
@@ -213,8 +215,8 @@ class AutotuneLog:
         if self._rows is None:
             return
         due = FREE_BYTES + BYTES_PER_S * self._passed_s(situation.observation.time_s)
-        self._passed = situation.to_row()
-        if self._written * max(1, len(_tuned)) <= due:
+        self._window_row = situation.to_row()
+        if self._written_bytes * max(1, len(_tuned_names)) <= due:
             self._catch_up()
 
     def spent(
@@ -270,7 +272,7 @@ class AutotuneLog:
 
     def outcome(self, outcome: DecisionOutcome, time_s: float) -> None:
         """Log the outcome of a change."""
-        self._kept += outcome.kept
+        self._kept_changes += outcome.kept
         self.say(phrases.outcome(outcome))
         self._write(
             {
@@ -336,24 +338,24 @@ class AutotuneLog:
         )
         if self._result is None:
             return
-        found = _found.setdefault(self._result, {})
-        before, kept = found.get(self.name, (saved, 0))
-        found[self.name] = saved.beside(before), kept + self._kept
+        results = _results.setdefault(self._result, {})
+        before, changes = results.get(self.name, (saved, 0))
+        results[self.name] = saved.beside(before), changes + self._kept_changes
         try:
-            write_whole(self._result, _text(found))
+            write_whole(self._result, _text(results))
         except OSError as error:
             self._give_up(error)
 
     def close(self) -> None:
         """Close the files. Idempotent."""
-        _tuned.discard(self.name)
+        _tuned_names.discard(self.name)
         rows, self._rows = self._rows, None
         if rows is not None:
             rows.close()
 
     def _catch_up(self) -> None:
         """Write the latest window, if it was left out so far."""
-        row, self._passed = self._passed, None
+        row, self._window_row = self._window_row, None
         if row is not None:
             self._write(row)
 
@@ -362,7 +364,7 @@ class AutotuneLog:
             return
         self._time_s = cast("float", row["time_s"])
         line = json.dumps({"pipeline": self.name, **row}) + "\n"
-        self._written += len(line)
+        self._written_bytes += len(line)
         try:
             self._rows.write(line.encode())
         except OSError as error:
@@ -428,29 +430,29 @@ class Shown(logging.Handler):
 def show_by_default(rank: int = 0) -> None:
     """Show the log on stderr, if logging is not configured and this is rank 0."""
     if rank == 0 and not LOGGER.hasHandlers():
-        shown = Shown()
-        shown.setFormatter(logging.Formatter("[autotune] %(message)s"))
-        LOGGER.addHandler(shown)
+        handler = Shown()
+        handler.setFormatter(logging.Formatter("[autotune] %(message)s"))
+        LOGGER.addHandler(handler)
         LOGGER.setLevel(logging.INFO)
 
 
 def _free(name: str) -> str:
     """Return a name under which no other pipeline is being tuned."""
     numbered = (f"{name}-{number}" for number in count(2))
-    free = next(each for each in chain([name], numbered) if each not in _tuned)
+    free = next(label for label in chain([name], numbered) if label not in _tuned_names)
     if free:
-        _tuned.add(free)
+        _tuned_names.add(free)
     return free
 
 
-def _text(found: Mapping[str, tuple[Saved, int]]) -> str:
+def _text(results: Mapping[str, tuple[Saved, int]]) -> str:
     """Return the result file of several pipelines."""
     pipelines = {
-        name: {"summary": _summary(saved.knobs), "kept": kept, **saved.to_row()}
-        for name, (saved, kept) in found.items()
+        name: {"summary": _summary(saved.knobs), "kept": changes, **saved.to_row()}
+        for name, (saved, changes) in results.items()
     }
-    kept = sum(kept for _, kept in found.values())
-    remark = REMARK if kept else REMARK + UNCHANGED
+    changes = sum(changes for _, changes in results.values())
+    remark = REMARK if changes else REMARK + UNCHANGED
     whole = {"version": VERSION, "remark": remark, "pipelines": pipelines}
     return json.dumps(whole, indent=2) + "\n"
 
@@ -487,26 +489,26 @@ def load_saved(
         SpecError: there is no such file, it has no values for such a pipeline, or its
             run tuned nothing.
     """
-    found = read_saved(path)
-    meant = [found[name]] if name in found else list(found.values())
-    whose = repr(name) if name in found else "any pipeline"
+    pipelines = read_saved(path)
+    candidates = [pipelines[name]] if name in pipelines else list(pipelines.values())
+    whose = repr(name) if name in pipelines else "any pipeline"
     check(
-        any(saved.knobs for saved in meant),
+        any(saved.knobs for saved in candidates),
         f"{os.fspath(path)!r} has no values to start with: the run that wrote it tuned"
         f" nothing of {whose}, because no stage had workers that penstock may tune;"
         " leave load_autotune() out, or load the file of a run that tuned something",
     )
-    if name in found:
-        return found[name]
-    fitting = {n: s for n, s in found.items() if s.operators & set(operators)}
+    if name in pipelines:
+        return pipelines[name]
+    matches = {n: s for n, s in pipelines.items() if s.operators & set(operators)}
     check(
-        len(fitting) == 1,
-        f"{os.fspath(path)!r} has results of {', '.join(map(repr, found))}, and"
-        f" {'several' if fitting else 'none'} of them could be of the pipeline {name!r}"
+        len(matches) == 1,
+        f"{os.fspath(path)!r} has results of {', '.join(map(repr, pipelines))}, and"
+        f" {'several' if matches else 'none'} of them could be of the pipeline {name!r}"
         f" with {', '.join(sorted(operators))}; choose one with"
         " load_autotune(path, name=...)",
     )
-    return next(iter(fitting.values()))
+    return next(iter(matches.values()))
 
 
 def read_saved(path: str | os.PathLike[str]) -> dict[str, Saved]:
@@ -515,24 +517,24 @@ def read_saved(path: str | os.PathLike[str]) -> dict[str, Saved]:
     Raises:
         SpecError: there is no such file, or it is not an autotune result.
     """
-    shown = os.fspath(path)
+    path_text = os.fspath(path)
     try:
-        with open(shown, encoding="utf-8") as file:
+        with open(path_text, encoding="utf-8") as file:
             whole = json.load(file)
-        check_version(whole, shown)
+        check_version(whole, path_text)
         return {str(name): _saved(row) for name, row in whole["pipelines"].items()}
     except SpecError:
         raise
     except OSError as error:
         raise SpecError(
-            f"cannot read an autotune result from {shown!r} ({error.strerror}); a run"
-            " with set_enable_autotune(True, filepath_prefix) writes one when it ends,"
-            " as <prefix>_<rank>.json"
+            f"cannot read an autotune result from {path_text!r} ({error.strerror}); a"
+            " run with set_enable_autotune(True, filepath_prefix) writes one when it"
+            " ends, as <prefix>_<rank>.json"
         ) from error
     except UNREADABLE as error:
         raise SpecError(
-            f"{shown!r} is not an autotune result ({type(error).__name__}: {error});"
-            " load <prefix>_<rank>.json, not the .jsonl beside it"
+            f"{path_text!r} is not an autotune result ({type(error).__name__}:"
+            f" {error}); load <prefix>_<rank>.json, not the .jsonl beside it"
         ) from error
 
 

@@ -43,11 +43,11 @@ def bottleneck(segment: SegmentObservation, needed: float, *, computes: bool) ->
     If it does not compute, it waits for a disk, a network or a lock.
     """
     run_s, cpu_s = segment.run_s_per_row, segment.cpu_s_per_row
-    spent = f"CPU {ms(cpu_s)}"
+    cost = f"CPU {ms(cpu_s)}"
     if not computes:
-        spent = f"blocked {ms(run_s - cpu_s)} of {ms(run_s)}"
+        cost = f"blocked {ms(run_s - cpu_s)} of {ms(run_s)}"
     return (
-        f"Op ({segment.name}) is the bottleneck: {spent} ms a sample, needs"
+        f"Op ({segment.name}) is the bottleneck: {cost} ms a sample, needs"
         f" {count(needed)} workers for this trainer, has"
         f" {segment.num_parallel_workers}."
     )
@@ -148,8 +148,8 @@ def per_s(rate: float, thousands: str = "") -> str:
 
 def number_of(operator: str) -> int:
     """Return 2 for `Map(ID:2) decode`; -1 for an operator without a number."""
-    found = re.search(r"\(ID:(\d+)\)", operator)
-    return int(found[1]) if found else -1
+    match = re.search(r"\(ID:(\d+)\)", operator)
+    return int(match[1]) if match else -1
 
 
 def short_name(operator: str) -> str:

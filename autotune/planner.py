@@ -145,13 +145,13 @@ def measured_workloads(
             or shows no training.
     """
     workloads: dict[str, Workload] = {}
-    for each in read_recording(path, name).pipelines:
-        if each.latest is not None and each.name not in workloads:
-            seen = Situation.from_row(each.latest).observation
-            trainer, parts = seen.trainer, seen.segments[0].parts
-            workloads[each.name] = Workload(
-                seen.segments,
-                own_s(seen),
+    for pipeline in read_recording(path, name).pipelines:
+        if pipeline.latest is not None and pipeline.name not in workloads:
+            observation = Situation.from_row(pipeline.latest).observation
+            trainer, parts = observation.trainer, observation.segments[0].parts
+            workloads[pipeline.name] = Workload(
+                observation.segments,
+                own_s(observation),
                 batch_rows=max(1, round(trainer.rows / trainer.steps)),
                 source_bytes=parts[0].bytes_per_row if parts else 0.0,
             )
@@ -212,16 +212,16 @@ class Cluster:
         batch = self.batch_rows * self.row_bytes
         data = self.data_bytes / nodes if self.own_parts else self.data_bytes
         # The share of a batch that no tier before has, and how long the tiers take.
-        missed, tiers_s = 1.0, 0.0
+        missed_share, tiers_s = 1.0, 0.0
         for tier in self.tiers if warm else ():
-            share = min(missed, tier.nbytes / data)
-            missed -= share
+            share = min(missed_share, tier.nbytes / data)
+            missed_share -= share
             tiers_s += share * batch / tier.bytes_per_s
         return {
             SLOWEST: expected_slowest_s(self.steps_s, nodes),
             LOADING: self.batch_rows / self.node_rows_per_s,
             DISK: tiers_s,
-            STORE: nodes * missed * batch / self.store_bytes_per_s,
+            STORE: nodes * missed_share * batch / self.store_bytes_per_s,
         }
 
     def speed(self, nodes: int, *, warm: bool = False) -> ClusterSpeed:
@@ -262,7 +262,7 @@ def normal_steps(mean_s: float, spread: float) -> tuple[float, ...]:
     if spread * mean_s == 0:
         return (mean_s,)
     quantiles = NormalDist(mean_s, spread * mean_s).quantiles(QUANTILES)
-    return tuple(max(0.0, each) for each in quantiles)
+    return tuple(max(0.0, quantile) for quantile in quantiles)
 
 
 def expected_slowest_s(steps_s: Sequence[float], nodes: int) -> float:
@@ -299,8 +299,8 @@ def table_of(cores: float, speeds: Sequence[Epochs]) -> str:
     for first, later in speeds:
         changes = "" if later.binds == first.binds else f"; later {later.binds}"
         columns = "  ".join(
-            f"{each.rows_per_s:>13,.0f}  {each.efficiency:>5.2f}"
-            for each in (first, later)
+            f"{speed.rows_per_s:>13,.0f}  {speed.efficiency:>5.2f}"
+            for speed in (first, later)
         )
         lines.append(f"  {first.nodes:>6,}  {columns}  {first.binds}{changes}")
     return "\n".join(lines)

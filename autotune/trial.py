@@ -128,18 +128,20 @@ class DecisionOutcome:
 
 def measured(windows: tuple[Observation, ...]) -> Measure:
     """Return the speed of training over these windows, at least one."""
-    seen = whole(windows)
-    return Measure(ratio(1.0, cost_s(seen)), wait_share(seen), seen.trainer.step_s)
+    window = whole(windows)
+    return Measure(
+        ratio(1.0, cost_s(window)), wait_share(window), window.trainer.step_s
+    )
 
 
 def arrived(seen: Observation, decisions: tuple[Decision, ...]) -> bool:
     """Whether the decided kinds of workers are in force, and the old ones have left."""
     kinds = {d.operator: d.new for d in decisions if d.knob == "executor"}
-    moved = [segment for segment in seen.segments if segment.name in kinds]
-    there = all(s.rows > 0 and s.executor == kinds[s.name] for s in moved)
-    left = not any(segment.moving for segment in seen.segments)
+    segments = [segment for segment in seen.segments if segment.name in kinds]
+    there = all(s.rows > 0 and s.executor == kinds[s.name] for s in segments)
+    none_moving = not any(segment.moving for segment in seen.segments)
     hosts = (d.new for d in decisions if d.knob == "host")
-    return there and left and all(host == seen.host for host in hosts)
+    return there and none_moving and all(host == seen.host for host in hosts)
 
 
 class Verdict(Enum):
@@ -209,11 +211,11 @@ class Trial:
         return Verdict.KEEP if good else Verdict.ROLL_BACK
 
     def _of_growth(self, gain: float, error: float, most: int) -> Verdict:
-        promised = max(decision.expected for decision in self.decisions) - 1.0
-        needed = max(min(WORTH, GAIN_SHARE * promised), MIN_SHARE * promised)
-        if gain >= needed:
+        promise = max(decision.expected for decision in self.decisions) - 1.0
+        threshold = max(min(WORTH, GAIN_SHARE * promise), MIN_SHARE * promise)
+        if gain >= threshold:
             return Verdict.KEEP
-        far, count = gain < needed - SURELY * error, len(self.after)
+        far, count = gain < threshold - SURELY * error, len(self.after)
         long = sum(window.window_s for window in self.after) >= LONG_S
         over = (far or long) and not self._filling() and count >= MIN_FOR_WORSE
         return Verdict.ROLL_BACK if over or count >= most else Verdict.MORE
@@ -227,8 +229,8 @@ class Trial:
         """
         if not self.in_step:
             return 0.0
-        spared = wait_share(whole(self.before)) - wait_share(whole(self.after))
-        return 1.0 / (1.0 - min(spared, ALL)) - 1.0
+        spared_share = wait_share(whole(self.before)) - wait_share(whole(self.after))
+        return 1.0 / (1.0 - min(spared_share, ALL)) - 1.0
 
     def _filling(self) -> bool:
         """Whether segments ran at different speeds in the last window."""
@@ -283,9 +285,9 @@ class Noise:
         if last is None:
             return False
         difference = (cost - last) / (0.5 * (cost + last))
-        known = JUMP_ERRORS**2 * 2.0 * self._variance
+        variance = JUMP_ERRORS**2 * 2.0 * self._variance
         self._squares.append(difference**2)
-        return difference**2 > max(JUMP**2, known)
+        return difference**2 > max(JUMP**2, variance)
 
     def cut(self) -> None:
         """Note a change: the next window has no predecessor."""

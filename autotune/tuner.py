@@ -126,7 +126,7 @@ class Tuner:
         self._interval_steps = interval_steps
         self._memory = self._policy.start()
         self._regime = ""  # that of the window before
-        self._gathered: Observation | None = None  # not yet enough to be evidence
+        self._short_window: Observation | None = None  # not yet enough to be evidence
         self._base: tuple[Observation, ...] = ()  # under the values now in force
         self._noise = Noise()
         self._trial: Trial | None = None
@@ -137,7 +137,7 @@ class Tuner:
         self._share = budget  # of it, that is not the host peers'
         # The policy does not know them yet.
         self._outcomes: tuple[DecisionOutcome, ...] = ()
-        self._restored: tuple[Decision, ...] = ()  # of the last trial rolled back
+        self._rollback: tuple[Decision, ...] = ()  # of the last trial rolled back
         self._before = plant.trained  # what was done untuned
         self._decided_at = self._before.steps
         self._quiet = 0  # windows since the last decision
@@ -145,11 +145,11 @@ class Tuner:
         self._host = "trainer"  # where they are
         self._moved_s = float("-inf")  # when the last move told was made
         # Workers released since they were last logged, and the bytes held before.
-        self._released = 0, 0
+        self._release = 0, 0
         self._tried_s = float("-inf")  # when a trial ended last
-        self._held: set[tuple[str, ...]] = set()  # restrictions in the log
+        self._restrictions: set[tuple[str, ...]] = set()  # in the log
         self._verdict = Spoken()
-        self._seen: Observation | None = None  # the latest that was no trial
+        self._window: Observation | None = None  # the latest that was no trial
 
     def step(self) -> float:
         """Take one look, and do what follows from it.
@@ -157,36 +157,36 @@ class Tuner:
         Returns:
             Seconds until the next look is due.
         """
-        seen = self._plant.observe()
-        if seen is None:
+        observation = self._plant.observe()
+        if observation is None:
             if self._host_peers is not None:
                 self._host_peers.rest()
             return self._due_s(float("inf"))
-        self._tell_spent(seen.time_s)
-        if seen.trainer.away_s:  # before and after cannot be compared
-            self._tell_moves(seen)
-            self._gathered, self._settling = None, True
-            self._settled_s = max(self._settled_s, seen.time_s)
+        self._tell_spent(observation.time_s)
+        if observation.trainer.away_s:  # before and after cannot be compared
+            self._tell_moves(observation)
+            self._short_window, self._settling = None, True
+            self._settled_s = max(self._settled_s, observation.time_s)
             return CONTROL_S
-        if seen.window_s > 0:
-            self._tell_moves(seen)
-            gathered = self._gathered
-            window = seen if gathered is None else joined(gathered, seen)
+        if observation.window_s > 0:
+            self._tell_moves(observation)
+            start = self._short_window
+            window = observation if start is None else joined(start, observation)
             dropped = self._settling and window.regime == self._regime
-            self._gathered = None if dropped or enough(window) else window
-            if self._gathered is None:
+            self._short_window = None if dropped or enough(window) else window
+            if self._short_window is None:
                 self._on_window(window)
                 # While a change settles, nothing is compared that could be disturbed.
                 self._plant.calm = self._trial is None or self._settling
-        return self._due_s(seen.time_s)
+        return self._due_s(observation.time_s)
 
     def _due_s(self, now_s: float) -> float:
         """Return the seconds until there may be something to do."""
         if self._quiet > CALM_WINDOWS:
             return CALM_CONTROL_S
         left_s = self._settled_s - now_s if self._settling else 0.0
-        if self._gathered is not None:
-            left_s = lacking_s(self._gathered)
+        if self._short_window is not None:
+            left_s = lacking_s(self._short_window)
         return min(left_s, CONTROL_S) if left_s > MIN_CONTROL_S else CONTROL_S
 
     def finish(self, recent: Callable[[], Observation] | None = None) -> None:
@@ -195,15 +195,15 @@ class Tuner:
         Args:
             recent: returns the last window, even of loops too short for a regular one.
         """
-        seen, last = self._seen, None if recent is None else recent()
+        window, last = self._window, None if recent is None else recent()
         if last is not None:  # the engine may have moved after the last look
             self._tell_moves(last)
             self._staff = staff(last)
-            seen = last if last.trainer.steps else seen
-        if seen and seen.trainer.steps and seen.time_s > self._verdict.time_s:
-            self._tell_verdict(seen)
-        elif seen is not None:
-            self._tell_spent(seen.time_s, "end")
+            window = last if last.trainer.steps else window
+        if window and window.trainer.steps and window.time_s > self._verdict.time_s:
+            self._tell_verdict(window)
+        elif window is not None:
+            self._tell_spent(window.time_s, "end")
         trial, self._plant.tried = self._trial, {}
         self.log.result(self.found(), () if trial is None else trial.decisions)
 
@@ -228,10 +228,10 @@ class Tuner:
         if self._replaced(window) or self._entered(window):
             return
         if self._settling:
-            decided = () if self._trial is None else self._trial.decisions
+            decisions = () if self._trial is None else self._trial.decisions
             beginning = any(segment.beginning for segment in window.segments)
             settled_s = self._begins_s if beginning else self._settled_s
-            self._settling = not arrived(window, decided) or window.time_s < settled_s
+            self._settling = not arrived(window, decisions) or window.time_s < settled_s
             return
         jumped = self._noise.see(window)
         if self._trial is not None and not self._verify(self._trial.seen(window)):
@@ -242,9 +242,9 @@ class Tuner:
             self._noise.cut()
             return
         self._base = (*self._base, window)[-MAX_NOISE_WINDOWS:]
-        self._seen = latest(self._base, *SPOKEN)
-        if self._verdict.due(self._seen):
-            self._tell_verdict(self._seen)
+        self._window = latest(self._base, *SPOKEN)
+        if self._verdict.due(self._window):
+            self._tell_verdict(self._window)
         due = self._plant.trained.steps - self._decided_at >= self._interval_steps
         if due and len(self._base) >= self._noise.windows:
             self._decide(whole(self._base[-self._noise.windows :]))
@@ -262,19 +262,19 @@ class Tuner:
         that failed.
         """
         before, self._staff = dict(self._staff), staff(window)
-        decided = () if self._trial is None else self._trial.decisions
-        wanted = {d.operator: d.new for d in decided if d.knob == "executor"}
-        wanted |= {d.operator: d.old for d in self._restored if d.knob == "executor"}
-        asked = any(d.knob == "host" for d in (*decided, *self._restored))
+        decisions = () if self._trial is None else self._trial.decisions
+        kinds = {d.operator: d.new for d in decisions if d.knob == "executor"}
+        kinds |= {d.operator: d.old for d in self._rollback if d.knob == "executor"}
+        host_asked = any(d.knob == "host" for d in (*decisions, *self._rollback))
         rehoused, self._host = window.host != self._host, window.host
         moved = not rehoused and any(
-            before.get(name, kind) != kind and wanted.get(name) != kind
+            before.get(name, kind) != kind and kinds.get(name) != kind
             for name, kind in self._staff
         )
-        failed = any(d.key not in self._knobs() for d in decided)
+        failed = any(d.key not in self._knobs() for d in decisions)
         if failed and self._trial is not None:
             self._restore(self._trial)
-        new = rehoused and not asked
+        new = rehoused and not host_asked
         if new or moved or failed:
             self._trial = None
             self._settle(window, reports=1 if new else REPORTS)
@@ -312,11 +312,11 @@ class Tuner:
             numbers = (d for d in trial.decisions if d.knob == "num_parallel_workers")
             fewer, (workers, held_bytes) = (
                 -sum(d.added for d in numbers),
-                self._released,
+                self._release,
             )
             if fewer > 0 and workers == 0:
                 held_bytes = trial.before[-1].held_bytes
-            self._released = max(0, workers + fewer), held_bytes
+            self._release = max(0, workers + fewer), held_bytes
             self._base = trial.after[:-1]
         else:
             self._restore(trial)
@@ -328,7 +328,7 @@ class Tuner:
         for decision in trial.decisions:
             if decision.key in knobs:
                 knobs[decision.key].set(decision.old)
-        self._restored = trial.decisions
+        self._rollback = trial.decisions
 
     def _decide(self, window: Observation) -> None:
         situation = Situation(window, self._views(), self._share, self._outcomes)
@@ -352,8 +352,8 @@ class Tuner:
                     self.log.say(line)
             self.log.decision(decision, window.time_s)
             knobs[decision.key].set(decision.new)
-        known = max(MAX_WINDOWS, self._noise.windows)
-        self._trial = Trial(decisions, self._base[-known:], in_step=self._shared)
+        windows = max(MAX_WINDOWS, self._noise.windows)
+        self._trial = Trial(decisions, self._base[-windows:], in_step=self._shared)
         self._settle(window)
 
     def _settle(self, window: Observation, reports: int = REPORTS) -> None:
@@ -386,22 +386,27 @@ class Tuner:
 
     def _tell_held(self, window: Observation) -> None:
         """Log what keeps the cause of a long wait from being removed, once."""
-        found, worst = explain(window, self._share, tuned=True), busiest(window)
-        held = found.restricted
-        if held is None or held.why in (Restriction.TRIED, Restriction.TRIED_MORE):
+        explanation, worst = explain(window, self._share, tuned=True), busiest(window)
+        restriction = explanation.restricted
+        if restriction is None or restriction.why in (
+            Restriction.TRIED,
+            Restriction.TRIED_MORE,
+        ):
             return  # the log has the trial
-        its = (s for s in window.segments if held.why in (s.held, s.stays))
-        worst = next(its, worst)
-        if (worst.name, *held) not in self._held and found.verdict == "input-bound":
-            self._held.add((worst.name, *held))
-            self.log.say(phrases.held(worst, *held))
+        segments = (s for s in window.segments if restriction.why in (s.held, s.stays))
+        worst = next(segments, worst)
+        if (worst.name, *restriction) not in self._restrictions and (
+            explanation.verdict == "input-bound"
+        ):
+            self._restrictions.add((worst.name, *restriction))
+            self.log.say(phrases.held(worst, *restriction))
 
     def _tell_released(self, window: Observation) -> None:
-        share, (workers, held_bytes) = wait_share(window), self._released
+        share, (workers, held_bytes) = wait_share(window), self._release
         if workers and verdict_of(share) == "not input-bound":
             nbytes = max(0, held_bytes - window.held_bytes)
             self.log.say(phrases.released(share, workers, nbytes))
-        self._released = 0, 0
+        self._release = 0, 0
 
     def _views(self) -> dict[KnobKey, KnobView]:
         return {key: KnobView.of(knob) for key, knob in self._knobs().items()}
@@ -414,18 +419,18 @@ def tried(
     before: Mapping[str, str], outcomes: tuple[DecisionOutcome, ...]
 ) -> Mapping[str, str]:
     """Return the operators for which more workers are known to bring nothing."""
-    moved = [o.kept for o in outcomes if isinstance(o.decision.new, str)]
-    if moved:  # nothing is known of the new kind, and nothing new of the old one
-        return {} if any(moved) else before
-    known = dict(before)
+    moves = [o.kept for o in outcomes if isinstance(o.decision.new, str)]
+    if moves:  # nothing is known of the new kind, and nothing new of the old one
+        return {} if any(moves) else before
+    sentences = dict(before)
     for outcome in outcomes:
         decision = outcome.decision
         if decision.knob == "num_parallel_workers":
-            known.pop(decision.operator, None)
+            sentences.pop(decision.operator, None)
             fewer = outcome.kept and decision.rule in ("peak", "crowded")
             if fewer if decision.added < 0 else not outcome.kept:
-                known[decision.operator] = Restriction.TRIED_MORE
-    return known
+                sentences[decision.operator] = Restriction.TRIED_MORE
+    return sentences
 
 
 # How long a loop that ends waits for a function of the user's, and how often it looks.

@@ -274,8 +274,8 @@ def report_s(segment: SegmentObservation) -> float:
     """
     if segment.executor != "process":
         return 0.0
-    each = max(1.0, ratio(segment.num_parallel_workers, segment.children))
-    return segment.run_s_per_row * batch_rows(segment) / each
+    workers = max(1.0, ratio(segment.num_parallel_workers, segment.children))
+    return segment.run_s_per_row * batch_rows(segment) / workers
 
 
 def batch_rows(segment: SegmentObservation) -> float:
@@ -396,12 +396,12 @@ def whole(windows: tuple[Observation, ...]) -> Observation:
 
 def latest(windows: tuple[Observation, ...], steps: int, seconds: float) -> Observation:
     """Join the last windows, at least one, until they have these steps and seconds."""
-    found, *before = reversed(windows)
+    span, *before = reversed(windows)
     for window in before:
-        if found.trainer.steps >= steps and found.window_s >= seconds:
+        if span.trainer.steps >= steps and span.window_s >= seconds:
             break
-        found = joined(window, found)
-    return found
+        span = joined(window, span)
+    return span
 
 
 def joined(first: Observation, second: Observation) -> Observation:
@@ -418,4 +418,4 @@ def joined(first: Observation, second: Observation) -> Observation:
 
 def staff(observation: Observation) -> tuple[tuple[str, str], ...]:
     """Return the kind of workers of each segment, by its name."""
-    return tuple((each.name, each.executor) for each in observation.segments)
+    return tuple((segment.name, segment.executor) for segment in observation.segments)
