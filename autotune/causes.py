@@ -131,7 +131,11 @@ class Window:
         """The operation of the segment that takes longest."""
         segment = self.segment
         whole = PartObservation(
-            segment.name, segment.run_s_per_row, 0.0, None, segment.cpu_s_per_row
+            segment.name,
+            segment.run_s_per_row,
+            bytes_per_row=0.0,
+            storable=None,
+            cpu_s_per_row=segment.cpu_s_per_row,
         )
         longest = max(segment.parts, key=seconds_of(self.seen, segment), default=whole)
         return longest if longest.run_s_per_row else whole

@@ -297,7 +297,9 @@ def of_torchs(
     verdict = verdict_of(share) if trainer.steps else "balanced"
     waits = trainer.steps > 0 and verdict != "not input-bound"
     rate = ratio(trainer.rows, trainer.wait_s + trainer.gap_s)
-    stage = StageReport(name, max(1, workers), 0, executor, rate, wait_share=share)
+    stage = StageReport(
+        name, max(1, workers), 0, executor, items_per_s=rate, wait_share=share
+    )
     who = "torch's own workers load" if workers else "the trainer itself loads"
     cause = f"{who}, as in torch, and penstock cannot measure what it does: {why}."
     if trainer.steps and not waits:

@@ -172,7 +172,7 @@ class Trial:
         """Return the outcome of each decision; needs a window on both sides."""
         before, after = measured(self.before), measured(self.after)
         return tuple(
-            DecisionOutcome(decision, kept, before, after, self.in_step)
+            DecisionOutcome(decision, kept, before, after, in_step=self.in_step)
             for decision in self.decisions
         )
 

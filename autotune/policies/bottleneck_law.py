@@ -305,7 +305,7 @@ class _Law(Case):
                 new=workers,
                 rule="law",
                 reason=phrases.law(
-                    segment.name, row_s, busy_workers, target, knob.value
+                    segment.name, row_s, busy_workers, rate=target, workers=knob.value
                 ),
                 expected=min(target / self.rate, workers / knob.value),
                 evidence=self._evidence(segment, target),

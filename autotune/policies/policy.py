@@ -85,7 +85,7 @@ class KnobView:
         """Return the present state of a knob."""
         value = knob.value
         if isinstance(value, str):
-            return cls(0, 0, 0, knob.tunable, value, knob.choices)
+            return cls(0, 0, 0, knob.tunable, kind=value, choices=knob.choices)
         return cls(value, knob.lower, knob.upper, knob.tunable)
 
 
