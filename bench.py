@@ -93,19 +93,19 @@ def face_of(target: str, batch_size: int) -> Any:
     return make()
 
 
-def settings_of(found: Explanation) -> list[tuple[int, int, str] | None]:
+def settings_of(explanation: Explanation) -> list[tuple[int, int, str] | None]:
     """Return what the tuner may change of each stage: None where the trainer loads."""
     return [
         None
         if stage.executor == "inline"
         else (stage.num_parallel_workers, stage.prefetch_size, stage.executor)
-        for stage in found.stages
+        for stage in explanation.stages
     ]
 
 
 def rate_of(
     face: Any,
-    doing: str,
+    description: str,
     *,
     seconds: float,
     last_s: float,
@@ -113,7 +113,7 @@ def rate_of(
     progress: Progress,
 ) -> float:
     """Train for some seconds; return the samples per second over the last of them."""
-    task = progress.add_task(doing, total=seconds)
+    task = progress.add_task(description, total=seconds)
     begun_s = time.perf_counter()
     since_s, rows = 0.0, 0
     for batch in endless(face):

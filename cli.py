@@ -67,9 +67,9 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def show_version(asked: bool) -> None:  # noqa: FBT001 typer calls it so
+def show_version(version: bool) -> None:  # noqa: FBT001 typer calls it so
     """Print the version and exit, if asked to."""
-    if asked:
+    if version:
         print(f"penstock {__version__}")
         raise typer.Exit
 
@@ -122,11 +122,11 @@ SPREAD = typer.Option(
 )
 
 
-def busy(doing: str) -> AbstractContextManager[object]:
+def busy(status: str) -> AbstractContextManager[object]:
     """Show what is running on a terminal, until the `with` ends."""
     from rich.console import Console
 
-    return Console(stderr=True).status(doing)
+    return Console(stderr=True).status(status)
 
 
 @app.command()

@@ -652,18 +652,18 @@ def _behind(window: Window) -> list[CacheStatistics]:
     ]
 
 
-def found_gain(seen: Observation, number: int, sample_bytes: float) -> float:
+def found_gain(observation: Observation, number: int, sample_bytes: float) -> float:
     """Return how many times as fast training is, at most, if each sample is found.
 
     `number` is that of the cache, or of the operation before it.
     """
-    parts = busiest(seen).parts
+    parts = busiest(observation).parts
     left_s = sum(
         (p.run_s_per_row for p in parts if phrases.number_of(p.name) > number),
         start=found_s(sample_bytes),
     )
     times = ratio(sum(part.run_s_per_row for part in parts), left_s)
-    return min(times, headspace_of(lost_share(seen)))
+    return min(times, headspace_of(lost_share(observation)))
 
 
 def _of_fused(window: Window) -> tuple[str, ...]:

@@ -220,12 +220,12 @@ class AutotuneLog:
             self._catch_up()
 
     def spent(
-        self, trained: TrainerObservation, time_s: float, event: str = ""
+        self, trainer: TrainerObservation, time_s: float, event: str = ""
     ) -> None:
         """Write what the trainer has done in all: reports have no other figures.
 
         Args:
-            trained: what it did since tuning began.
+            trainer: what it did since tuning began.
             time_s: now.
             event: what follows: a decision, a verdict or the end. If nothing does, it
                 is written only where a curve of all of the run would show it.
@@ -239,9 +239,9 @@ class AutotuneLog:
                 "time_s": time_s,
                 "event": "spent",
                 "before": event,
-                "rows": trained.rows,
-                "wait_s": trained.wait_s,
-                "gap_s": trained.gap_s,
+                "rows": trainer.rows,
+                "wait_s": trainer.wait_s,
+                "gap_s": trainer.gap_s,
             }
         )
 

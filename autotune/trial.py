@@ -134,14 +134,14 @@ def measured(windows: tuple[Observation, ...]) -> Measure:
     )
 
 
-def arrived(seen: Observation, decisions: tuple[Decision, ...]) -> bool:
+def arrived(window: Observation, decisions: tuple[Decision, ...]) -> bool:
     """Whether the decided kinds of workers are in force, and the old ones have left."""
     kinds = {d.operator: d.new for d in decisions if d.knob == "executor"}
-    segments = [segment for segment in seen.segments if segment.name in kinds]
+    segments = [segment for segment in window.segments if segment.name in kinds]
     there = all(s.rows > 0 and s.executor == kinds[s.name] for s in segments)
-    none_moving = not any(segment.moving for segment in seen.segments)
+    none_moving = not any(segment.moving for segment in window.segments)
     hosts = (d.new for d in decisions if d.knob == "host")
-    return there and none_moving and all(host == seen.host for host in hosts)
+    return there and none_moving and all(host == window.host for host in hosts)
 
 
 class Verdict(Enum):

@@ -85,50 +85,50 @@ MAX_HEADSPACE = 1000.0
 PATIENCE_S = 2.0
 
 
-def outbox(seen: Observation) -> ConnectorObservation:
+def outbox(observation: Observation) -> ConnectorObservation:
     """Return the connector before the trainer: the last segment's output."""
-    return seen.segments[-1].output
+    return observation.segments[-1].output
 
 
-def own_s(seen: Observation) -> float:
+def own_s(observation: Observation) -> float:
     """Return the seconds of the trainer's own part of a step."""
-    return ratio(seen.trainer.gap_s, seen.trainer.steps)
+    return ratio(observation.trainer.gap_s, observation.trainer.steps)
 
 
-def wait_share(seen: Observation) -> float:
+def wait_share(observation: Observation) -> float:
     """Return the exposed wait as a share of the step, 0 to 1.
 
     If the trainer's clock shows nothing of the window yet, because it lies within one
     long step, return the share of the window with nothing to hand over.
     """
-    clock_s = seen.trainer.wait_s + seen.trainer.gap_s
-    return seen.trainer.wait_share if clock_s > 0 else outbox(seen).empty
+    clock_s = observation.trainer.wait_s + observation.trainer.gap_s
+    return observation.trainer.wait_share if clock_s > 0 else outbox(observation).empty
 
 
-def lost_share(seen: Observation) -> float:
+def lost_share(observation: Observation) -> float:
     """Return the share of the step, 0 to 1, that loading costs.
 
     This is the exposed wait, and by how much loading lengthens the trainer's own part.
     """
-    return 1.0 - (1.0 - wait_share(seen)) / seen.slowdown
+    return 1.0 - (1.0 - wait_share(observation)) / observation.slowdown
 
 
-def slowed_share(seen: Observation) -> float:
+def slowed_share(observation: Observation) -> float:
     """Return the share of the step by which loading lengthens the trainer's own part.
 
     It is 0 if that is not certain, or less than `MIN_GROWTH` in observation.py.
     """
-    return lost_share(seen) - wait_share(seen)
+    return lost_share(observation) - wait_share(observation)
 
 
-def starving(seen: Observation) -> bool:
+def starving(observation: Observation) -> bool:
     """Whether the trainer waits so long that steps are few."""
-    return wait_share(seen) > STARVED
+    return wait_share(observation) > STARVED
 
 
-def always_ready(seen: Observation) -> bool:
+def always_ready(observation: Observation) -> bool:
     """Whether a batch is there all the time: a wait is for the hand-over then."""
-    return outbox(seen).empty < NEVER_EMPTY
+    return outbox(observation).empty < NEVER_EMPTY
 
 
 def busy(segment: SegmentObservation) -> float:
@@ -136,22 +136,24 @@ def busy(segment: SegmentObservation) -> float:
     return ratio(segment.run_s, segment.worker_s)
 
 
-def held_back(seen: Observation, segment: SegmentObservation) -> float:
+def held_back(observation: Observation, segment: SegmentObservation) -> float:
     """Return the share of their time that workers may not work further ahead.
 
     The time that they wait for memory is not part of it: a longer queue needs more. Nor
     is the time before a loop's first batch: other workers may not have begun yet. What
     processes have finished may wait until the trainer comes for it.
     """
-    begins_s = seen.trainer.first_s * segment.num_parallel_workers
-    held_s = idle_s(seen, segment) - segment.wait_memory_s - begins_s
+    begins_s = observation.trainer.first_s * segment.num_parallel_workers
+    held_s = idle_s(observation, segment) - segment.wait_memory_s - begins_s
     return max(0.0, ratio(held_s, segment.worker_s))
 
 
-def idle_s(seen: Observation, segment: SegmentObservation) -> float:
+def idle_s(observation: Observation, segment: SegmentObservation) -> float:
     """Return the worker-seconds that workers may not work further ahead."""
     # Between short tasks, processes are idle because handing over takes long.
-    if segment.executor == "process" and segment.lease_s >= MANY_STEPS * own_s(seen):
+    if segment.executor == "process" and (
+        segment.lease_s >= MANY_STEPS * own_s(observation)
+    ):
         return segment.worker_s - segment.run_s - segment.wait_input_s
     return segment.wait_credit_s
 
@@ -177,64 +179,68 @@ def in_line(segment: SegmentObservation) -> float:
     return 0.0 if few or short else ratio(segment.lined, segment.looked)
 
 
-def take_turns(seen: Observation, segment: SegmentObservation) -> bool:
+def take_turns(observation: Observation, segment: SegmentObservation) -> bool:
     """Whether a segment's threads take turns at the GIL."""
-    return segment.executor == "thread" and (seen.gil_held or 0.0) >= GIL_HELD
+    return segment.executor == "thread" and (observation.gil_held or 0.0) >= GIL_HELD
 
 
-def busy_cores(seen: Observation) -> float:
+def busy_cores(observation: Observation) -> float:
     """Return the cores that loading keeps busy, hand-overs included.
 
     What the trainer's process does besides its workers may be the trainer's own work,
     except while the trainer waits.
     """
-    waits = wait_share(seen) >= MOSTLY
-    return max(seen.cpu_cores, seen.used_cores if waits else 0.0)
+    waits = wait_share(observation) >= MOSTLY
+    return max(observation.cpu_cores, observation.used_cores if waits else 0.0)
 
 
-def cores_used(seen: Observation, budget: Budget, share: float = CPU_USED) -> bool:
+def cores_used(
+    observation: Observation, budget: Budget, share: float = CPU_USED
+) -> bool:
     """Whether loading keeps this share of the cores busy: by default, all of them."""
-    return busy_cores(seen) >= share * budget.cpu_cores
+    return busy_cores(observation) >= share * budget.cpu_cores
 
 
-def no_core_free(seen: Observation, budget: Budget) -> bool:
+def no_core_free(observation: Observation, budget: Budget) -> bool:
     """Whether loading and training together keep all cores busy."""
-    return seen.used_cores >= CPU_USED * budget.cpu_cores
+    return observation.used_cores >= CPU_USED * budget.cpu_cores
 
 
-def waits_elsewhere(seen: Observation, segment: SegmentObservation) -> bool:
+def waits_elsewhere(observation: Observation, segment: SegmentObservation) -> bool:
     """Whether workers mostly wait, and for nothing that they hold themselves."""
     waits = segment.cpu_s + segment.queued_s < MOSTLY * segment.run_s
-    alone = in_line(segment) < MOSTLY and not take_turns(seen, segment)
+    alone = in_line(segment) < MOSTLY and not take_turns(observation, segment)
     return waits and alone and segment.run_s_per_row >= LONG_WAIT_S
 
 
-def outlasts(seen: Observation, segment: SegmentObservation) -> bool:
+def outlasts(observation: Observation, segment: SegmentObservation) -> bool:
     """Whether a lease takes longer than the steps of all batches ahead.
 
     More workers do not help then, though a sample may take less than a step. Of worker
     processes, each makes a batch of its own.
     """
-    step_s, shared = own_s(seen), segment.executor not in ("process", "inline")
+    step_s, shared = own_s(observation), segment.executor not in ("process", "inline")
     long = segment.lease_s >= segment.prefetch_size * step_s
     return shared and long and segment.run_s_per_row < step_s
 
 
-def rows_in(seen: Observation, budget: Budget) -> int:
+def rows_in(observation: Observation, budget: Budget) -> int:
     """Return the rows of all batches that the memory budget has room for; 0: unknown.
 
     Workers beyond that find no row to make.
     """
-    fits = budget.memory_bytes // seen.batch_bytes if seen.batch_bytes else 0
-    return int(fits * ratio(seen.trainer.rows, seen.trainer.steps))
+    fits = (
+        budget.memory_bytes // observation.batch_bytes if observation.batch_bytes else 0
+    )
+    return int(fits * ratio(observation.trainer.rows, observation.trainer.steps))
 
 
-def collate_s(seen: Observation, segment: SegmentObservation) -> float:
+def collate_s(observation: Observation, segment: SegmentObservation) -> float:
     """Return the seconds of a step that the trainer collates, if most of its wait.
 
     Only worker processes can do that for it.
     """
-    trainer = seen.trainer
+    trainer = observation.trainer
     spent_s = trainer.collate_s
     if segment.executor == "inline" and len(segment.parts) > 1:
         spent_s = segment.parts[-1].run_s_per_row * trainer.rows
@@ -328,14 +334,14 @@ def headspace_of(share: float) -> float:
     return min(MAX_HEADSPACE, ratio(1.0, 1.0 - share) or MAX_HEADSPACE)
 
 
-def needed_workers(seen: Observation, segment: SegmentObservation) -> float:
+def needed_workers(observation: Observation, segment: SegmentObservation) -> float:
     """Return the workers that keep up with the trainer: demand times seconds a row.
 
     It is infinite for a loop that does next to nothing with its batches: no number says
     anything of it.
     """
-    workers = demand_rows_per_s(seen) * segment.run_s_per_row
-    short = ratio(seen.trainer.gap_s, seen.trainer.steps) < SHORT_STEP_S
+    workers = demand_rows_per_s(observation) * segment.run_s_per_row
+    short = ratio(observation.trainer.gap_s, observation.trainer.steps) < SHORT_STEP_S
     return workers if workers < (HIGH if short else COUNTLESS) else inf
 
 
@@ -367,26 +373,26 @@ def busiest(observation: Observation) -> SegmentObservation:
     return max(observation.segments, key=burden)
 
 
-def needed_prefetch(seen: Observation, segment: SegmentObservation) -> int:
+def needed_prefetch(observation: Observation, segment: SegmentObservation) -> int:
     """Return the batches ahead while whose steps the longest samples are made.
 
     It is at least twice the present number, and at most eight times that.
     """
     present = segment.prefetch_size
-    bridging = ceil(min(ratio(segment.lease_s, own_s(seen)), 8 * present)) + 1
+    bridging = ceil(min(ratio(segment.lease_s, own_s(observation)), 8 * present)) + 1
     return min(max(2 * present, bridging), 8 * present)
 
 
-def fitting(seen: Observation, budget: Budget, present: int, wanted: int) -> int:
+def fitting(observation: Observation, budget: Budget, present: int, target: int) -> int:
     """Return as many of the wanted batches ahead as the memory budget has room for.
 
     Of what does not fit, half is left out, and half again; at last, the present number
     is left.
     """
-    room = budget.memory_bytes - seen.held_bytes
-    while wanted > present and (wanted - present) * seen.batch_bytes > room:
-        wanted -= (wanted - present + 1) // 2
-    return max(present, wanted)
+    room = budget.memory_bytes - observation.held_bytes
+    while target > present and (target - present) * observation.batch_bytes > room:
+        target -= (target - present + 1) // 2
+    return max(present, target)
 
 
 def whole(windows: tuple[Observation, ...]) -> Observation:

@@ -492,10 +492,10 @@ def remembered(
     return curves
 
 
-def current(curves: dict[str, Curve], seen: Observation) -> dict[str, Curve]:
+def current(curves: dict[str, Curve], window: Observation) -> dict[str, Curve]:
     """Return the curves whose rate for the present number is still the rate."""
-    rate = ratio(1.0, cost_s(seen))
-    counts = {segment.name: segment.num_parallel_workers for segment in seen.segments}
+    rate = ratio(1.0, cost_s(window))
+    counts = {segment.name: segment.num_parallel_workers for segment in window.segments}
     return {
         name: curve
         for name, curve in curves.items()

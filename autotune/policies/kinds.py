@@ -80,7 +80,7 @@ class Kinds:
     pasts: Mapping[tuple[KnobKey, str], Past] = field(default_factory=dict)
 
     def learned(
-        self, outcomes: tuple[DecisionOutcome, ...], seen: Observation
+        self, outcomes: tuple[DecisionOutcome, ...], window: Observation
     ) -> Kinds:
         """Add the results of changes of kind."""
         pasts = dict(self.pasts)
@@ -91,8 +91,8 @@ class Kinds:
                 old, new = outcome.before.rows_per_s, outcome.after.rows_per_s
                 change = (ratio(old, new) if kept else ratio(new, old)) - 1.0
                 trials = pasts[key].trials + 1 if key in pasts else 1
-                cpu_s = _cpu_s(seen, decision.operator)
-                pasts[key] = Past(change, trials, seen.time_s, cpu_s)
+                cpu_s = _cpu_s(window, decision.operator)
+                pasts[key] = Past(change, trials, window.time_s, cpu_s)
         return Kinds(pasts)
 
     def other_executor(self, situation: Situation) -> Iterator[Decision]:
@@ -289,10 +289,10 @@ def _of_threads(situation: Situation, segment: SegmentObservation) -> str | None
 
 
 def other_kind(
-    seen: Observation,
+    window: Observation,
     segment: SegmentObservation,
     choices: tuple[str, ...],
-    lost: frozenset[str],
+    losers: frozenset[str],
 ) -> str | None:
     """Return the kind to try instead, or None if no other is available.
 
@@ -300,11 +300,13 @@ def other_kind(
     """
     alternatives = {"inline": ("thread", "process"), "thread": ("process",)}
     kinds = alternatives.get(segment.executor, ("thread",))
-    if "process" in lost or (lost and segment.executor == "process"):
+    if "process" in losers or (losers and segment.executor == "process"):
         return None
-    if collate_s(seen, segment):
+    if collate_s(window, segment):
         kinds = kinds[::-1]
-    return next((kind for kind in kinds if kind in choices and kind not in lost), None)
+    return next(
+        (kind for kind in kinds if kind in choices and kind not in losers), None
+    )
 
 
 def _of_trainer(

@@ -193,14 +193,14 @@ class PerRegime(Generic[M]):
 
     Args:
         policy: the policy to run.
-        found: values of an earlier run, for each regime.
+        values: of an earlier run, for each regime.
     """
 
     def __init__(
-        self, policy: Policy[M], found: Mapping[str, Values] | None = None
+        self, policy: Policy[M], values: Mapping[str, Values] | None = None
     ) -> None:
         self._policy = policy
-        self._values = found or {}
+        self._values = values or {}
 
     def start(self) -> Regimes[M]:
         return Regimes("", {}, self._values)
@@ -276,8 +276,8 @@ class Backoffs:
     def learned(
         self,
         outcomes: tuple[DecisionOutcome, ...],
-        seen: Observation,
-        changed: Collection[str] = (),
+        window: Observation,
+        operators: Collection[str] = (),
     ) -> Backoffs:
         """Return the backoffs after these outcomes, without those of other loads.
 
@@ -286,24 +286,24 @@ class Backoffs:
 
         Args:
             outcomes: of the decisions that were judged since.
-            seen: the latest window.
-            changed: operators whose workers are of another kind now.
+            window: the latest one.
+            operators: those whose workers are of another kind now.
         """
-        loads = smoothed(self.loads, seen)
+        loads = smoothed(self.loads, window)
         gains = {outcome.decision.key for outcome in outcomes if gained(outcome)}
         backoffs = {
             (backoff.key, backoff.upward): backoff
             for backoff in self.all
             if backoff.stands(loads)
-            and backoff.key[0] not in changed
+            and backoff.key[0] not in operators
             # A gain elsewhere moves the bottleneck, perhaps to where more was useless.
             and not (backoff.upward and gains - {backoff.key})
         }
         for outcome in outcomes:
-            backoff = backoff_of(outcome, backoffs, loads, seen.time_s)
+            backoff = backoff_of(outcome, backoffs, loads, window.time_s)
             if backoff is not None:
                 backoffs[backoff.key, backoff.upward] = backoff
-        return Backoffs(tuple(backoffs.values()), loads, seen.time_s)
+        return Backoffs(tuple(backoffs.values()), loads, window.time_s)
 
     def allows(self, key: KnobKey, value: int) -> bool:
         """Whether no backoff rules out this value."""
@@ -334,7 +334,7 @@ NO_BACKOFFS = Backoffs()
 
 def backoff_of(
     outcome: DecisionOutcome,
-    known: Mapping[tuple[KnobKey, bool], Backoff],
+    backoffs: Mapping[tuple[KnobKey, bool], Backoff],
     loads: Loads,
     now_s: float,
 ) -> Backoff | None:
@@ -347,7 +347,7 @@ def backoff_of(
         return None
     upward, limit = decision.added > 0 and not kept, old + 1 if kept else old
     tried, failures = old if kept else decision.new, 1
-    before = known.get((decision.key, upward))
+    before = backoffs.get((decision.key, upward))
     if before is not None and before.limit == limit and not kept:
         tried = min(tried, before.tried) if upward else max(tried, before.tried)
         failures = before.failures + 1  # it lasts twice as long
@@ -374,14 +374,16 @@ def drifted(then: float, now: float, factor: float = DRIFT) -> bool:
     return then > 0 and now > 0 and not 1 / factor <= now / then <= factor
 
 
-def smoothed(before: Loads, seen: Observation) -> Loads:
+def smoothed(before: Loads, window: Observation) -> Loads:
     """Return the loads updated by a window; one without information changes none.
 
     A segment's queue has its segment's load.
     """
-    now = {TRAINER: 0.0 if wait_share(seen) > INSATIABLE else demand_rows_per_s(seen)}
-    now[RATE] = ratio(1.0, cost_s(seen))
-    for segment in seen.segments:
+    now = {
+        TRAINER: 0.0 if wait_share(window) > INSATIABLE else demand_rows_per_s(window)
+    }
+    now[RATE] = ratio(1.0, cost_s(window))
+    for segment in window.segments:
         for name in {segment.name, segment.queue_name}:
             now[name] = now.get(name, 0.0) + segment.run_s_per_row
     loads = {name: before.get(name, load) for name, load in now.items() if load > 0}

@@ -250,19 +250,19 @@ class Course:
         )
 
 
-def course_of(seen: Recorded) -> Course | None:
+def course_of(pipeline: Recorded) -> Course | None:
     """Return the figures of one pipeline on one rank; None if no step ended."""
-    if not seen.points or not seen.points[-1].whole_s:
+    if not pipeline.points or not pipeline.points[-1].whole_s:
         return None
-    origin, last, verdicts = Spent(0.0), seen.points[-1], seen.told[-1:]
-    bounds = _bounds([origin, *seen.points], last)
+    origin, last, verdicts = Spent(0.0), pipeline.points[-1], pipeline.told[-1:]
+    bounds = _bounds([origin, *pipeline.points], last)
     if verdicts and verdicts[0]["time_s"] == last.time_s:
         start = last.since(origin.more(verdicts[0]["trainer"], 0.0))
-        before = [p for p in seen.points if p.whole_s < start.whole_s]
+        before = [p for p in pipeline.points if p.whole_s < start.whole_s]
         bounds = [*_bounds([origin, *before, start], last), last]
     intervals = [after.since(before) for before, after in pairwise(bounds)]
-    over = seen.end or seen.torchs
-    return Course(seen, intervals, "at the end" if over else "most recently")
+    over = pipeline.end or pipeline.torchs
+    return Course(pipeline, intervals, "at the end" if over else "most recently")
 
 
 def _bounds(points: list[Spent], last: Spent) -> list[Spent]:

@@ -107,22 +107,22 @@ def _tuned(pipeline: Recorded) -> Iterator[str]:
         yield f"set by hand: {line}"
 
 
-def why_none(seen: Recorded) -> str:
+def why_none(pipeline: Recorded) -> str:
     """Return why nothing is to be done next, or nothing yet; empty if something is."""
-    if seen.told[-1]["advice"]:
+    if pipeline.told[-1]["advice"]:
         return ""
-    if count := len(seen.unjudged):
+    if count := len(pipeline.unjudged):
         changes = "one change was" if count == 1 else f"{count} changes were"
-        if seen.end is None:
+        if pipeline.end is None:
             return f"{changes} not judged; let it train on."
         return (
             f"{changes} not judged when training ended; train for longer, or begin the"
             " next run with the last values: load_autotune(...)."
         )
-    if seen.told[-1]["verdict"] == "not input-bound":
+    if pipeline.told[-1]["verdict"] == "not input-bound":
         return "nothing here: loading keeps up with the trainer."
-    if seen.verdicts and seen.points and seen.points[-1].whole_s < SHORT_S:
-        tuned_s = seen.points[-1].whole_s
+    if pipeline.verdicts and pipeline.points and pipeline.points[-1].whole_s < SHORT_S:
+        tuned_s = pipeline.points[-1].whole_s
         return f"train for longer: autotune had only {tuned_s:.0f} s to try things."
     return "nothing is known that would help; the cause above says what binds."
 
@@ -142,14 +142,14 @@ def bar(share: float) -> str:
     return "#" * marks + "." * (BAR - marks)
 
 
-def stages_of(seen: Recorded) -> list[Row]:
+def stages_of(pipeline: Recorded) -> list[Row]:
     """Return the stages of the last verdict, with what is known of them since then.
 
     They have the workers that are there now. `now` has how the stage's workers spent
     their time in the last window, and how full its output was, or is None; `blamed`
     says whether the stage is the bottleneck.
     """
-    verdict, values = seen.told[-1], seen.values
+    verdict, values = pipeline.told[-1], pipeline.values
     now = {
         row["name"]: {
             "cpu": ratio(row["cpu_s"], row["worker_s"]),
@@ -158,7 +158,7 @@ def stages_of(seen: Recorded) -> list[Row]:
                 1.0, ratio(row["output"]["occupancy"], row["output"]["capacity"])
             ),
         }
-        for row in seen.segments
+        for row in pipeline.segments
     }
     stages: list[Row] = []
     for stage in verdict["stages"]:
@@ -169,9 +169,9 @@ def stages_of(seen: Recorded) -> list[Row]:
     return stages
 
 
-def picture(seen: Recorded) -> Iterator[str]:
+def picture(pipeline: Recorded) -> Iterator[str]:
     """Draw the pipeline: one line for each stage, and the connectors after them."""
-    stages = stages_of(seen)
+    stages = stages_of(pipeline)
     width = max((len(stage["name"]) for stage in stages), default=0)
     for stage in stages:
         yield (
@@ -181,7 +181,7 @@ def picture(seen: Recorded) -> Iterator[str]:
         )
         if stage["now"]:
             yield f"  {'':<{width}}  v connector [{bar(stage['now']['output'])}]"
-    yield f"  trainer waits [{bar(seen.told[-1]['wait_share'])}]"
+    yield f"  trainer waits [{bar(pipeline.told[-1]['wait_share'])}]"
 
 
 class Moment(NamedTuple):
@@ -197,10 +197,12 @@ class Moment(NamedTuple):
     kind: str
 
 
-def moments(seen: Recorded) -> list[Moment]:
+def moments(pipeline: Recorded) -> list[Moment]:
     """Return what was changed, in order of time."""
-    changes = [Moment(r["time_s"], _change(r), r["reason"], "kept") for r in seen.moves]
-    for decision, row in seen.judged:
+    changes = [
+        Moment(r["time_s"], _change(r), r["reason"], "kept") for r in pipeline.moves
+    ]
+    for decision, row in pipeline.judged:
         before, after = row["before"], row["after"]
         text = (
             f"{_change(row)},"
@@ -209,23 +211,25 @@ def moments(seen: Recorded) -> list[Moment]:
         )
         kind = "kept" if row["kept"] else "taken back"
         changes.append(Moment(decision["time_s"], text, decision["reason"], kind))
-    for row in seen.unjudged.values():
+    for row in pipeline.unjudged.values():
         text = f"{_change(row)}, not judged yet"
         changes.append(Moment(row["time_s"], text, row["reason"], "open"))
-    for time_s, regime in seen.regimes[1:]:
+    for time_s, regime in pipeline.regimes[1:]:
         changes.append(Moment(time_s, f"from here on {regime}", "", "batches"))
     return sorted(changes)
 
 
-def changed(seen: Recorded) -> Iterator[str]:
+def changed(pipeline: Recorded) -> Iterator[str]:
     """Yield what was changed, and with which effect, a line each."""
-    stays = [moment.text for moment in moments(seen) if moment.kind in ("kept", "open")]
+    stays = [
+        moment.text for moment in moments(pipeline) if moment.kind in ("kept", "open")
+    ]
     if not stays:
         yield "changed: nothing; it was as good as could be found, or had no time"
     if len(stays) > MAX_CHANGES:
         yield f"changed: {len(stays) - MAX_CHANGES} times before; the log has them all"
     yield from (f"changed: {text}" for text in stays[-MAX_CHANGES:])
-    if rollbacks := sum(not row["kept"] for _, row in seen.judged):
+    if rollbacks := sum(not row["kept"] for _, row in pipeline.judged):
         yield f"tried and taken back: {rollbacks}"
 
 
@@ -233,13 +237,13 @@ def _change(row: Row) -> str:
     return f"{row['op']}: {row['knob']} {row['old']} -> {row['new']}"
 
 
-def settings(seen: Recorded) -> Iterator[str]:
+def settings(pipeline: Recorded) -> Iterator[str]:
     """Yield the lines of code that set by hand what was judged, not what is tried."""
-    before = {key: row["old"] for key, row in seen.unjudged.items()}
-    values = {**seen.values, **before}
-    stages = stages_of(replace(seen, values=values))
+    before = {key: row["old"] for key, row in pipeline.unjudged.items()}
+    values = {**pipeline.values, **before}
+    stages = stages_of(replace(pipeline, values=values))
     sizes = [int(size) for (_, knob), size in values.items() if knob == "prefetch_size"]
-    if seen.told[-1].get("face") == "DataLoader":
+    if pipeline.told[-1].get("face") == "DataLoader":
         workers, ahead = stages[0]["num_parallel_workers"], stages[0]["prefetch_size"]
         factor = ceil(max(sizes, default=ahead) / workers)
         arguments = f"num_workers={workers}, prefetch_factor={factor}"
