@@ -153,14 +153,14 @@ class ArrayRowReader:
             places = [whole.indices[at] for at in places]
             whole = whole.dataset
         columns = columns_of(whole) or ()  # the dataset may have replaced them
-        wanted = np.array(places)  # the plan's own array is read-only
-        if columns and wanted.dtype == np.int64 and wanted.ndim == 1 and len(wanted):
+        rows = np.array(places)  # the plan's own array is read-only
+        if columns and rows.dtype == np.int64 and rows.ndim == 1 and len(rows):
             length = min(map(len, columns))
-            if wanted.min() >= 0 and wanted.max() < length:
+            if rows.min() >= 0 and rows.max() < length:
                 single = not isinstance(whole, TensorDataset | StackDataset)
-                stacked = whole.datasets if type(whole) is StackDataset else None
-                keys = tuple(stacked) if isinstance(stacked, dict) else None
-                return ArrayRows(columns, wanted, single, keys)
+                members = whole.datasets if type(whole) is StackDataset else None
+                keys = tuple(members) if isinstance(members, dict) else None
+                return ArrayRows(columns, rows, single, keys)
         return [self.dataset[index] for index in indices]  # one by one, as for any
 
 
@@ -168,8 +168,8 @@ def columns_of(dataset: Any) -> tuple[Column, ...] | None:
     """Return the arrays whose rows are the samples of a dataset, or None."""
     kind = type(dataset)
     if kind in (TensorDataset, StackDataset):
-        stacked = dataset.tensors if kind is TensorDataset else dataset.datasets
-        columns = tuple(stacked.values() if isinstance(stacked, dict) else stacked)
+        members = dataset.tensors if kind is TensorDataset else dataset.datasets
+        columns = tuple(members.values() if isinstance(members, dict) else members)
         return columns if columns and all(map(is_column, columns)) else None
     return (dataset,) if is_column(dataset) else None
 

@@ -179,13 +179,13 @@ class Buffers:
         without workers: one batch after another, in order, when it is requested.
         """
         plan, buffer = in_flight.plan, in_flight.buffer
-        made: Finished | FailedBatch | None = in_flight.made
-        if made is not None:  # a worker elsewhere has done all of this
-            return made
+        batch: Finished | FailedBatch | None = in_flight.made
+        if batch is not None:  # a worker elsewhere has done all of this
+            return batch
         if not in_flight.whole:
-            kept = Finished(buffer.collect(()), tuple(in_flight.failures))
+            part = Finished(buffer.collect(()), tuple(in_flight.failures))
             in_flight.failures.clear()
-            return kept
+            return part
         # The error that cut an iterable short was raised already, unless substituted.
         failures = sorted(
             (f for f in in_flight.failures if self.substitute or not f.cut_short),
@@ -379,10 +379,10 @@ def collate_by_default(samples: list[Any]) -> Any:
     In a worker process, torch stacks tensors into shared memory. That refuses those of
     a graph, and rounds a batch of several types to the first one's.
     """
-    known = torchs.default_collate_fn_map
-    if get_worker_info() is None or known[torch.Tensor] is not torchs.collate_tensor_fn:
+    rules = torchs.default_collate_fn_map
+    if get_worker_info() is None or rules[torch.Tensor] is not torchs.collate_tensor_fn:
         return torchs.default_collate(samples)  # type: ignore[no-untyped-call]
-    return torchs.collate(samples, collate_fn_map={**known, torch.Tensor: _stacked})
+    return torchs.collate(samples, collate_fn_map={**rules, torch.Tensor: _stacked})
 
 
 def is_default_unchanged() -> bool:
@@ -392,16 +392,16 @@ def is_default_unchanged() -> bool:
     is imported; such samples have no layout.
     """
     return all(
-        each.__module__ == torchs.__name__
-        for known, each in torchs.default_collate_fn_map.items()
-        if isinstance(known, tuple)
-        or issubclass(known, LAID_OUT)
-        or any(issubclass(kind, known) for kind in LAID_OUT)
+        function.__module__ == torchs.__name__
+        for key, function in torchs.default_collate_fn_map.items()
+        if isinstance(key, tuple)
+        or issubclass(key, LAID_OUT)
+        or any(issubclass(kind, key) for kind in LAID_OUT)
     )
 
 
 def _stacked(tensors: Sequence[torch.Tensor], **how: Any) -> torch.Tensor:
     if tensors[0].is_nested or tensors[0].layout is not torch.strided:
-        refused: torch.Tensor = torchs.collate_tensor_fn(tensors, **how)
-        return refused
+        batch: torch.Tensor = torchs.collate_tensor_fn(tensors, **how)
+        return batch
     return torch.stack(list(tensors))

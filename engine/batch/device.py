@@ -77,7 +77,7 @@ def checked(
     if normalize is None:
         return None
     try:
-        mean, std = (tuple(map(float, each)) for each in normalize)
+        mean, std = (tuple(map(float, values)) for values in normalize)
     except (TypeError, ValueError):
         mean, std = (), ()
     check(
@@ -96,7 +96,7 @@ class ToDevice:
         self._stage = stage
         self._scale = self._shift = torch.empty(0)
         if stage.normalize is not None and stage.device.type != "meta":
-            mean, std = (torch.tensor(each) for each in stage.normalize)
+            mean, std = (torch.tensor(values) for values in stage.normalize)
             # Cast on the host: only the copy is issued then, and it is done on return.
             self._scale = (1 / (255 * std)).to(stage.dtype).to(stage.device)
             self._shift = (-mean / std).to(stage.dtype).to(stage.device)
@@ -118,7 +118,7 @@ class ToDevice:
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal any_images
-            moved = (
+            moved_tensor = (
                 carry(tensor) if carry else tensor.to(stage.device, non_blocking=True)
             )
             # `uint8 [N, H, W, C]`, with the channels to normalise
@@ -129,21 +129,21 @@ class ToDevice:
                 and tensor.shape[-1] == channels
             )
             any_images = any_images or is_image
-            return self._normalized(moved) if is_image else moved
+            return self._normalized(moved_tensor) if is_image else moved_tensor
 
-        moved = map_tensors(data, move)
+        batch = map_tensors(data, move)
         if channels and not any_images:
             raise SpecError(
                 "to_device(normalize=...) found no images in the batch, uint8"
                 f" [N, H, W, {channels}]; leave it out, or batch images as decoded"
             )
-        return moved
+        return batch
 
     def _normalized(self, images: torch.Tensor) -> torch.Tensor:
         """Return `[N, C, H, W]`, (x / 255 - mean) / deviation."""
         floats = images.to(self._stage.dtype).mul_(self._scale).add_(self._shift)
-        permuted = floats.permute(0, 3, 1, 2)  # a view: channels last in memory
-        return permuted if self._stage.channels_last else permuted.contiguous()
+        view = floats.permute(0, 3, 1, 2)  # channels last in memory
+        return view if self._stage.channels_last else view.contiguous()
 
 
 def in_parts(data: Any, count: int) -> list[Any]:
@@ -183,9 +183,9 @@ def map_tensors(
     if isinstance(data, torch.Tensor):
         return change(data)
     if isinstance(data, dict):
-        moved = copy.copy(data)  # keeps its type, as default_collate does
-        moved.update({k: map_tensors(v, change, other) for k, v in data.items()})
-        return moved
+        mapping = copy.copy(data)  # keeps its type, as default_collate does
+        mapping.update({k: map_tensors(v, change, other) for k, v in data.items()})
+        return mapping
     if isinstance(data, list):
         items = copy.copy(data)  # keeps what else a list of the user's own holds
         items[:] = [map_tensors(value, change, other) for value in data]

@@ -201,8 +201,8 @@ class NumberLeaf(Leaf):
 
     def together(self, samples: Sequence[Any], allocate: Allocate) -> Any:  # noqa: ARG002
         # Copied, because memory that numpy owns cannot be resized.
-        made: NDArray[Any] = self._array(samples).astype(self.kind, copy=False)
-        return torch.from_numpy(made).clone()
+        array: NDArray[Any] = self._array(samples).astype(self.kind, copy=False)
+        return torch.from_numpy(array).clone()
 
     def _array(self, samples: Sequence[Any]) -> NDArray[Any]:
         """Return an array of them; numpy takes half the time if it knows the dtype."""
@@ -228,7 +228,7 @@ class ScalarLeaf(ArrayLeaf):
     def write(self, memory: torch.Tensor, first: int, samples: Sequence[Any]) -> None:
         rows = memory.numpy()[first : first + len(samples)]
         if type(samples) is ArrayRows:
-            gather(samples, memory, first, rows.dtype, ())
+            gather(samples, memory, first, rows.dtype, shape=())
             return
         same(list(map(type, samples)), self.kind)
         rows[:] = np.fromiter(samples, rows.dtype, len(samples))
@@ -275,7 +275,7 @@ class Node(Layout):
         return all(member.solid for member in self.members)
 
     def open(self, rows: int, allocate: Allocate) -> Any:
-        return self._joined([each.open(rows, allocate) for each in self.members])
+        return self._joined([member.open(rows, allocate) for member in self.members])
 
     def write(self, memory: Any, first: int, samples: Sequence[Any]) -> None:
         for (member, part), column in zip(
@@ -285,7 +285,9 @@ class Node(Layout):
 
     def together(self, samples: Sequence[Any], allocate: Allocate) -> Any:
         columns = zip(self.members, self._columns(samples), strict=True)
-        return self._sealed([each.together(one, allocate) for each, one in columns])
+        return self._sealed(
+            [member.together(column, allocate) for member, column in columns]
+        )
 
     def read(self, memory: Any, row: int) -> Any:
         return self._joined([member.read(p, row) for member, p in self._parts(memory)])
@@ -336,8 +338,8 @@ class SequenceNode(Node):
         return columns
 
     def read(self, memory: Any, row: int) -> Any:
-        read = Node.read(self, memory, row)
-        return tuple(read) if self.kind is tuple else read
+        sample = Node.read(self, memory, row)
+        return tuple(sample) if self.kind is tuple else sample
 
     def _sealed(self, parts: list[Any]) -> Any:
         # default_collate returns columns of text as zip makes them.
@@ -377,17 +379,17 @@ class MappingNode(Node):
         if not isinstance(samples, TableRows) or samples.names != self.keys:
             return Node.together(self, samples, allocate)
         leaves = dict(zip(self.keys, self.members, strict=True))
-        made = dict.fromkeys(self.keys)
+        batch = dict.fromkeys(self.keys)
         for names, values in samples.blocks:
             kind = values.dtype.kind
             same([kind in PYTHONS[leaves[name].kind] for name in names], fact=True)
             # One call for all columns: each releases the GIL, and waits to get it back.
             whole = torch.from_numpy(values.astype(leaves[names[0]].kind))
             columns: Any = torch.unbind_copy(whole, 1)  # type: ignore[func-returns-value]
-            made |= zip(names, columns, strict=True)
+            batch |= zip(names, columns, strict=True)
         for name, column in samples.others.items():
-            made[name] = leaves[name].together(column, allocate)
-        return made
+            batch[name] = leaves[name].together(column, allocate)
+        return batch
 
     def _joined(self, parts: list[Any]) -> Any:
         return dict(zip(self.keys, parts, strict=True))
@@ -484,7 +486,7 @@ def size_of_all(samples: Sequence[Any], depth: int = DEEP) -> int:
     some = samples[:: -(-whole // MANY)] if whole > MANY else samples
     if set(map(type, some)) <= NUMBERS.keys():
         return SMALL * whole
-    return sum([size_of(each, depth) for each in some]) * whole // max(len(some), 1)
+    return sum([size_of(sample, depth) for sample in some]) * whole // max(len(some), 1)
 
 
 def size_of(sample: Any, depth: int = DEEP) -> int:
@@ -513,7 +515,7 @@ def _size_of(sample: Any, depth: int) -> int:
     elif isinstance(sample, Mapping):
         members = list(sample.values())
     elif is_dataclass(sample):
-        members = [getattr(sample, each.name) for each in fields(sample)]
+        members = [getattr(sample, field.name) for field in fields(sample)]
     else:
         return SMALL
     return size_of_all(members, depth - 1) if depth else 0

@@ -151,13 +151,13 @@ class EngineLock:
         core = self.core
         if core.unplanned is not None and core.head == core.next_step:
             raise core.unplanned
-        popped = core.pop(self.clock())
-        self.trainer_pops = popped is not None
+        entry = core.pop(self.clock())
+        self.trainer_pops = entry is not None
         try:
             self.wake()
         finally:
             self.trainer_pops = False
-        return popped
+        return entry
 
 
 class PartsMeter:
@@ -397,7 +397,7 @@ class Connector:
         # The meters of the current workers; guarded by the lock.
         self.meters: set[WorkerMeter] = set()
         self._waits_for: Wait | None = None
-        self._gone = WorkerReading()
+        self._past_reading = WorkerReading()
 
     # For workers
 
@@ -418,7 +418,7 @@ class Connector:
         with self.engine_lock.lock:
             if meter in self.meters:
                 self.meters.remove(meter)
-                self._gone += meter.read(self.engine_lock.clock())
+                self._past_reading += meter.read(self.engine_lock.clock())
 
     def take(self, meter: WorkerMeter, surplus: Callable[[], bool]) -> Lease | None:
         """Wait for work; return a lease, or None if the worker must end.
@@ -530,7 +530,9 @@ class Connector:
             else core.reservations.batch_bytes / core.batch_rows
         )
         return (
-            total_of((self._gone, *(meter.read(now_ns) for meter in self.meters))),
+            total_of(
+                (self._past_reading, *(meter.read(now_ns) for meter in self.meters))
+            ),
             core.segments[self.segment].gauge.read(now_ns, window_s, row_bytes),
             self.parts.read(),
         )
@@ -542,8 +544,8 @@ class Connector:
             meter.wait(lease, now_ns)
             if lease is not self._waits_for:  # nor can those do more who wait already
                 self._waits_for = lease
-                for each in [m for m in self.meters if m.waiting_for is not None]:
-                    each.wait(lease, now_ns)
+                for other in [m for m in self.meters if m.waiting_for is not None]:
+                    other.wait(lease, now_ns)
             return None
         meter.start(now_ns)
         self.engine_lock.wake()

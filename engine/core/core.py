@@ -153,9 +153,11 @@ class SegmentState:
         per_row, lease_ns = max(self.ns_per_row, 1.0), self.lease_ns
         if self.workers == 1 and not self.inline:
             lease_ns = FAR_LEASE_NS
-        paid = lease_ns / max(self.cpu_ns_per_row, 1.0)
+        paying_rows = lease_ns / max(self.cpu_ns_per_row, 1.0)
         share = self.prefetch * rows // self.workers
-        longer = max(min(paid, PATIENCE_NS / per_row, share), min(self.least, share))
+        longer = max(
+            min(paying_rows, PATIENCE_NS / per_row, share), min(self.least, share)
+        )
         return max(1, min(rows, int(max(lease_ns / per_row, longer))))
 
     def window(self, rows: int) -> int:
@@ -189,18 +191,18 @@ class SegmentState:
     def pop(self) -> Lease:
         """Take the earliest rows, enough for a worker, all of one batch."""
         _, _, lease = heapq.heappop(self.ready)
-        rows, wanted = len(lease.chunk), self.lease_rows(len(lease.in_flight.rows))
+        rows, size = len(lease.chunk), self.lease_rows(len(lease.in_flight.rows))
         self.waiting -= rows
-        if rows > wanted:
-            self.push(lease.part(wanted, rows))
-            return lease.part(0, wanted)
+        if rows > size:
+            self.push(lease.part(size, rows))
+            return lease.part(0, size)
         # Leases that follow without a gap are added, while they fit.
         in_flight, first = lease.in_flight, lease.chunk.first_row
         ready, stop = self.ready, first + rows
         while (
             ready
             and ready[0][:2] == (in_flight.number, stop)
-            and stop - first + len(ready[0][2].chunk) <= wanted
+            and stop - first + len(ready[0][2].chunk) <= size
         ):
             _, _, more = heapq.heappop(ready)
             stop += len(more.chunk)
@@ -277,7 +279,7 @@ class Core:
             return None
         self.leases.discard(lease)
         in_flight, at = lease.in_flight, lease.segment
-        used = self._put_back(lease, outcome, now_ns)
+        used_bytes = self._put_back(lease, outcome, now_ns)
         if not outcome.done:
             return None
         state = self.segments[at]
@@ -285,7 +287,7 @@ class Core:
         state.learn(outcome.run_ns, outcome.cpu_ns, outcome.done)
         if state.span(self.batch_rows) > before:
             self._widened(at)
-        self.reservations.use(in_flight.number, outcome.nbytes - used)
+        self.reservations.use(in_flight.number, outcome.nbytes - used_bytes)
         in_flight.failures += outcome.failures
         in_flight.dropped += outcome.dropped
         in_flight.ended = in_flight.ended or outcome.ended
@@ -446,16 +448,16 @@ class Core:
 
     def _open(self, step: int) -> InFlightBatch | Wait:
         try:
-            planned = self.plan.planned(step)
+            batch = self.plan.planned(step)
         except Exception as error:  # noqa: BLE001 the trainer raises it
             self.unplanned = error
             self._wake(FEED)
             return Wait.CREDIT
-        plan, oldest = planned.plan, step == self.head
+        plan, oldest = batch.plan, step == self.head
         if not self.reservations.open(step, plan.image_size, oldest=oldest):
-            known = self.reservations.expected(plan.image_size) is not None
-            return Wait.MEMORY if known else Wait.CREDIT
-        in_flight = self.batches_in_flight[step] = begun(self, step, planned)
+            is_known = self.reservations.expected(plan.image_size) is not None
+            return Wait.MEMORY if is_known else Wait.CREDIT
+        in_flight = self.batches_in_flight[step] = begun(self, step, batch)
         self.next_step = step + 1
         count = len(in_flight.rows.indices)
         if count == self.batch_rows or (plan.last and count < self.batch_rows):
@@ -501,24 +503,24 @@ class Core:
         inputs = in_flight.inputs and in_flight.inputs[start : in_flight.next_row]
         return Lease(0, chunk, inputs, in_flight, whole=whole)
 
-    def _shared(self, in_flight: InFlightBatch, state: SegmentState, left: int) -> int:
+    def _shared(self, in_flight: InFlightBatch, state: SegmentState, rows: int) -> int:
         """Return how many of the rows that are left make a lease if nothing is ready.
 
         One worker makes a whole batch, unless there are fewer batches than workers, and
         one takes long. The batch that the trainer waits for is shared by all that are
         free.
         """
-        if state.ns_per_row is not None and left * state.ns_per_row < state.lease_ns:
-            return left
+        if state.ns_per_row is not None and rows * state.ns_per_row < state.lease_ns:
+            return rows
         idle = state.makers - sum(lease.segment == 0 for lease in self.leases)
         batches, number = 1, in_flight.number
-        known = self.reservations.expected(in_flight.plan.image_size) is not None
-        if known and number > self.head:
+        is_known = self.reservations.expected(in_flight.plan.image_size) is not None
+        if is_known and number > self.head:
             last = self._limit(0)
             if self.until is not None:
                 last = min(last, self.until - 1)
             batches += last - number
-        return left if batches >= idle else max(1, -(-left * batches // idle))
+        return rows if batches >= idle else max(1, -(-rows * batches // idle))
 
     def _lease_ready(self, at: int, state: SegmentState, now_ns: int) -> Lease:
         lease = state.pop()
@@ -545,13 +547,13 @@ class Core:
         outputs, offsets = outcome.outputs or [], outcome.offsets
         if not outputs:
             return
-        at, each = lease.segment + 1, max(0, outcome.nbytes) // len(outputs)
+        at, row_bytes = lease.segment + 1, max(0, outcome.nbytes) // len(outputs)
         state = self.segments[at]
         for start, stop, first in runs(offsets, len(outputs)):
             chunk = lease.chunk.part(first, first + stop - start)
             rows = stop - start
             samples = outputs if rows == len(outputs) else outputs[start:stop]
-            state.push(Lease(at, chunk, samples, lease.in_flight, each * rows))
+            state.push(Lease(at, chunk, samples, lease.in_flight, row_bytes * rows))
             self._wake(at, 1)
         self._show_waiting(at, now_ns)
 
@@ -573,9 +575,9 @@ class Core:
         remaining[at] -= outcome.done
         for later in range(at + 1, self.placing + 1):
             remaining[later] -= gone
-        for each, state in enumerate(self.segments[at:], at):
-            if state.head == in_flight.number and remaining[each] == 0:
-                self._advance(each, state)
+        for segment, state in enumerate(self.segments[at:], at):
+            if state.head == in_flight.number and remaining[segment] == 0:
+                self._advance(segment, state)
 
     def _advance(self, at: int, state: SegmentState) -> None:
         batch_at = self.batches_in_flight.get
@@ -620,11 +622,11 @@ def pop_unmade(core: Core) -> InFlightBatch | None:
     step = core.head
     if step < core.next_step or step == core.until:
         return None
-    planned = core.plan.planned(step)
-    rows = len(planned.rows)
+    batch = core.plan.planned(step)
+    rows = len(batch.rows)
     if core.segments[0].lease_rows(rows) < rows:
         return None
-    in_flight = begun(core, step, planned)
+    in_flight = begun(core, step, batch)
     core.head = core.next_step = step + 1
     for state in core.segments:
         state.head = core.head

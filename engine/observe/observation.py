@@ -77,19 +77,19 @@ def _combined(
     if by := second.weight:
         weights = sign * getattr(first, by), getattr(second, by)
     kind: type = type(second)
-    changed = {}
+    values = {}
     for name, how in _marked(kind):
         a, b = getattr(first, name), getattr(second, name)
         if how == "total":
-            changed[name] = b + sign * a
+            values[name] = b + sign * a
         elif how == "parts":
-            changed[name] = _combined(a, b, sign, weights)
+            values[name] = _combined(a, b, sign, weights)
         else:
             whole = sum(weights)
             total = a * weights[0] + b * weights[1]
             mean = max(0.0, total / whole) if whole > 0 else 0.0
-            changed[name] = min(1.0, mean) if how == "share" else mean
-    return replace(second, **changed)
+            values[name] = min(1.0, mean) if how == "share" else mean
+    return replace(second, **values)
 
 
 @cache
@@ -474,9 +474,9 @@ class Observation(Printed, Totals):
 
         It is 1 if it is not certainly longer.
         """
-        found = self.contention
-        slowed = found and found.certain and found.growth >= MIN_GROWTH
-        return 1.0 + found.growth if found and slowed else 1.0
+        contention = self.contention
+        slowed = contention and contention.certain and contention.growth >= MIN_GROWTH
+        return 1.0 + contention.growth if contention and slowed else 1.0
 
     @property
     def rows_per_s(self) -> float:
@@ -486,8 +486,8 @@ class Observation(Printed, Totals):
     @property
     def cpu_cores(self) -> float:
         """Cores of this machine that all segments together kept busy."""
-        here = (segment.cpu_s for segment in self.segments if segment.is_here)
-        return ratio(sum(here), self.window_s)
+        cpu_s = (segment.cpu_s for segment in self.segments if segment.is_here)
+        return ratio(sum(cpu_s), self.window_s)
 
     @property
     def used_cores(self) -> float:
@@ -497,14 +497,15 @@ class Observation(Printed, Totals):
 
     def __repr__(self) -> str:
         """Return a table with a line for each segment, and one for the trainer."""
-        width = max((len(each.name) for each in self.segments), default=0)
+        width = max((len(segment.name) for segment in self.segments), default=0)
         head = (
             f"{'segment':<{width}}  workers  executor     rows  in functions      CPU"
         )
         rows = [
-            f"{each.name:<{width}}  {each.num_parallel_workers:>7}  {each.executor:<8}"
-            f"  {each.rows:>7,}  {each.run_s:>10.1f} s  {each.cpu_s:>5.1f} s"
-            for each in self.segments
+            f"{segment.name:<{width}}  {segment.num_parallel_workers:>7}"
+            f"  {segment.executor:<8}  {segment.rows:>7,}  {segment.run_s:>10.1f} s"
+            f"  {segment.cpu_s:>5.1f} s"
+            for segment in self.segments
         ]
         trainer = self.trainer
         last = (

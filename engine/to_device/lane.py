@@ -61,13 +61,13 @@ class Carrier:
         # Sources of unfinished copies: while one lives, so does its slab.
         self._under_way: deque[Source] = deque()
         # Of these, the batches in pinned memory of our own.
-        self._staged: deque[Source] = deque()
+        self._staged_sources: deque[Source] = deque()
 
     @property
     def free(self) -> bool:
         """Whether a batch can be sent without waiting for an earlier copy."""
-        sweep(self._staged)
-        return len(self._staged) < self._most
+        sweep(self._staged_sources)
+        return len(self._staged_sources) < self._most
 
     def send(self, delivery: Delivery) -> Crossing:
         """Issue everything that brings a batch to the device.
@@ -83,23 +83,23 @@ class Carrier:
         tensors = tensors_of(data)
         if any(tensor.device.type != "cpu" for tensor in tensors):
             # Made in some stream of the user's: the trainer's stream must continue.
-            moved = self._to_device(data)
+            batch = self._to_device(data)
             self._under_way.append((self._bus.mark(here=True), tensors))
-            return Crossing(moved, plan, None)
-        staged = self._stage(tensors)
+            return Crossing(batch, plan, None)
+        copies = self._stage(tensors)
 
         def carry(tensor: torch.Tensor) -> torch.Tensor:
-            return self._bus.copy(staged.get(id(tensor), tensor))
+            return self._bus.copy(copies.get(id(tensor), tensor))
 
         try:
             with self._bus.side():
-                moved = self._to_device(data, carry)
+                batch = self._to_device(data, carry)
         finally:  # even if it failed, some of it may have been issued
             mark = self._bus.mark()
-            self._under_way.append((mark, [t for t in tensors if id(t) not in staged]))
-            if staged:
-                self._staged.append((mark, list(staged.values())))
-        return Crossing(moved, plan, mark)
+            self._under_way.append((mark, [t for t in tensors if id(t) not in copies]))
+            if copies:
+                self._staged_sources.append((mark, list(copies.values())))
+        return Crossing(batch, plan, mark)
 
     def _stage(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
         """Return copies in pinned memory of those that are not there, by their `id`.
@@ -109,7 +109,7 @@ class Carrier:
         """
         loose = [t for t in tensors if is_dense(t) and not self._is_pinned(t)]
         while loose and not self.free:
-            self._staged[0][0].synchronize()
+            self._staged_sources[0][0].synchronize()
         try:
             return {id(t): self._bus.pin(t) for t in loose}
         except RuntimeError:
@@ -145,7 +145,7 @@ class Carrier:
         if under_way:
             with contextlib.suppress(RuntimeError):  # the device failed: nothing reads
                 under_way[-1][0].synchronize()
-        self._staged.clear()
+        self._staged_sources.clear()
 
 
 # What a copy reads, and the event after it.
@@ -320,21 +320,21 @@ class Pinning:
 
         A batch that cannot be moved is returned as it is.
         """
-        moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
         def change(tensor: torch.Tensor) -> torch.Tensor:
             if not self._moves(tensor):
                 return tensor
-            if id(tensor) not in moved:  # one that comes twice stays one
+            if id(tensor) not in copies:  # one that comes twice stays one
                 memory = self.allocate((tensor.numel(),), tensor.dtype)
-                moved[id(tensor)] = tensor, copied(tensor, memory)
-            return moved[id(tensor)][1]
+                copies[id(tensor)] = tensor, copied(tensor, memory)
+            return copies[id(tensor)][1]
 
         try:
-            pinned = map_tensors(data, change) if self._able else data
+            batch = map_tensors(data, change) if self._able else data
         except Exception:  # noqa: BLE001 whatever the user's classes raise
             return data
-        return pinned if moved else data
+        return batch if copies else data
 
     def _moves(self, tensor: torch.Tensor) -> bool:
         if not is_dense(tensor):
@@ -354,7 +354,7 @@ def pinned(buffers: Buffers, device: int | None, *, slabs: bool) -> Buffers:
     """
     if device is None:
         # Worker processes are not forked yet: leave CUDA alone if nobody has used it.
-        begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        device = torch.cuda.current_device() if begun else 0
+        in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        device = torch.cuda.current_device() if in_use else 0
     pinning = Pinning(device, slabs=slabs)
     return replace(buffers, allocate=pinning.allocate, pin=pinning.pin)
