@@ -68,10 +68,12 @@ class Engine:
         self._closed = self._in_epochs = False
         # Whether it makes what another engine assigns to it.
         self._assigned = isinstance(recipe.plan, AssignedPlan)
-        asked, late = recipe.segments, pools.opened_late(recipe, step)
+        requested_segments, late = recipe.segments, pools.opened_late(recipe, step)
         segments = [  # processes for those whose threads would share late-opened files
-            replace(each, executor="process", thread_safe=False) if at in late else each
-            for at, each in enumerate(asked)
+            replace(segment, executor="process", thread_safe=False)
+            if at in late
+            else segment
+            for at, segment in enumerate(requested_segments)
         ]
         recipe = self.recipe = replace(recipe, segments=tuple(segments))
         self._late_work = recipe.late_work
@@ -82,26 +84,26 @@ class Engine:
         self.segments: list[Segment] = []
         self.rest = Rest(self.engine_lock, self.segments)
         self._step_wanted = True
-        self._unweighed: Segment | None = None
+        self._unweighed_segment: Segment | None = None
         self._undrawn, self._calls = Undrawn(), SeededCalls(recipe.buffers.collate)
         self.trainer = trainer or TrainerMeter()
         self.monitor = Monitor(
             self.engine_lock, self.segments, self.trainer, recipe.plan
         )
         try:
-            self._begin(asked, late)
+            self._begin(requested_segments, late)
         except BaseException:  # nobody else could end what has begun
             self.close()
             raise
 
     def _begin(
-        self, asked: tuple[SegmentRecipe, ...], late: Mapping[int, object]
+        self, requested_segments: tuple[SegmentRecipe, ...], late: Mapping[int, object]
     ) -> None:
         """Start what workers need, and make their pools, still without workers."""
         self._pools.begin()  # first: no thread of this engine exists yet
         recipes = self.recipe.segments
         work = BatchWork(self.recipe, weakly(self._let_collate), weakly(self._judge))
-        lone = sum(not each.per_batch for each in recipes) == 1
+        lone = sum(not recipe.per_batch for recipe in recipes) == 1
         for at, recipe in enumerate(recipes):
             finish, stages = work.finisher(at), len(recipe.stages)
             connector = Connector(self.engine_lock, at, finish, stages)
@@ -110,7 +112,7 @@ class Engine:
                 Segment(recipe, connector, make, alone=lone or recipe.per_batch)
             )
         for at, finding in late.items():
-            segment, before = self.segments[at], asked[at].executor
+            segment, before = self.segments[at], requested_segments[at].executor
             outcome: MoveOutcome = "stays" if before == "process" else "moved"
             why = (
                 f"since the first sample {finding}, which threads must not share, so"
@@ -140,8 +142,8 @@ class Engine:
                 after another. Or a function of the schedule raised it.
         """
         engine_lock = self.engine_lock
-        if self._assigned and (made := self._made_alone()) is not None:
-            return self._collated(*made)
+        if self._assigned and (batch := self._made_alone()) is not None:
+            return self._collated(*batch)
         self._follow_all()
         self._resolve()
         if self.segments[-1].inline is not None and engine_lock.peek() is None:
@@ -152,8 +154,8 @@ class Engine:
                 self._supply()
             with engine_lock.lock:
                 unopened = engine_lock.core.head == engine_lock.core.next_step
-                popped = engine_lock.pop() if ready or unopened else None
-                if popped is not None:
+                entry = engine_lock.pop() if ready or unopened else None
+                if entry is not None:
                     break
                 self._check()
                 idle = engine_lock.trainer_waits = not (
@@ -168,9 +170,9 @@ class Engine:
         engine_lock.notify_others()
         for segment in self.segments:
             segment.pool.serve_now()
-        reservations, rows = self.reservations, popped[0].plan.n_rows
+        reservations, rows = self.reservations, entry[0].plan.n_rows
         reservations.byte_budget.check_fits(reservations.batch_bytes, rows)
-        return self._collated(*popped)
+        return self._collated(*entry)
 
     def _made_alone(self) -> tuple[InFlightBatch, Any] | None:
         """Return the next batch, made at once, if this thread is the only worker."""
@@ -180,39 +182,39 @@ class Engine:
         return segment.connector.make_alone(segment.inline.outcome)
 
     def _collated(
-        self, in_flight: InFlightBatch, made: Finished | FailedBatch | Gathered
+        self, in_flight: InFlightBatch, batch: Finished | FailedBatch | Gathered
     ) -> tuple[InFlightBatch, Finished | FailedBatch]:
         """Do what the trainer's thread does to a batch whose rows are there."""
-        if isinstance(made, Gathered):
+        if isinstance(batch, Gathered):
             with self.trainer.collating():
-                made = self._collate(made)
+                batch = self._collate(batch)
         if self._late_work and not in_flight.elsewhere:
             plan = in_flight.plan  # seeded: the trainer's next draws are its own
             with seeded_by(self.recipe.collate_seed, plan.epoch, plan.batch, 1):
-                made = worked_late(self.recipe, plan, made)
-        return in_flight, made
+                batch = worked_late(self.recipe, plan, batch)
+        return in_flight, batch
 
     def _collate(self, gathered: Gathered) -> Finished | FailedBatch:
         """Run the user's `collate_fn` here and now, its draws seeded by the batch."""
         plan, seed = gathered.plan, self.recipe.collate_seed
         seeds = seed, plan.epoch, plan.batch
         threads = self._assigned and any(s.inline is None for s in self.segments)
-        made = self._calls.call(gathered.collate, *seeds, apart=threads)
+        batch = self._calls.call(gathered.collate, *seeds, apart=threads)
         if not self._calls.keeps:
             self._let_collate()
-        return made
+        return batch
 
     def _let_collate(self) -> None:
         """Note that collating keeps no state, so workers may collate whole batches."""
         if self.engine_lock.core.placing == 0:
             self.segments[0].connector.keeps_nothing()
 
-    def _judge(self, at: int, made: Any) -> None:
+    def _judge(self, at: int, data: Any) -> None:
         """Judge by its first batch whether an inline segment may work ahead."""
         segment, recipe = self.segments[at], self.segments[at].recipe
         buffers = self.recipe.buffers
         subjects = (buffers.collate,) if recipe.in_order else recipe.subjects
-        segment.witness.note_made(made, subjects)
+        segment.witness.note_made(data, subjects)
         if not segment.witness.verdict("thread"):
             segment.connector.keeps_nothing()
 
@@ -385,7 +387,9 @@ class Engine:
                 engine_lock.mend()
             self._check()
             engine_lock.core.pause()
-            engine_lock.trainer_waits = any(each.connector.busy for each in segments)
+            engine_lock.trainer_waits = any(
+                segment.connector.busy for segment in segments
+            )
             return engine_lock.trainer_waits
 
     def _work_inline(self) -> bool:
@@ -400,7 +404,7 @@ class Engine:
             with segment.witness if begins else contextlib.nullcontext():
                 worked = inline.step()
             if worked:
-                self._unweighed = segment if segment.undecided else None
+                self._unweighed_segment = segment if segment.undecided else None
                 if segment.undecided and self._undrawn.drawn:
                     segment.witness.drew = True
                 return True
@@ -429,28 +433,28 @@ class Engine:
 
         Not while a ready batch waits to be handed over: it probably is the first.
         """
-        segment, self._unweighed = self._unweighed, None
+        segment, self._unweighed_segment = self._unweighed_segment, None
         if segment is None or not segment.undecided or segment.inline is None:
             return
         rows, run_ns = segment.inline.tally
         batch_rows = self.engine_lock.core.batch_rows
-        suited = resolve(
+        resolution = resolve(
             rows,
             run_ns,
             left=-segment.inline.done % batch_rows,
             batch_rows=batch_rows,
             thread_safe=segment.recipe.thread_safe,
         )
-        if suited is None:
+        if resolution is None:
             return
         segment.undecided = False
         segment.recipe = replace(
             segment.recipe, alone_s_per_row=run_ns / 1e9 / max(rows, 1)
         )
-        if suited.executor == "inline":
-            note(segment, "inline", "stays", suited.reason)
-        elif self._move_or_note(segment, suited.executor):
-            note(segment, suited.executor, "moved", suited.reason, old="inline")
+        if resolution.executor == "inline":
+            note(segment, "inline", "stays", resolution.reason)
+        elif self._move_or_note(segment, resolution.executor):
+            note(segment, resolution.executor, "moved", resolution.reason, old="inline")
 
     def _follow_all(self) -> None:
         """Give segments the workers that they request; let the old ones leave."""

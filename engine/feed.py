@@ -65,15 +65,13 @@ class Faults:
         if plan.epoch != self._epoch:
             self._epoch, self._count = plan.epoch, 0
         self._count += len(failures)
-        allowed = int(
-            self._share * (self._length or max(1000, plan.start + plan.n_rows))
-        )
-        if self._count > allowed:
+        limit = int(self._share * (self._length or max(1000, plan.start + plan.n_rows)))
+        if self._count > limit:
             error = failures[0].annotated(plan.epoch, plan.step)
             add_note(
                 error,
                 f"penstock: {self._count} samples of epoch {plan.epoch} have failed, "
-                f"but the error budget allows {allowed}; repair them, leave them out "
+                f"but the error budget allows {limit}; repair them, leave them out "
                 "with select(), or raise batch(error_budget=...)",
             )
             raise error
@@ -106,7 +104,7 @@ class PlannedFeed:
         self._start = cursor
         self._last: BatchPlan | None = None
         # Batches of the epoch that are still due.
-        self._left = self._plan.steps_in(cursor.epoch) - cursor.batch
+        self._batches_left = self._plan.steps_in(cursor.epoch) - cursor.batch
 
     def next(self) -> Delivery | None:
         """Return the next batch of the epoch, or None at its end.
@@ -116,18 +114,18 @@ class PlannedFeed:
                 this batch, or for too many samples of the epoch. The next call
                 continues with the batch after it.
         """
-        if not self._left:
+        if not self._batches_left:
             return None
-        planned, finished = self.engine.pop()
-        self._left -= 1
-        plan = planned.plan
+        batch, finished = self.engine.pop()
+        self._batches_left -= 1
+        plan = batch.plan
         if isinstance(finished, FailedBatch) and finished.failures:
-            finished = self._filled(planned, finished)
+            finished = self._filled(batch, finished)
         if isinstance(finished, FailedBatch):
             try:
                 raise finished.error
             finally:  # the exception holds this frame, so this must not hold it
-                del finished, planned
+                del finished, batch
         if finished.failures:
             self.faults.add(finished.failures, plan)
             plan = plan._replace(substituted=tuple(f.row for f in finished.failures))
@@ -135,7 +133,7 @@ class PlannedFeed:
         return Delivery(finished.data, plan)
 
     def _filled(
-        self, planned: PlannedBatch, failed: FailedBatch
+        self, tail: PlannedBatch, failed: FailedBatch
     ) -> Finished | FailedBatch:
         """Fill an epoch's short tail whose rows all failed, from the batches before it.
 
@@ -143,7 +141,7 @@ class PlannedFeed:
         regular batch that fails completely is raised. The sample that fills it follows
         from the plan and the data.
         """
-        plan, recipe = planned.plan, self.engine.recipe
+        plan, recipe = tail.plan, self.engine.recipe
         whole = self._plan.batch(max(plan.step - 1, 0)).n_rows
         if not (plan.last and plan.batch and plan.n_rows < whole):
             return failed
@@ -152,12 +150,12 @@ class PlannedFeed:
                 if sample := self._sample(position, plan):
                     buffer = BatchBuffer(recipe.buffers, plan)
                     buffer.place(range(plan.n_rows), [*sample] * plan.n_rows)
-                    made = recipe.buffers.finish(
-                        InFlightBatch(plan, planned.rows, buffer=buffer, remaining=[])
+                    batch = recipe.buffers.finish(
+                        InFlightBatch(plan, tail.rows, buffer=buffer, remaining=[])
                     )
-                    filled = made.collate() if isinstance(made, Gathered) else made
+                    finished = batch.collate() if isinstance(batch, Gathered) else batch
                     return replace(
-                        worked_late(recipe, plan, filled), failures=failed.failures
+                        worked_late(recipe, plan, finished), failures=failed.failures
                     )
         return failed
 
@@ -165,7 +163,7 @@ class PlannedFeed:
         """Make one sample as its workers would; None or empty if that fails."""
         recipe = self.engine.recipe
         rows = self._plan.order.at(plan.epoch, np.array([position]))
-        chunk = Chunk(plan.step, 0, rows.indices, rows.rounds, plan.ctx)
+        chunk = Chunk(plan.step, 0, rows.indices, rows.rounds, context=plan.ctx)
         samples: Sequence[Any] | None = None
         for segment in recipe.segments:
             if segment.executor == "async":  # it needs their event loop
@@ -207,7 +205,7 @@ class RepackFeed:
         self._samples: list[Any] = []
         self._over, self._clean = False, True
         # How often the process that reads has died since the last batch.
-        self._lost = 0
+        self._losses = 0
 
     def begin(self, cursor: Cursor) -> None:
         self.engine.begin_epoch(cursor.epoch)
@@ -228,13 +226,13 @@ class RepackFeed:
         size = self._size
         while len(self._samples) < size and not self._over:
             self._pull()
-        taken = self._samples[:size]
-        if not taken or (len(taken) < size and self._drop_last):
+        samples = self._samples[:size]
+        if not samples or (len(samples) < size and self._drop_last):
             self._drop()
             return None
         tickets = self._tickets[:size]
         del self._samples[:size], self._tickets[:size]
-        return self._deliver(tickets[0], tickets[-1] + 1, taken)
+        return self._deliver(tickets[0], tickets[-1] + 1, samples)
 
     def _drop(self) -> None:
         self._samples.clear()
@@ -244,15 +242,15 @@ class RepackFeed:
         """Take the survivors of one block."""
         try:
             in_flight, finished = self.engine.pop()
-        except ReaderLost as lost:
-            self._lost += 1
-            if self._lost > LOSSES:
-                times, self._lost = self._lost, 0
+        except ReaderLost as error:
+            self._losses += 1
+            if self._losses > LOSSES:
+                times, self._losses = self._losses, 0
                 raise WorkerError(
                     f"the process that reads the iterable died {times} times with no"
                     " batch in between; look for a crash in native code, or for the"
                     " system's out-of-memory killer"
-                ) from lost
+                ) from error
             self._restart()
             return
         self._over = in_flight.plan.last or in_flight.ended
@@ -283,10 +281,10 @@ class RepackFeed:
         block, skip = divmod(cursor.position, self._plan.batch(0).n_rows)
         return self._plan.first_step(cursor.epoch) + block, skip
 
-    def _deliver(self, start: int, stop: int, taken: list[Any]) -> Delivery:
+    def _deliver(self, start: int, stop: int, rows: list[Any]) -> Delivery:
         """Deliver samples of the tickets from `start` to before `stop`."""
-        cursor, count = self.cursor, len(taken)
-        self._lost = 0
+        cursor, count = self.cursor, len(rows)
+        self._losses = 0
         plan = BatchPlan(
             epoch=cursor.epoch,
             step=cursor.step,
@@ -302,7 +300,7 @@ class RepackFeed:
             momentum=None,
         )
         self.cursor = Cursor(cursor.epoch, cursor.batch + 1, cursor.step + 1, stop)
-        recipe, make = self.engine.recipe, partial(self._buffers.together, plan, taken)
+        recipe, make = self.engine.recipe, partial(self._buffers.together, plan, rows)
         with self.engine.trainer.collating():
             if recipe.buffers.collate is None:
                 data = make()
@@ -427,8 +425,8 @@ class TrainerHost(Host):
         try:
             engine = Engine(recipe, byte_budget, step, trainer=trainer, pools=FarPools)
             self.engine: Engine = engine
-            planned = RepackFeed if recipe.repack else PlannedFeed
-            make_feed = DrawnFeed if recipe.drawn else planned
+            planned_feed = RepackFeed if recipe.repack else PlannedFeed
+            make_feed = DrawnFeed if recipe.drawn else planned_feed
             self._feed = feed or make_feed(engine)
             if feed is None:
                 self._feed.begin(cursor)

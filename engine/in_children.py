@@ -44,19 +44,19 @@ def in_children(recipe: Recipe, children: int | None = None) -> Recipe:
         children: how many processes share the workers, unless the user asked for
             processes; None: one for each core, or as many as there are workers.
     """
-    samples = [each for each in recipe.segments if not each.per_batch]
+    samples = [segment for segment in recipe.segments if not segment.per_batch]
     behind = recipe.segments[len(samples) :]
-    asked = any(each.executor == "process" for each in samples)
+    wants_processes = any(segment.executor == "process" for segment in samples)
     lone = samples[0].iterable  # only one process can read it
-    on_ray = any(each.executor == "ray" for each in samples)
-    if on_ray or (lone and asked) or not alike(samples):
+    on_ray = any(segment.executor == "ray" for segment in samples)
+    if on_ray or (lone and wants_processes) or not alike(samples):
         return recipe
-    many = None if asked else children
+    many = None if wants_processes else children
     far = replace(as_one(samples), children=1 if lone else many)
-    placed = (each for each in behind if each.executor != "process")
-    if children is not None or not any(each.stays for each in placed):
-        there = (replace(each.within, per_batch=True) for each in behind)
-        far = replace(far, inner=(*far.within_all, *there))
+    placed_segments = (segment for segment in behind if segment.executor != "process")
+    if children is not None or not any(segment.stays for segment in placed_segments):
+        inner = (replace(segment.within, per_batch=True) for segment in behind)
+        far = replace(far, inner=(*far.within_all, *inner))
         behind = ()
     return replace(recipe, segments=(far, *behind))
 
@@ -67,7 +67,7 @@ def alike(segments: Sequence[SegmentRecipe]) -> bool:
     Coroutines keep their own, and cannot be seen by whoever enforces that of others.
     """
     limits = _limits(segments)
-    awaits = any(each.executor == "async" for each in segments)
+    awaits = any(segment.executor == "async" for segment in segments)
     return len(limits) < 2 and (limits <= {None} or not awaits)
 
 
@@ -92,27 +92,29 @@ def taken_along(segments: Sequence[SegmentRecipe]) -> list[SegmentRecipe]:
 
 def as_one(segments: Sequence[SegmentRecipe]) -> SegmentRecipe:
     """Return one segment of processes that do the work of several."""
-    asked = [each for each in segments if each.executor == "process"] or segments
-    workers = max(each.num_parallel_workers for each in asked)
+    requested_segments = [
+        segment for segment in segments if segment.executor == "process"
+    ] or segments
+    workers = max(segment.num_parallel_workers for segment in requested_segments)
     inner = [
-        replace(together(list(each)), wide=wide)
-        for (_, _, wide), each in groupby(segments, partial(_apart, workers))
+        replace(together(list(group)), wide=wide)
+        for (_, _, wide), group in groupby(segments, partial(_apart, workers))
     ]
     limits = _limits(segments)
     return replace(
         together(segments),
-        name=asked[-1].name,
+        name=requested_segments[-1].name,
         executor="process",
         num_parallel_workers=workers,
-        bounds=asked[-1].bounds,
+        bounds=requested_segments[-1].bounds,
         timeout_s=limits.pop() if len(limits) == 1 else None,
-        inner=tuple(each.within for each in inner) if len(inner) > 1 else (),
+        inner=tuple(segment.within for segment in inner) if len(inner) > 1 else (),
     )
 
 
 def _limits(segments: Sequence[SegmentRecipe]) -> set[float | None]:
     """Return the limits of time that hold for samples there, but for coroutines'."""
-    return {each.timeout_s for each in segments if each.executor != "async"}
+    return {segment.timeout_s for segment in segments if segment.executor != "async"}
 
 
 def _apart(workers: int, segment: SegmentRecipe) -> tuple[bool, bool, bool]:
@@ -134,24 +136,24 @@ def together(segments: Sequence[SegmentRecipe]) -> SegmentRecipe:
     *_, last = segments
     if len(segments) == 1:
         return last
-    programs = [each.program for each in segments]
-    known = [each.alone_s_per_row for each in segments]
+    programs = [segment.program for segment in segments]
+    s_per_row = [segment.alone_s_per_row for segment in segments]
     program = Program(
-        tuple(chain.from_iterable(each.operations for each in programs)),
+        tuple(chain.from_iterable(program.operations for program in programs)),
         last.program.places,
-        tuple(chain.from_iterable(each.doubtful for each in programs)),
-        watched=tuple(chain.from_iterable(each.watched for each in programs)),
+        tuple(chain.from_iterable(program.doubtful for program in programs)),
+        watched=tuple(chain.from_iterable(program.watched for program in programs)),
     )
     return replace(
         last,
         program=program,
-        num_parallel_workers=max(each.num_parallel_workers for each in segments),
-        tunable=all(each.tunable for each in segments),
-        thread_safe=all(each.thread_safe for each in segments),
+        num_parallel_workers=max(segment.num_parallel_workers for segment in segments),
+        tunable=all(segment.tunable for segment in segments),
+        thread_safe=all(segment.thread_safe for segment in segments),
         stays="it is in worker processes, with others",
-        subjects=tuple(chain.from_iterable(each.subjects for each in segments)),
-        storable=tuple(chain.from_iterable(each.storable for each in segments)),
-        alone_s_per_row=sum(known) if all(known) else 0.0,
+        subjects=tuple(chain.from_iterable(segment.subjects for segment in segments)),
+        storable=tuple(chain.from_iterable(segment.storable for segment in segments)),
+        alone_s_per_row=sum(s_per_row) if all(s_per_row) else 0.0,
     )
 
 

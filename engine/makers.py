@@ -145,11 +145,11 @@ class BatchMeter:
         work = WorkerReading(
             rows=rows, worker_s=alive_s, run_s=run_s, cpu_s=cpu_s, wait_credit_s=held_s
         )
-        made = self.parts.read()
-        if len(made) == 1:  # its cost is that of everything but collating
+        parts = self.parts.read()
+        if len(parts) == 1:  # its cost is that of everything but collating
             own_s, own_cpu_s = run_s - collate_s, cpu_s - collate_cpu_s
-            made = (PartReading(rows, own_s, own_cpu_s, nbytes),)
-        return work, (*made, PartReading(rows, collate_s, collate_cpu_s, nbytes))
+            parts = (PartReading(rows, own_s, own_cpu_s, nbytes),)
+        return work, (*parts, PartReading(rows, collate_s, collate_cpu_s, nbytes))
 
     @property
     def queued_s(self) -> float:
@@ -192,10 +192,10 @@ class DrawnMaker:
         """Return the next batch of the epoch; None at its end."""
         last = self._last
         step = self._start.step if last is None else last.step + 1
-        drawn = self._plan.draw_batch(step)
-        if drawn is None:
+        batch = self._plan.draw_batch(step)
+        if batch is None:
             return None
-        plan, indices = drawn
+        plan, indices = batch
         self._last = plan  # even if making it raises
         if not self._read.whole:  # else the dataset gets what the sampler yielded
             indices = list(indices)
@@ -226,13 +226,13 @@ class DrawnMaker:
         """Get the samples from the dataset, as torch does."""
         get, get_many = self._read.get, self._read.get_many
         if get_many:
-            made: Sequence[Any] = get_many(indices)
-            return made
+            samples: Sequence[Any] = get_many(indices)
+            return samples
         at: Any = None
         try:
             return [get(at := index) for index in indices]
         except Exception as error:
-            row = next(row for row, each in enumerate(indices) if each is at)
+            row = next(row for row, index in enumerate(indices) if index is at)
             Failure(error, self._read.stage, at, row).annotated(plan.epoch, plan.step)
             raise
 
@@ -298,11 +298,11 @@ class SeededMaker(DrawnMaker):
         together = self._buffers.together
         if self._buffers.collate is None:
             return together(plan, samples, indices)
-        made = [samples]  # collate_fn may change them, before it is called again
+        batches = [samples]  # collate_fn may change them, before it is called again
 
         def collate() -> Any:
-            given = made.pop() if made else self._samples(plan, indices)
-            return together(plan, given, indices)
+            inputs = batches.pop() if batches else self._samples(plan, indices)
+            return together(plan, inputs, indices)
 
         return self._calls.call(collate, self._plan.seed, plan.epoch, plan.batch)
 
@@ -311,16 +311,16 @@ class SeededMaker(DrawnMaker):
         meter = self._meter
         data = None if self._sure else Witness([self._read.start.dataset])
         meter.begin()
-        each = not self._read.whole and (self.drew or data is not None)
-        samples = (self._one_by_one if each else self._at_once)(plan, indices)
+        one_by_one = not self._read.whole and (self.drew or data is not None)
+        samples = (self._one_by_one if one_by_one else self._at_once)(plan, indices)
         meter.collating()
         if self._buffers.collate is not None:
             seed_global_generators(mixed((self._plan.seed, plan.epoch, plan.batch)))
-        made = self._buffers.together(plan, samples, indices)
+        batch = self._buffers.together(plan, samples, indices)
         if data is not None:
             self._once, self._sure = not data.repeats(), True
         self._read.seeds = self.drew or self._read.seeds
-        return made
+        return batch
 
     def _one_by_one(self, plan: BatchPlan, indices: list[Any]) -> Sequence[Any]:
         """Get samples, each under its own seed; note whether they draw."""
@@ -418,15 +418,15 @@ class PlanMaker:
         self.head += 1
         if not self.drew:
             self._undrawn.look()
-        chunk = Chunk(plan.step, 0, rows.indices, rows.rounds, plan.ctx)
+        chunk = Chunk(plan.step, 0, rows.indices, rows.rounds, context=plan.ctx)
         meter = self._meter
         work, parts = self._program.work(chunk, None, self._random, meter.share)
         self.drew = self.drew or self._undrawn.drawn
         samples = work.samples
-        done = len(samples) if work.ended else len(chunk)
-        self._rows += done
+        count = len(samples) if work.ended else len(chunk)
+        self._rows += count
         if parts:
-            meter.parts.add(parts, done)
+            meter.parts.add(parts, count)
         if (plan.image_size != self._size or next(self._weighs)) and samples:
             self._size = plan.image_size
             meter.sample_bytes = size_of_all(samples) // len(samples)
@@ -435,19 +435,19 @@ class PlanMaker:
             return self._filled(
                 work, InFlightBatch(plan, rows, buffer=None, remaining=[])
             )
-        planned, make = PlannedBatch(plan, rows), self._together
+        batch, make = PlannedBatch(plan, rows), self._together
         if self.recipe.buffers.collate is None:
-            return planned, make(planned, samples)
-        collate, seed = partial(make, planned, samples), self.recipe.seed
-        return planned, self._calls.call(collate, seed, plan.epoch, plan.batch)
+            return batch, make(batch, samples)
+        collate, seed = partial(make, batch, samples), self.recipe.seed
+        return batch, self._calls.call(collate, seed, plan.epoch, plan.batch)
 
     def _together(
-        self, planned: PlannedBatch, samples: Sequence[Any]
+        self, batch: PlannedBatch, samples: Sequence[Any]
     ) -> Finished | FailedBatch:
         """Collate samples that are all there."""
-        buffers, indices = self.recipe.buffers, planned.rows.indices
+        buffers, indices = self.recipe.buffers, batch.rows.indices
         try:
-            return Finished(buffers.together(planned.plan, samples, indices))
+            return Finished(buffers.together(batch.plan, samples, indices))
         except Exception as error:  # noqa: BLE001 the trainer raises it
             return FailedBatch(error)
 
@@ -500,8 +500,8 @@ class DirectHost(Host):
         (self.segment,) = recipe.segments
         operations = self.segment.program.operations
         self._meter = BatchMeter(len(operations))
-        drawn = SeededMaker if isinstance(operations[0], SeededRead) else DrawnMaker
-        make = PlanMaker if recipe.drawn is None else drawn
+        maker = SeededMaker if isinstance(operations[0], SeededRead) else DrawnMaker
+        make = PlanMaker if recipe.drawn is None else maker
         self.maker: DrawnMaker | PlanMaker = make(recipe, cursor, self._meter)
         # Rows of the largest batch, and what earlier epochs took, in nanoseconds.
         self._batch_rows = self._before_ns = 0
@@ -528,9 +528,9 @@ class DirectHost(Host):
 
     def begin(self, cursor: Cursor) -> None:
         if self.undecided and not (self.stays or self.segment.iterable):
-            suited = self._suited(WORTH_START_NS)
-            if suited is not None and suited.executor != "inline":
-                self.stays = Restriction.SHORT.format(suited.reason)
+            resolution = self._suited(WORTH_START_NS)
+            if resolution is not None and resolution.executor != "inline":
+                self.stays = Restriction.SHORT.format(resolution.reason)
         self._before_ns = self._meter.run_ns
         self.maker.begin(cursor)
 
@@ -558,12 +558,12 @@ class DirectHost(Host):
         """
         if not self.undecided or (self.segment.iterable and not self._overlaps()):
             return None
-        kept = self._recipe.options.persistent_workers
+        persistent = self._recipe.options.persistent_workers
         spent_ns = self._meter.run_ns - self._before_ns
-        suited = self._suited(WORTH_START_NS if kept else spent_ns)
-        if suited is None:
+        resolution = self._suited(WORTH_START_NS if persistent else spent_ns)
+        if resolution is None:
             return None
-        (kind, reason), fixed = suited, self.segment.fixed
+        (kind, reason), fixed = resolution, self.segment.fixed
         self.undecided, self.stays = False, self.segment.stays
         if kind == "inline":
             self._note(kind, "stays", reason)
@@ -601,11 +601,11 @@ class DirectHost(Host):
 
     def verdict(self, kind: Kind) -> str:
         """Return why such workers would make other samples; empty if unknown."""
-        drawn, witness = self._recipe.drawn, self._witness
-        witness.drew = self.maker.drew and drawn is None
+        plan, witness = self._recipe.drawn, self._witness
+        witness.drew = self.maker.drew and plan is None
         if self.segment.iterable and not witness.drew:
             return ""  # a thread continues with the existing iterator
-        watches = drawn is not None and not drawn.most
+        watches = plan is not None and not plan.most
         return witness.verdict(kind) or (Restriction.SAMPLER if watches else "")
 
     def stay(

@@ -80,14 +80,16 @@ class Monitor:
         with self._engine_lock.lock:
             now_ns = self._engine_lock.clock()
             window_s = meter.window_s(now_ns, trainer)
-            read = [each.connector.read(now_ns, window_s) for each in self._segments]
+            readings = [
+                segment.connector.read(now_ns, window_s) for segment in self._segments
+            ]
             reservations = self._engine_lock.core.reservations
             held_bytes, batch_bytes = reservations.held_bytes, reservations.batch_bytes
             begun_next = self._engine_lock.core.next_step
         self._look_at_gil(now_ns / 1e9, trainer)
         segments: list[SegmentObservation] = []
         for segment, look, pool, work in zip(
-            self._segments, looks, pools, read, strict=True
+            self._segments, looks, pools, readings, strict=True
         ):
             feeding = segments[-1].output if segments else None
             segments.append(_segment(segment, feeding, look, pool, *work))
@@ -224,18 +226,18 @@ class GilProbe:
             thread.join()
 
     def _look(self) -> None:
-        held = 0
+        held_count = 0
         with run_queue_clock() as waited_ns:
             for _ in range(BURST):
-                queued, slept = waited_ns(), time.perf_counter_ns()
+                queued_ns, begun_ns = waited_ns(), time.perf_counter_ns()
                 # Acquiring a lock with a timeout is a sleep that `close` can end.
                 if self._bed.acquire(timeout=SLEEP_S):
                     self._bed.release()
                     return
-                late_ns = time.perf_counter_ns() - slept - int(SLEEP_S * 1e9)
-                late_ns -= waited_ns() - queued
-                held += late_ns > LATE_NS
-        self.held_share = held / BURST
+                late_ns = time.perf_counter_ns() - begun_ns - int(SLEEP_S * 1e9)
+                late_ns -= waited_ns() - queued_ns
+                held_count += late_ns > LATE_NS
+        self.held_share = held_count / BURST
 
 
 @contextlib.contextmanager
@@ -250,14 +252,14 @@ def run_queue_clock() -> Iterator[Callable[[], int]]:
     except OSError:
         yield lambda: 0
         return
-    read = ctypes.PyDLL(None).pread
-    read.restype = ctypes.c_ssize_t
-    read.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_long]
+    pread = ctypes.PyDLL(None).pread
+    pread.restype = ctypes.c_ssize_t
+    pread.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_long]
     text = ctypes.create_string_buffer(64)
 
     def waited_ns() -> int:
         # "<ns on a CPU> <ns waiting for one> <turns>": proc(5), schedstats
-        length: int = read(file, text, len(text) - 1, 0)
+        length: int = pread(file, text, len(text) - 1, 0)
         return int(text.raw[:length].split()[1])
 
     try:

@@ -86,7 +86,10 @@ class Options:
             amounts = [self.ray_options.get(name, 0) for name in RAY_OPTIONS[:3]]
             amounts += dict(self.ray_options.get("resources") or {}).values()
             check(
-                all(isinstance(each, (int, float)) and each >= 0 for each in amounts),
+                all(
+                    isinstance(amount, (int, float)) and amount >= 0
+                    for amount in amounts
+                ),
                 "`ray_options` claim amounts >= 0 of num_cpus, num_gpus, memory and"
                 f" resources, got {self.ray_options!r}; leave out what an actor need"
                 " not have",
@@ -205,7 +208,7 @@ class SegmentRecipe:
     @property
     def stages(self) -> tuple[str, ...]:
         """The names, as in the log, of all that its workers do."""
-        behind = (each.program.stages for each in self.inner if each.per_batch)
+        behind = (segment.program.stages for segment in self.inner if segment.per_batch)
         return (*self.program.stages, *chain.from_iterable(behind))
 
     @property
@@ -252,10 +255,10 @@ def resolve(
     line = f"{WORTH_WORKERS_NS / 1e6:g} ms from which handing it over pays"
     if batch_ns <= WORTH_WORKERS_NS:
         return ResolvedExecutor("inline", f"{cost}, less than the {line}")
-    suited = ResolvedExecutor(
+    resolution = ResolvedExecutor(
         "thread" if thread_safe else "process", f"{cost}, more than the {line}"
     )
-    return None if epoch_ns < WORTH_START_NS else suited
+    return None if epoch_ns < WORTH_START_NS else resolution
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,8 +337,8 @@ class Recipe:
 
     def facts(self) -> dict[str, int | str]:
         """Return what must be the same on all ranks."""
-        known = {} if self.data is None else {"dataset": self.data}
-        return {**self.planned.facts(), **known}
+        data_facts = {} if self.data is None else {"dataset": self.data}
+        return {**self.planned.facts(), **data_facts}
 
     @property
     def planned(self) -> Plan:
@@ -355,8 +358,8 @@ class Recipe:
             StateError: the state belongs to another plan or dataset, or is damaged.
         """
         plan = self.planned
-        saved = state.get("data") if isinstance(state, Mapping) else None
-        if None not in (saved, self.data) and saved != self.data and not override:
+        data = state.get("data") if isinstance(state, Mapping) else None
+        if None not in (data, self.data) and data != self.data and not override:
             raise StateError(
                 "the state belongs to another dataset (its files, or its fingerprint,"
                 " differ from this one's); build the pipeline on the data it was saved"

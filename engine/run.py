@@ -93,7 +93,7 @@ class Run:
         autos = [s for s in recipe.segments if s.executor == "auto"]
         # The segments whose workers nobody asked for: if they load elsewhere, the
         # batches must still be those that the trainer would make.
-        self._chosen = {} if recipe.iterable else {s.name: s for s in autos}
+        self._auto_segments = {} if recipe.iterable else {s.name: s for s in autos}
         # The watch over what those segments work with, once one has moved.
         self._watch: ChangeWatch | None = None
         self._moves: tuple[Move, ...] = ()
@@ -104,10 +104,10 @@ class Run:
     def _begin(self, cursor: Cursor, *, alone: bool) -> None:
         host: Host | None = None
         try:
-            host = self._observed = self._new_host(cursor, alone=alone)
+            host = self._observed_host = self._new_host(cursor, alone=alone)
             self._settle_in(host)
             # The host that the knob requests; the trainer's thread moves the engine.
-            self._wanted, self._before = self._kind, self.read()
+            self._wanted_kind, self._before = self._kind, self.read()
             # State at the first batch of a host, for which workers had to start.
             self._warm: tuple[Host | None, Observation] = None, self._before
             self._note(host.read())
@@ -162,7 +162,7 @@ class Run:
             trainer.stop()
             self._note(self.host.read())
             return None
-        (data, plan), made, copy_ns = delivery, delivery.data, 0
+        (data, plan), host_data, copy_ns = delivery, delivery.data, 0
         self._follow(data, plan)
         if self.alone is None:
             self._begin_watch()
@@ -174,7 +174,7 @@ class Run:
             copy_ns = self._lane.spent_ns
         if self._parts is not None:
             data = in_parts(data, self._parts)
-        if data is not made:
+        if data is not host_data:
             delivery = Delivery(data, plan)
         left_ns = time.perf_counter_ns()
         trainer.get(left_ns, plan, copy_ns)
@@ -201,7 +201,7 @@ class Run:
             self._spread(self.host.engine.segments, plan)
         if kind == "inline":
             self._take_back()
-        elif self._wanted == self._kind:
+        elif self._wanted_kind == self._kind:
             engine = self.host.engine
             self.contention.given(None if engine is None else engine.rest, plan)
         else:
@@ -210,7 +210,7 @@ class Run:
                 host = self._moved_host(data)
             except Exception as error:  # noqa: BLE001 whatever the user's functions raise
                 self._stays = str(error) or type(error).__name__
-                self._wanted = self._kind
+                self._wanted_kind = self._kind
                 move = Move(
                     NAME, "trainer", "process", "failed", self._stays, knob="host"
                 )
@@ -223,13 +223,13 @@ class Run:
         if any(segment.undecided for segment in segments):
             return
         self._unspread = False
-        ours = (s for s in segments if s.recipe.name in self._chosen)
+        ours = (s for s in segments if s.recipe.name in self._auto_segments)
         batch_s = plan.n_rows * sum(s.recipe.alone_s_per_row for s in segments)
         why = crowded(self._home, batch_s)
         if not why or all(s.executor != "thread" for s in ours):
             return
-        self._wanted = "process"
-        move = Move(NAME, "trainer", "process", "moved", why, knob="host")
+        self._wanted_kind = "process"
+        move = Move(NAME, "trainer", "process", "moved", reason=why, knob="host")
         self._moves = (*self._moves, move)
 
     def _start_again(self, cursor: Cursor, *, alone: bool = False) -> Host:
@@ -296,15 +296,15 @@ class Run:
 
     def _begin_watch(self) -> None:
         """Watch what the loop does with the data, if a segment has moved by itself."""
-        engine, chosen = self.host.engine, self._chosen
-        if self._watch or not chosen or engine is None:
+        engine, autos = self.host.engine, self._auto_segments
+        if self._watch or not autos or engine is None:
             return
         here = all(
-            segment.executor == "inline" or segment.recipe.name not in chosen
+            segment.executor == "inline" or segment.recipe.name not in autos
             for segment in engine.segments
         )
         if self._kind == "process" or not here:
-            subjects = [each for s in chosen.values() for each in s.subjects]
+            subjects = [subject for s in autos.values() for subject in s.subjects]
             collate = self._collate
             # One that keeps state runs in the trainer, and changes by itself.
             subjects += collate.subjects if collate.repeats() else ()
@@ -326,9 +326,9 @@ class Run:
         except Exception as error:
             if self._closed or not is_of_worker(error):
                 raise
-            said = f"{type(error).__name__}: {error}".partition("\n")[0]
+            text = f"{type(error).__name__}: {error}".partition("\n")[0]
             why = (
-                f"workers could not make a batch ({said}); the trainer makes it, and"
+                f"workers could not make a batch ({text}); the trainer makes it, and"
                 " all from here on, as without workers"
             )
         if (path := watch.changed()) is not None:
@@ -357,26 +357,28 @@ class Run:
 
     def _come_home(self, cursor: Cursor, why: str) -> None:
         """Have the trainer make all batches from here on."""
-        chosen = self._chosen
-        self._watch, self._chosen, self._stays = None, {}, why
+        autos = self._auto_segments
+        self._watch, self._auto_segments, self._stays = None, {}, why
         if self._lane is not None:
             self._lane.drop()
         away = self._kind == "process"
         segments = self._home.segments if away else self._segments_now()
-        of_ours = [s for s in segments if s.name in chosen]
-        moved = next((s for s in of_ours if s.executor != "inline"), of_ours[0])
+        of_ours = [s for s in segments if s.name in autos]
+        segment = next((s for s in of_ours if s.executor != "inline"), of_ours[0])
         home = tuple(
-            replace(chosen[s.name], executor="inline") if s.name in chosen else s
+            replace(autos[s.name], executor="inline") if s.name in autos else s
             for s in segments
         )
         direct, self._direct, self._workers = self._direct, None, None
         self._kind = "trainer"
         self._recipe = replace(direct or self._recipe, segments=home)
         host = self._start_again(cursor, alone=direct is not None)
-        host.moves.append(Move(moved.name, moved.executor, "inline", "moved", why))
+        host.moves.append(
+            Move(segment.name, segment.executor, "inline", "moved", reason=why)
+        )
         if isinstance(host, DirectHost):
             host.stays = why
-        self._wanted = self._kind  # last: no later request may undo it
+        self._wanted_kind = self._kind  # last: no later request may undo it
 
     def _segments_now(self) -> tuple[SegmentRecipe, ...]:
         """Return recipes that start as the segments are now."""
@@ -435,7 +437,7 @@ class Run:
         """
         host = self.host  # the trainer's thread may replace it at any time
         before, self._before = self._before, self._whole(host, host.read())
-        last, self._observed = self._observed, host
+        last, self._observed_host = self._observed_host, host
         if before.regime != self._before.regime:
             self.contention.renew()
         if last is not host or not self._trainer.training:
@@ -454,8 +456,8 @@ class Run:
             lower=0,
             upper=0,
             tunable=all(segment.tunable for segment in self._recipe.segments),
-            read=lambda: self._wanted,
-            write=partial(setattr, self, "_wanted"),
+            read=lambda: self._wanted_kind,
+            write=partial(setattr, self, "_wanted_kind"),
             choices=("trainer", "process"),
         )
 
@@ -498,7 +500,7 @@ class Run:
             write=write,
             choices=("inline", *kinds),
         )
-        return (*(each for each in knobs if each.name != "executor"), knob)
+        return (*(other for other in knobs if other.name != "executor"), knob)
 
     def recent(self) -> Observation:
         """Return the last ten seconds or so of training, however long ago they were.
@@ -515,12 +517,12 @@ class Run:
             host = before[-1]  # the engine has just moved: nothing is known there yet
             readings = [reading for at, reading in history if at is host]
         first, last = readings[0], readings[-1]
-        settled = next(each for each in readings if staff(each) == staff(last))
-        if last.trainer.steps - settled.trainer.steps >= WARM_STEPS:
-            first = settled  # observations with other workers no longer hold
-        begun, warm = self._warm
-        known = last.trainer.steps - warm.trainer.steps >= WARM_STEPS
-        if begun is host and known and first.trainer.steps < warm.trainer.steps:
+        start = next(reading for reading in readings if staff(reading) == staff(last))
+        if last.trainer.steps - start.trainer.steps >= WARM_STEPS:
+            first = start  # observations with other workers no longer hold
+        warm_host, warm = self._warm
+        is_warm = last.trainer.steps - warm.trainer.steps >= WARM_STEPS
+        if warm_host is host and is_warm and first.trainer.steps < warm.trainer.steps:
             first = warm
         return self._whole(host, last) - first
 
@@ -530,21 +532,21 @@ class Run:
 
     def _whole(self, host: Host, reading: Observation) -> Observation:
         """Return a reading of the host, completed with what is known here."""
-        recipe, found = self._recipe, (cache.statistics() for cache in self._caches)
+        recipe, caches = self._recipe, (cache.statistics() for cache in self._caches)
         knobs = (k for k in host.knobs() if k.name == "num_parallel_workers")
-        held = {k.operator: k.held or self.tried.get(k.operator, "") for k in knobs}
+        reasons = {k.operator: k.held or self.tried.get(k.operator, "") for k in knobs}
         segments = reading.segments
         stays = self._stays if len(segments) > 1 else ""
         if any(s.stays == stays for s in segments):
             stays = ""  # what keeps one segment is no reason of the others
-        if stays or any(held.values()):
+        if stays or any(reasons.values()):
             segments = tuple(
-                replace(s, held=held.get(s.name) or s.held, stays=s.stays or stays)
+                replace(s, held=reasons.get(s.name) or s.held, stays=s.stays or stays)
                 for s in segments
             )
         return replace(
             reading,
-            caches=tuple(each for each in found if each is not None),
+            caches=tuple(cache for cache in caches if cache is not None),
             segments=segments,
             host=host.kind,
             contention=self.contention.comparison,
@@ -577,8 +579,8 @@ class Run:
 def staff(reading: Observation) -> list[tuple[str, int, int]]:
     """Return each segment's executor, worker count and prefetch size."""
     return [
-        (each.executor, each.num_parallel_workers, each.prefetch_size)
-        for each in reading.segments
+        (segment.executor, segment.num_parallel_workers, segment.prefetch_size)
+        for segment in reading.segments
     ]
 
 

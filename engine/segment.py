@@ -86,11 +86,11 @@ class Segment:
         # What changes in the copy of the only worker.
         self._changes_there = ""
         # The kind that the knob requests; the trainer's thread moves it.
-        self._wanted: Kind | None = None
+        self._wanted_kind: Kind | None = None
         self._make_pool = make_pool
-        # Guards `pool`, `_asked` and `_wanted`: a pool that leaves is not resized.
+        # Guards `pool`, `_target`, `_wanted_kind`: a pool that leaves is not resized.
         self._lock = threading.Lock()
-        self._asked, self._prefetch = recipe.num_parallel_workers, recipe.prefetch_size
+        self._target, self._prefetch = recipe.num_parallel_workers, recipe.prefetch_size
         start: Kind = "inline" if recipe.executor == "auto" else recipe.executor
         # Its present workers.
         self.pool = make_pool(start)
@@ -110,7 +110,7 @@ class Segment:
     @property
     def moving(self) -> bool:
         """Whether another kind is requested, or workers of the previous one remain."""
-        return self._wanted is not None or bool(self._leaving)
+        return self._wanted_kind is not None or bool(self._leaving)
 
     @property
     def inline(self) -> Inline | None:
@@ -123,7 +123,7 @@ class Segment:
     @property
     def num_parallel_workers(self) -> int:
         """Number of requested workers; inline there is one, the trainer."""
-        return 1 if self.pool.executor == "inline" else self._asked
+        return 1 if self.pool.executor == "inline" else self._target
 
     @property
     def prefetch_size(self) -> int:
@@ -132,12 +132,12 @@ class Segment:
 
     def start(self) -> None:
         """Start the workers."""
-        self.pool.resize(self._asked)
+        self.pool.resize(self._target)
 
     def _set_workers(self, count: int) -> None:
         """Request `count` workers; takes effect while work goes on."""
         with self._lock:
-            self._asked = count
+            self._target = count
             self.pool.resize(count)
         self._tell_core()
 
@@ -151,7 +151,7 @@ class Segment:
         with self._lock:
             before, self.pool = self.pool, self._make_pool(kind)
             self._leaving.append(before)
-            self.pool.resize(self._asked)
+            self.pool.resize(self._target)
             before.retire()
         self._tell_core()
 
@@ -179,7 +179,7 @@ class Segment:
         recipe, why = self.recipe, self._why_alone()
         low, high = recipe.bounds
         high = 1 if why else max(low, min(high, self.pool.statistics().most))
-        held = "" if why in ("", UNSURE) else Restriction.ALONE.format(why)
+        restriction = "" if why in ("", UNSURE) else Restriction.ALONE.format(why)
         yield Knob(
             operator=recipe.name,
             name="num_parallel_workers",
@@ -188,7 +188,7 @@ class Segment:
             tunable=recipe.tunable and low < high,
             read=lambda: self.num_parallel_workers,
             write=self._set_workers,
-            held=held if recipe.tunable else Restriction.PINNED,
+            held=restriction if recipe.tunable else Restriction.PINNED,
         )
         yield Knob(
             operator=recipe.queue_name,
@@ -207,7 +207,7 @@ class Segment:
                 lower=0,
                 upper=0,
                 tunable=recipe.tunable,
-                read=lambda: self._wanted or self.executor,
+                read=lambda: self._wanted_kind or self.executor,
                 write=self._want,
                 choices=("thread", "process"),
             )
@@ -227,7 +227,7 @@ class Segment:
             return
         why = self._changes_there = Restriction.CHANGES_THERE.format(path)
         note(self, self.executor, "stays", Restriction.ALONE.format(why))
-        if self._asked > 1:
+        if self._target > 1:
             self._set_workers(1)
 
     def _come_home(self, why: str) -> None:
@@ -239,13 +239,13 @@ class Segment:
     def take_wanted(self) -> Kind | None:
         """Return the kind that the knob requests, once; None if there is no request."""
         with self._lock:
-            wanted, self._wanted = self._wanted, None
-        return wanted
+            kind, self._wanted_kind = self._wanted_kind, None
+        return kind
 
     def _want(self, kind: Kind) -> None:
         """Request another kind; a trainer that waits for a batch follows at once."""
         with self._lock:
-            self._wanted = kind
+            self._wanted_kind = kind
         with self.connector.engine_lock.lock:
             self.connector.engine_lock.wake_trainer()
 
@@ -258,9 +258,9 @@ class Segment:
     def _tell_core(self) -> None:
         engine_lock, at = self.connector.engine_lock, self.connector.segment
         with engine_lock.lock:
-            held = self.pool.leases(self.num_parallel_workers)
+            holding = self.pool.leases(self.num_parallel_workers)
             # Inline, the trainer works on demand, on the batch it asks for.
-            engine_lock.core.set_workers(at, *held, inline=self.inline is not None)
+            engine_lock.core.set_workers(at, *holding, inline=self.inline is not None)
             engine_lock.core.set_prefetch(at, self.prefetch_size)
             engine_lock.wake()
 
@@ -339,12 +339,12 @@ class BatchWork:
         # Inline segments that have made no batch yet.
         self._unknown = {
             at
-            for at, each in enumerate(segments)
-            if each.per_batch and each.executor in ("auto", "inline")
+            for at, segment in enumerate(segments)
+            if segment.per_batch and segment.executor in ("auto", "inline")
         }
-        self._first = sum(not each.per_batch for each in segments)
-        for each in segments:
-            (operation, *_) = each.program.operations
+        self._first = sum(not segment.per_batch for segment in segments)
+        for segment in segments:
+            (operation, *_) = segment.program.operations
             if isinstance(operation, Collate):
                 operation.apart = isinstance(recipe.plan, AssignedPlan)
 
@@ -354,16 +354,16 @@ class BatchWork:
 
     def _filled(self, in_flight: InFlightBatch) -> Made:
         """Handle a batch whose rows are all finished, or have failed."""
-        made = self._buffers.finish(in_flight)
+        batch = self._buffers.finish(in_flight)
         if not in_flight.whole:
-            return made
-        if self._first == len(self._segments) or isinstance(made, FailedBatch):
-            return self._pinned(in_flight, made)
-        in_flight.substituted = made.failures
-        if isinstance(made, Gathered):
-            return Onward(self._first, made)
+            return batch
+        if self._first == len(self._segments) or isinstance(batch, FailedBatch):
+            return self._pinned(in_flight, batch)
+        in_flight.substituted = batch.failures
+        if isinstance(batch, Gathered):
+            return Onward(self._first, batch)
         in_flight.buffer.let_go()
-        return Onward(self._first + self._segments[self._first].in_order, made.data)
+        return Onward(self._first + self._segments[self._first].in_order, batch.data)
 
     def _worked(self, at: int, in_flight: InFlightBatch) -> Made:
         """Handle a batch that a segment has worked on."""
@@ -392,17 +392,17 @@ class BatchWork:
             return Onward(at + 1, data)
         return self._pinned(in_flight, Finished(data, in_flight.substituted))
 
-    def _pinned(self, in_flight: InFlightBatch, made: Made) -> Made:
+    def _pinned(self, in_flight: InFlightBatch, batch: Made) -> Made:
         """Move a batch that is made to pinned memory, if it belongs there."""
         buffers = self._buffers
-        if buffers.pin is None or buffers.keep or not isinstance(made, Finished):
-            return made
-        data = buffers.pin(made.data)
-        if data is made.data:
-            return made
+        if buffers.pin is None or buffers.keep or not isinstance(batch, Finished):
+            return batch
+        data = buffers.pin(batch.data)
+        if data is batch.data:
+            return batch
         in_flight.buffer.let_go()
         in_flight.made = None
-        return replace(made, data=data)
+        return replace(batch, data=data)
 
 
 def batch_error(failure: Failure, plan: BatchPlan) -> BaseException:
@@ -435,7 +435,7 @@ def worked(recipe: Recipe, plan: BatchPlan, data: Any) -> Any:
     if not recipe.batch_work:
         return data
     nothing = np.zeros(1, np.int64)
-    chunk = Chunk(plan.step, 0, nothing, nothing, plan.ctx)
+    chunk = Chunk(plan.step, 0, nothing, nothing, context=plan.ctx)
     random = SampleRandom(recipe.seed)
     for segment in recipe.batch_work:
         outcome = segment.program.run(chunk, [data], None, random)

@@ -214,7 +214,9 @@ class Rest:
     @property
     def beside(self) -> bool | None:
         """Whether others load beside the trainer; None while that is changing."""
-        kinds = [None if each.moving else each.executor for each in self._segments]
+        kinds = [
+            None if segment.moving else segment.executor for segment in self._segments
+        ]
         return None if None in kinds else not BESIDE.isdisjoint(kinds)
 
     @property
@@ -232,8 +234,8 @@ class Rest:
         """Whether they rest, and nobody takes anything from the trainer."""
         with self._engine_lock.lock:
             # Actors take nothing from the trainer.
-            here = (s.pool for s in self._segments if s.executor != "ray")
-            return self._alarm is not None and not any(p.at_work() for p in here)
+            pools = (s.pool for s in self._segments if s.executor != "ray")
+            return self._alarm is not None and not any(p.at_work() for p in pools)
 
     def pause(self, until_ns: int) -> None:
         """Hand out no more work. Batches that are ready may still be taken.
@@ -297,19 +299,19 @@ def compare(
         None if there are too few.
     """
     if uneven:
-        beside = [each for each in beside if each < ODD * lowest(beside)]
+        beside = [step_s for step_s in beside if step_s < ODD * lowest(beside)]
     if len(beside) < MIN_BESIDE or not alone:
         return None
-    ordered, margin = sorted(beside), MARGINS.get(len(alone), 1.0)
-    bounds = [margin * each for each in alone]
-    ranks_of = (bisect_left(ordered, b) + bisect_right(ordered, b) for b in bounds)
+    steps, margin = sorted(beside), MARGINS.get(len(alone), 1.0)
+    bounds = [margin * step_s for step_s in alone]
+    ranks_of = (bisect_left(steps, b) + bisect_right(steps, b) for b in bounds)
     longer = len(beside) * len(alone) - sum(ranks_of) / 2  # ties count half
     if longer >= SURE * len(beside) * len(alone):
         mean_s = median(beside)
         if lowest(beside) >= (1.0 + MIN_GROWTH) * median(alone):  # all are longer
-            mean_s = fmean(each for each in beside if each <= ODD * mean_s)
+            mean_s = fmean(step_s for step_s in beside if step_s <= ODD * mean_s)
         return ContentionObservation(mean_s, median(alone), certain=True)
-    short = bisect_right(ordered, max(bounds)) / len(beside)
+    short = bisect_right(steps, max(bounds)) / len(beside)
     if not uneven and short ** len(alone) <= CHANCE:
         return ContentionObservation(fmean(beside), fmean(alone), certain=True)
     return ContentionObservation(median(beside), median(alone), certain=False)
@@ -357,7 +359,7 @@ class ContentionMeter:
         # Whether others load beside the trainer, as far as is known.
         self._loads = False
         self._size: tuple[int, int | None] = 0, None
-        self._left = WARM_STEPS
+        self._steps_left = WARM_STEPS
         self._paused: Rest | None = None
         # The look that goes on, without its step.
         self._look = Look(0.0, 0.0, 0.0, 0)
@@ -397,8 +399,8 @@ class ContentionMeter:
                 self._waited_s += gap_s * self._costs
             else:
                 self._end_look(self._paused, gap_s)
-        elif self._left:
-            self._left -= 1
+        elif self._steps_left:
+            self._steps_left -= 1
         elif (now := self._now) is not None:
             now.append(gap_s)
             self._since += now is self._beside
@@ -435,9 +437,9 @@ class ContentionMeter:
 
     def reset(self) -> None:
         """End a look without a result: the trainer leaves its loop."""
-        paused, self._paused = self._paused, None
-        if paused is not None:
-            paused.resume()
+        rest, self._paused = self._paused, None
+        if rest is not None:
+            rest.resume()
 
     def forget(self) -> None:
         """Drop the steps beside loading: what loads has changed."""
@@ -460,10 +462,10 @@ class ContentionMeter:
         if len(beside) < MIN_BESIDE:
             return  # another thread has just dropped them
         step_s, rest_s = median(beside), min(MAX_REST_S, REST_S * 2.0**self._failed)
-        known = [  # of a copy: another thread may drop them
+        steps_s = [  # of a copy: another thread may drop them
             look.step_s for look in list(self._looks) if look.setting == self._setting
         ]
-        looked_s = min([step_s, *known[-1:]]) * (1 + self._one_by_one)
+        looked_s = min([step_s, *steps_s[-1:]]) * (1 + self._one_by_one)
         whole_s = median(list(self._steps) or [now_s])
         self._costs = whole_s - step_s >= MIN_WAIT * whole_s
         wanted_s = rest_s + looked_s * self._costs

@@ -186,7 +186,9 @@ class ServedPool(WorkerPool):
 def join_all(threads: Iterable[threading.Thread], until_s: float) -> list[str]:
     """Wait for other threads to end; return the names of those that did not in time."""
     me = threading.current_thread()
-    others = [each for each in threads if each is not me and each.ident is not None]
+    others = [
+        thread for thread in threads if thread is not me and thread.ident is not None
+    ]
     for thread in others:
         left_s = max(0.0, until_s - time.monotonic())
         thread.join(min(left_s, threading.TIMEOUT_MAX))
@@ -222,8 +224,8 @@ def run_lease(
         return program.run(chunk, lease.inputs, sink, random, clock=clock)
     in_flight = lease.in_flight
     watch.begin(in_flight.number, chunk.first_row - in_flight.first_row)
-    each = None if isinstance(program.operations[0], BatchMap) else watch
-    outcome = program.run(chunk, lease.inputs, sink, random, each, clock)
+    sample_watch = None if isinstance(program.operations[0], BatchMap) else watch
+    outcome = program.run(chunk, lease.inputs, sink, random, sample_watch, clock)
     watch.end()
     return outcome
 
@@ -248,7 +250,7 @@ class Inline(WorkerPool):
         self._connector, self._program = connector, program
         self._random, self._watch = SampleRandom(seed), watch()
         self._meter = connector.enter()
-        self._left = False
+        self._has_left = False
         # Rows done so far.
         self.done = 0
         self._rows, self._run_ns, self._slowest = 0, 0, (0, 0)
@@ -298,7 +300,7 @@ class Inline(WorkerPool):
         """Do nothing: there is always one worker."""
 
     def retire(self) -> None:
-        self._left = True
+        self._has_left = True
         self._connector.leave(self._meter)
 
     def close(self, until_s: float = inf) -> list[str]:  # noqa: ARG002 it ends at once
@@ -306,7 +308,7 @@ class Inline(WorkerPool):
         return []
 
     def statistics(self) -> PoolStatistics:
-        return PoolStatistics(alive=not self._left)
+        return PoolStatistics(alive=not self._has_left)
 
     def outcome(self, lease: Lease) -> Outcome:
         """Work on a lease."""
@@ -343,7 +345,7 @@ def use_one_torch_thread() -> None:
 class Threads(WorkerPool):
     """Threads: for functions that wait, or that release the GIL.
 
-    The engine lock guards `_wanted`, `_most`, `_asked`, `_staying` and `_present`. If
+    The engine lock guards `_target`, `_most`, `_asked`, `_staying` and `_present`. If
     more are staying than are asked for, the next ones that call `take` retire: they
     leave, but are present until they have ended.
 
@@ -370,18 +372,18 @@ class Threads(WorkerPool):
         self._name, self._watch = name, watch
         self._sure = not program.doubtful
         self._most = inf if self._sure else 1
-        self._wanted = self._asked = self._staying = 0
+        self._target = self._asked = self._staying = 0
         self._present: set[threading.Thread] = set()
 
     def resize(self, count: int) -> None:
-        self._adjust(wanted=count)
+        self._adjust(target=count)
 
     def _adjust(self, **changes: float) -> None:
         """Change the requested number, or its bound, and start threads as needed."""
         with self._engine_lock.lock:
-            self._wanted = int(changes.get("wanted", self._wanted))
+            self._target = int(changes.get("target", self._target))
             self._most = changes.get("most", self._most)
-            self._asked = int(min(self._wanted, self._most))
+            self._asked = int(min(self._target, self._most))
             new = [
                 threading.Thread(
                     target=self._work, name=f"penstock {self._name}", daemon=True
@@ -479,7 +481,7 @@ class Coroutines(ServedPool):
         self._idle: deque[asyncio.Future[None]] = deque()
         # The thread's CPU time when the last lease was settled.
         self._cpu_ns = 0
-        self._rung = asyncio.Event()
+        self._loop_wakeup = asyncio.Event()
         self._start()
 
     def threads(self) -> list[str]:
@@ -505,21 +507,21 @@ class Coroutines(ServedPool):
                     self._present.add(asyncio.create_task(self._permit()))
                 # If the first finds no work, nor would the others.
                 self._notify_idle(max(1, surplus))
-                await self._rung.wait()
-                self._rung.clear()
+                await self._loop_wakeup.wait()
+                self._loop_wakeup.clear()
         finally:
             loop.remove_reader(self._wakeup)
 
     def _hear(self) -> None:
         self._wakeup.clear()
-        self._rung.set()
+        self._loop_wakeup.set()
 
     def _notify_idle(self, count: int) -> None:
         """Let so many idle permits look for work, or leave if they are too many."""
         while count and self._idle:
-            notified = self._idle.popleft()
-            if not notified.done():  # else its own function has cancelled it
-                notified.set_result(None)
+            notice = self._idle.popleft()
+            if not notice.done():  # else its own function has cancelled it
+                notice.set_result(None)
                 count -= 1
 
     async def _permit(self) -> None:
@@ -529,18 +531,18 @@ class Coroutines(ServedPool):
         show what they wait for. One that was notified and finds some notifies the next.
         """
         meter, random = self._connector.enter(), SampleRandom(self._seed)
-        lock, notified = self._engine_lock, None
+        lock, notice = self._engine_lock, None
         try:
             # Its function may have resisted the cancellation, which comes only once.
             while not lock.closed and len(self._present) <= self._asked:
                 lease = self._connector.try_take(meter)
                 if lease is None:
-                    notified = asyncio.get_running_loop().create_future()
-                    self._idle.append(notified)
-                    await notified
+                    notice = asyncio.get_running_loop().create_future()
+                    self._idle.append(notice)
+                    await notice
                     continue
-                if notified is not None:  # there may be work for another one, too
-                    notified = None
+                if notice is not None:  # there may be work for another one, too
+                    notice = None
                     self._notify_idle(1)
                 # A task of its own: what a function binds in its context, such as the
                 # span of a trace, ends with the lease. A cancellation reaches it.
@@ -553,7 +555,7 @@ class Coroutines(ServedPool):
         finally:
             self._connector.leave(meter)
             self._present.discard(cast("asyncio.Task[None]", asyncio.current_task()))
-            self._rung.set()  # somebody may wait for the last permit to leave
+            self._loop_wakeup.set()  # somebody may wait for the last permit to leave
 
     async def _run(
         self, lease: Lease, random: SampleRandom, meter: WorkerMeter
