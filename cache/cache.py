@@ -140,11 +140,13 @@ class Claims:
         claim = threading.Event()
         end_s = time.monotonic() + PATIENCE_S
         pause_s = FIRST_PAUSE_S
-        while (held := self._try(key, claim)) is not claim and time.monotonic() < end_s:
+        while (
+            held_claim := self._try(key, claim)
+        ) is not claim and time.monotonic() < end_s:
             if in_loop:
                 await asyncio.sleep(pause_s)
             else:
-                held.wait(pause_s)  # whatever else might run in this thread
+                held_claim.wait(pause_s)  # whatever else might run in this thread
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
         return claim
 
@@ -440,10 +442,10 @@ class Lookup:
     async def _claimed(self, free: Callable[[], object]) -> Any:
         """Look if somebody stored it meanwhile; otherwise compute and store it."""
         here = self.here
-        found = here.find(self.key)
-        if found is not None:
+        hit = here.find(self.key)
+        if hit is not None:
             free()
-            return await self.sample(found)
+            return await self.sample(hit)
         sample, took_ns = await self._computed()
         here.counters.add(misses=1, compute_ns=took_ns)
         if not here.sure:
@@ -455,12 +457,12 @@ class Lookup:
         here.keep(self.key, sample, took_ns, free)
         return sample
 
-    async def _compared(self, found: Found) -> Any:
+    async def _compared(self, hit: Found) -> Any:
         """Compute a sample of an earlier run again; return what is right now."""
         here = self.here
         sample, took_ns = await self._computed()
         here.counters.add(compared=1)
-        if same(found.sample, sample):
+        if same(hit.sample, sample):
             here.counters.agree(self.key[:8], 1)
             # It may be in RAM alone, if its writer died before it reached the disk.
             here.keep(self.key, sample, took_ns, bool)
@@ -651,7 +653,9 @@ def _tiers(here: Here, counts: CacheStatistics) -> Iterator[TierStatistics]:
             yield TierStatistics(
                 name="disk",
                 hits=counts.disk_hits,
-                records=sum(each.records for each in disk.namespaces().values()),
+                records=sum(
+                    namespace.records for namespace in disk.namespaces().values()
+                ),
                 nbytes=disk.used,
                 capacity=here.disk_limit,
                 evictions=disk.evicted,

@@ -79,7 +79,7 @@ class Codec:
 
 def codec(name: str) -> Codec:
     """Return the codec of this name."""
-    return next(each for each in CODECS.values() if each.name == name)
+    return next(codec for codec in CODECS.values() if codec.name == name)
 
 
 def kept(stored: memoryview, length: int) -> memoryview:
@@ -172,8 +172,8 @@ def zstd() -> ModuleType:
 
 # By number, the simplest first.
 CODECS = {
-    each.number: each
-    for each in (
+    codec.number: codec
+    for codec in (
         Codec("raw", 0, bytes, kept),
         Codec("lz4", 1, lz4_pack, lz4_unpack),
         Codec("zstd", 2, zstd_pack, zstd_unpack),

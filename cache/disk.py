@@ -152,8 +152,8 @@ class Disk:
             DiskError: the database or its disk is damaged.
         """
         with failing("read", self.folder), self._env.begin(buffers=True) as txn:
-            found = txn.get(key)
-            return None if found is None else copied(found)
+            record = txn.get(key)
+            return None if record is None else copied(record)
 
     def put(
         self,
@@ -175,11 +175,11 @@ class Disk:
         """
         with self._writing():
             for part in stretches(batch):
-                fitting = within(part, self._room(part, limit or self.limit))
-                if not fitting and part[0] == batch[0]:
+                records = within(part, self._room(part, limit or self.limit))
+                if not records and part[0] == batch[0]:
                     raise Full(shortage(self.folder, room_of(batch[0][1])))
-                self._put(fitting, about)
-                if len(fitting) < len(part):
+                self._put(records, about)
+                if len(records) < len(part):
                     break
 
     def forget(self, key: bytes) -> None:
@@ -342,9 +342,9 @@ class Disk:
     def _put(self, records: Sequence[tuple[bytes, bytes]], about: str) -> None:
         """Store records in one transaction; those that are there stay."""
         with self._env.begin(write=True) as txn:
-            new = [each for each in records if txn.put(*each, overwrite=False)]
-            for name, those in groupby(new, lambda each: each[0][:8]):
-                sizes = [room_of(record) for _, record in those]
+            new = [pair for pair in records if txn.put(*pair, overwrite=False)]
+            for name, pairs in groupby(new, lambda pair: pair[0][:8]):
+                sizes = [room_of(record) for _, record in pairs]
                 self._count(txn, name, about, records=len(sizes), nbytes=sum(sizes))
 
     def _room(self, part: Sequence[tuple[bytes, bytes]], limit: int) -> int:
@@ -353,19 +353,19 @@ class Disk:
         # Pages that it replaces or splits.
         churn = PAGE * min(len(part), stat["branch_pages"] + stat["leaf_pages"])
         room = self._free(limit, churn)
-        wanted = limit // 16 - room
-        if wanted <= 0:
+        wanted_bytes = limit // 16 - room
+        if wanted_bytes <= 0:
             return room
         its_own = {key[:8] for key, _ in part}
         # Opened again, it has locks of its own: this process, too, may use a namespace.
         # Whoever begins to use one waits for the lease, and so not for these locks.
         with open(self.folder / "users", "r+b") as users:
             resting = {
-                name: (each.used_s, each.nbytes)
-                for name, each in self.namespaces().items()
+                name: (namespace.used_s, namespace.nbytes)
+                for name, namespace in self.namespaces().items()
                 if name not in its_own and try_lock(users.fileno(), byte_of(name))
             }
-        for name in victims(resting, time.time(), wanted):
+        for name in victims(resting, time.time(), wanted_bytes):
             self.evicted += self._drop(name)
         return self._free(limit, churn)
 
@@ -381,13 +381,13 @@ class Disk:
 
     def _drop(self, namespace: bytes) -> int:
         """Delete a namespace, about a thousand records to a transaction."""
-        dropped = 0
+        count = 0
         while keys := self._keys_from(namespace, namespace):
             with self._env.begin(write=True) as txn:
-                dropped += sum(txn.delete(key) for key in keys)
+                count += sum(txn.delete(key) for key in keys)
         with self._env.begin(write=True, db=self._meta) as txn:
             txn.delete(namespace)
-        return dropped
+        return count
 
     def _keys_from(self, first: bytes, namespace: bytes) -> list[bytes]:
         with failing("read", self.folder), self._env.begin() as txn:
@@ -450,7 +450,7 @@ class Writer:
         self._on_way: dict[bytes, bytes] = {}
         self._nbytes = 0
         # Set while records wait, and on closing.
-        self._come = threading.Event()
+        self._arrival = threading.Event()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._unsynced_since_s: float | None = None
@@ -471,7 +471,7 @@ class Writer:
             self._on_way[key] = record
             self._nbytes += len(record)
             self._waiting.append((key, record, done))
-            self._come.set()
+            self._arrival.set()
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._work, name="penstock cache writer", daemon=True
@@ -508,7 +508,7 @@ class Writer:
     def _end(self) -> None:
         with self._lock:
             self._closed.set()
-            self._come.set()
+            self._arrival.set()
 
     def _next(self) -> list[Waiting]:
         """Take the next batch; [] if nothing waits."""
@@ -516,7 +516,7 @@ class Writer:
             count = min(BATCH, len(self._waiting))
             batch = [self._waiting.popleft() for _ in range(count)]
             if not self._waiting and not self._closed.is_set():
-                self._come.clear()
+                self._arrival.clear()
             return batch
 
     def _write(self, batch: list[Waiting]) -> None:
@@ -554,7 +554,7 @@ class Writer:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         try:
             while True:
-                self._come.wait(None if self._unsynced_since_s is None else SYNC_S)
+                self._arrival.wait(None if self._unsynced_since_s is None else SYNC_S)
                 if self._closed.wait(GATHER_S):
                     return
                 if batch := self._next():
@@ -674,8 +674,8 @@ def _in_parent() -> None:
 
 def _in_child() -> None:
     global _process
-    inherited, _process = _process, Process()
-    for disk, _ in () if inherited.calls else inherited.disks.values():
+    parent, _process = _process, Process()
+    for disk, _ in () if parent.calls else parent.disks.values():
         disk.close()  # LMDB sees that another process opened it, and touches no file
 
 

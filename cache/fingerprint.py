@@ -149,7 +149,7 @@ def fingerprint(
         samples = per_sample(dataset)
         # The rest of a dataset that identifies its samples may change between runs.
         source = dataset if samples is None else type(dataset)
-        walks = [Walk(each, name) for name, each in (("dataset", source), *functions)]
+        walks = [Walk(value, name) for name, value in (("dataset", source), *functions)]
         parts = [walk.digest() for walk in walks]
     except Undigestible as error:
         return Fingerprint(os.urandom(16), f"{error.path} ({error.what})")
@@ -216,10 +216,10 @@ def looks(paths: Sequence[str]) -> list[tuple[Any, ...]]:
     files = by_threads(functools.partial(looked_at, real), paths)
     times = Counter(changed_ns for *_, changed_ns in files)
     common = max(2, COMMON * len(paths))
-    stamps = {each for each in times if times[each] >= common or -1 < each <= BOGUS_NS}
+    stamps = {ns for ns in times if times[ns] >= common or -1 < ns <= BOGUS_NS}
     pairs = [*zip(paths, files, strict=True)]
-    stamped = [path for path, file in pairs if file[-1] in stamps]
-    contents = dict(zip(stamped, by_threads(content_of, stamped), strict=True))
+    suspects = [path for path, file in pairs if file[-1] in stamps]
+    contents = dict(zip(suspects, by_threads(content_of, suspects), strict=True))
     return [(*file, contents.get(path)) for path, file in pairs]
 
 
@@ -280,8 +280,8 @@ def digest(value: Any, name: str) -> bytes:
 
 def atom(value: Any) -> bytes:
     """Return the digest of a value of one of the `ATOMS`."""
-    shown = hex(value) if type(value) is int else repr(value)  # refuses large ones
-    return xxh3_128_digest(f"{type(value).__name__} {shown}".encode())
+    text = hex(value) if type(value) is int else repr(value)  # refuses large ones
+    return xxh3_128_digest(f"{type(value).__name__} {text}".encode())
 
 
 def said_fingerprint(value: Any) -> bytes | None:
@@ -295,17 +295,17 @@ def said_fingerprint(value: Any) -> bytes | None:
     """
     if isinstance(value, type):
         return None
-    said = None
+    identity = None
     if inspect.getattr_static(value, SAID, None) is not None:
-        said = getattr(value, SAID)
-        said = said() if callable(said) else said
+        identity = getattr(value, SAID)
+        identity = identity() if callable(identity) else identity
     elif type(value).__module__.partition(".")[0] == "datasets":
-        said = getattr(value, "_fingerprint", None)
-        said = said if isinstance(said, str) else None
-    if not isinstance(said, str | bytes | None):
+        identity = getattr(value, "_fingerprint", None)
+        identity = identity if isinstance(identity, str) else None
+    if not isinstance(identity, str | bytes | None):
         kind = type(value).__qualname__
-        raise TypeError(f"`{SAID}` of {kind} must be a str or bytes, got {said!r}")
-    return said.encode() if isinstance(said, str) else said
+        raise TypeError(f"`{SAID}` of {kind} must be a str or bytes, got {identity!r}")
+    return identity.encode() if isinstance(identity, str) else identity
 
 
 class Walk:
@@ -319,12 +319,12 @@ class Walk:
     def __init__(self, value: Any, name: str) -> None:
         # Code, and names of libraries.
         self.code: list[str] = []
-        self._met: list[tuple[Any, str]] = []  # with paths; kept alive: ids stay unique
+        self._values: list[tuple[Any, str]] = []  # with paths; alive: ids stay unique
         self._numbers: dict[int, int] = {}
         self._parts: list[list[bytes | int]] = []  # digests, or numbers of other values
         self._number(value, name)
-        for each, path in self._met:  # grows while values are taken apart
-            text, parts = apart(each, path)
+        for item, path in self._values:  # grows while values are taken apart
+            text, parts = apart(item, path)
             own = xxh3_128_digest(f"{text}\0{[label for label, _ in parts]}".encode())
             numbers = [self._number(part, path + label) for label, part in parts]
             self._parts.append([own, *numbers])
@@ -343,35 +343,37 @@ class Walk:
         Raises:
             Undigestible: more than `ROUNDS` rounds would be needed.
         """
-        done: dict[int, bytes] = {}
+        digests: dict[int, bytes] = {}
         numbers = [[p for p in parts if type(p) is int] for parts in self._parts]
         order = TopologicalSorter(dict(enumerate(numbers)))
         with suppress(CycleError):  # it still yields the values that lead to none
             order.prepare()
         while ready := order.get_ready():
-            done.update({at: self._combined(at, done) for at in ready})
+            digests.update({at: self._combined(at, digests) for at in ready})
             order.done(*ready)
-        circles = dict.fromkeys(set(range(len(numbers))) - done.keys(), b"")
+        circles = dict.fromkeys(set(range(len(numbers))) - digests.keys(), b"")
         for _ in range(ROUNDS):
-            known = ChainMap(circles, done)
-            further = {at: self._combined(at, known) for at in circles}
+            all_digests = ChainMap(circles, digests)
+            further = {at: self._combined(at, all_digests) for at in circles}
             if len({*further.values()}) == len({*circles.values()}):
-                root = done[0] if 0 in done else further[0]
+                root = digests[0] if 0 in digests else further[0]
                 return xxh3_128_digest(root + b"".join(sorted({*further.values()})))
             circles = further
-        raise Undigestible(self._met[0][1], "circle of very many values")
+        raise Undigestible(self._values[0][1], "circle of very many values")
 
-    def _combined(self, at: int, known: Mapping[int, bytes]) -> bytes:
-        own, *parts = (p if isinstance(p, bytes) else known[p] for p in self._parts[at])
-        is_set = isinstance(self._met[at][0], set | frozenset)
+    def _combined(self, at: int, digests: Mapping[int, bytes]) -> bytes:
+        own, *parts = (
+            p if isinstance(p, bytes) else digests[p] for p in self._parts[at]
+        )
+        is_set = isinstance(self._values[at][0], set | frozenset)
         return xxh3_128_digest(own + b"".join(sorted(parts) if is_set else parts))
 
     def _number(self, value: Any, path: str) -> bytes | int:
         if type(value) in ATOMS:
             return atom(value)
-        number = self._numbers.setdefault(id(value), len(self._met))
-        if number == len(self._met):
-            self._met.append((value, path[-1000:]))  # deep paths would take much memory
+        number = self._numbers.setdefault(id(value), len(self._values))
+        if number == len(self._values):
+            self._values.append((value, path[-1000:]))  # deep paths take much memory
         return number
 
 
@@ -382,8 +384,8 @@ def apart(value: Any, path: str) -> Parts:
         Undigestible: there is no way to.
         TypeError: the identity that it declares is neither a str nor bytes.
     """
-    if (said := said_fingerprint(value)) is not None:
-        return "said", [("", said)]
+    if (identity := said_fingerprint(value)) is not None:
+        return "said", [("", identity)]
     try:
         if (name := library_name(value)) is not None:
             return library(name)
@@ -407,14 +409,14 @@ def object_(value: Any) -> Parts:
     if isinstance(value, set | frozenset | torch.Tensor):
         raise LookupError(f"{kind.__name__}, copied in no stable order")  # noqa: TRY004
     reduce = copyreg.dispatch_table.get(kind)
-    copied = value.__reduce_ex__(4) if reduce is None else reduce(value)
-    if isinstance(copied, str):  # the name of a global
+    reduction = value.__reduce_ex__(4) if reduce is None else reduce(value)
+    if isinstance(reduction, str):  # the name of a global
         module = getattr(value, "__module__", None) or kind.__module__
-        return library(f"{module}.{copied}")
-    maker, arguments, state, listed, pairs = (*copied, None, None, None)[:5]
-    parts = [("", each) for each in (maker, *arguments)]
+        return library(f"{module}.{reduction}")
+    maker, arguments, state, entries, pairs = (*reduction, None, None, None)[:5]
+    parts = [("", part) for part in (maker, *arguments)]
     parts += members(state) if type(state) is dict else [(".<state>", state)]
-    parts += [("", [*each]) for each in (listed, pairs) if each is not None]
+    parts += [("", [*values]) for values in (entries, pairs) if values is not None]
     return f"object {len(arguments)}", parts
 
 
@@ -428,18 +430,18 @@ def items(value: Collection[Any]) -> Parts:
     """Take a collection apart into its items; those of a set have no order."""
     kind = type(value).__name__
     if isinstance(value, set | frozenset):
-        return kind, [("[...]", each) for each in value]
+        return kind, [("[...]", item) for item in value]
     if is_plain(value):
         return f"{kind} {value}", []
-    return kind, [(f"[{at}]", each) for at, each in enumerate(value)]
+    return kind, [(f"[{at}]", item) for at, item in enumerate(value)]
 
 
 def dict_(value: Mapping[Any, Any]) -> Parts:
     """Take a dict apart into keys and values, in order: code may iterate over them."""
     if is_plain(value) and is_plain(value.values()):
         return f"dict {dict(value)}", []
-    shown = (repr(key) if type(key) in ATOMS else type(key).__name__ for key in value)
-    labels = [f"[{each:.60}]" for each in shown]
+    texts = (repr(key) if type(key) in ATOMS else type(key).__name__ for key in value)
+    labels = [f"[{text:.60}]" for text in texts]
     return "dict", [*zip(labels * 2, chain(value, value.values()), strict=True)]
 
 
@@ -469,9 +471,9 @@ def tensor(value: torch.Tensor) -> Parts:
     is_special = value.layout != torch.strided or value.device.type == "meta"
     if is_special or value.is_nested or value.is_quantized:
         raise LookupError(f"Tensor of a special kind ({value.layout})")
-    here = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    raw: Any = here.reshape(-1).view(torch.uint8).numpy()
-    kind = f"{type(value).__name__} {here.dtype} {[*here.shape]} {value.requires_grad}"
+    data = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    raw: Any = data.reshape(-1).view(torch.uint8).numpy()
+    kind = f"{type(value).__name__} {data.dtype} {[*data.shape]} {value.requires_grad}"
     return kind, [("", xxh3_128_digest(raw)), *members(vars(value))]
 
 
@@ -488,7 +490,7 @@ def function(value: types.FunctionType) -> Parts:
     if space is vars(functools) and "registry" in vars(value):
         # singledispatch: its other parts cache the types it was called with
         return "by type", [(".registry", vars(value)["registry"])]
-    cells = [each.cell_contents for each in value.__closure__ or ()]
+    cells = [cell.cell_contents for cell in value.__closure__ or ()]
     hints = getattr(getattr(value, "__annotate__", None), "__code__", None)  # of 3.14
     hints = hints or re.sub(r" at 0x\w+", "", str(value.__annotations__))
     bound = [
@@ -570,7 +572,7 @@ def library_name(value: Any) -> str | None:
     module = getattr(value, "__module__", None) or getattr(of, "__module__", None)
     if not isinstance(module, str) or release(module) is None:
         return None
-    for name in (getattr(value, each, None) for each in ("__qualname__", "__name__")):
+    for name in (getattr(value, key, None) for key in ("__qualname__", "__name__")):
         with suppress(AttributeError, KeyError):
             if name and attrgetter(name)(sys.modules[module]) is value:
                 return f"{module}.{name}"
@@ -591,7 +593,7 @@ def release(name: str) -> str | None:
         return versions(*packages().get(top, ()))  # None if it was copied there by hand
     if top == OWN:
         return own_release()
-    python = tuple(f"{sysconfig.get_path(each)}/" for each in ("stdlib", "platstdlib"))
+    python = tuple(f"{sysconfig.get_path(key)}/" for key in ("stdlib", "platstdlib"))
     is_python = place in ("built-in", "frozen") or place.startswith(python)
     return PYTHON if is_python else None
 
@@ -605,8 +607,8 @@ def own_release() -> str | None:
     then the code that runs is not theirs.
     """
     root, behind = Path(__file__).parents[1], versions(OWN)
-    folders = [each.parent for each in root.glob("*/__init__.py")]
-    kinds = [each.rglob(f"[!.]*.{k}") for each in folders for k in ("py", "so")]
+    folders = [path.parent for path in root.glob("*/__init__.py")]
+    kinds = [folder.rglob(f"[!.]*.{k}") for folder in folders for k in ("py", "so")]
     files = {f"{p.relative_to(root)}": p for p in chain(root.glob("*.py"), *kinds)}
     newest_s = max((path.stat().st_mtime for path in files.values()), default=0.0)
     begun_s = psutil.Process().create_time() + 1.0  # known to a second
@@ -629,8 +631,8 @@ def versions(*names: str) -> str | None:
             one = importlib.metadata.distribution(name)
             # Its origin counts, too: one version of a repository may be many commits.
             releases[name] = f"{one.version} {one.read_text('direct_url.json') or ''}"
-            required = [each for each in one.requires or () if "extra ==" not in each]
-            further = {re.split(r"[^\w.-]", each, maxsplit=1)[0] for each in required}
+            lines = [line for line in one.requires or () if "extra ==" not in line]
+            further = {re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in lines}
             waiting += further - releases.keys()
     return repr(sorted(releases.items())) if releases else None
 
@@ -663,15 +665,15 @@ def reached(function: types.FunctionType) -> Names:
 
 def steps_of(code: types.CodeType) -> Labelled:
     """Return the instructions of code and its inner code, with what they name."""
-    steps = [(each.opname, each.argval) for each in dis.get_instructions(code)]
+    steps = [(step.opname, step.argval) for step in dis.get_instructions(code)]
     inner = [steps_of(c) for c in code.co_consts if isinstance(c, types.CodeType)]
-    return [each for each in chain(steps, *inner) if each[0] not in FILLERS]
+    return [step for step in chain(steps, *inner) if step[0] not in FILLERS]
 
 
 def looked_up(name: str, then: Labelled, space: Names) -> Names:
     """Return a global by name; of a user's module, the attribute that is read."""
     if name in DYNAMIC - space.keys():
-        return {each: space[each] for each in space.keys() - OF_A_MODULE}
+        return {key: space[key] for key in space.keys() - OF_A_MODULE}
     if name in OF_A_MODULE or name not in space:
         return {}
     value = space[name]

@@ -166,12 +166,12 @@ def check_folder(folder: Path) -> None:
         " where locks and shared memory may not work; give a folder on a disk of"
         " this machine",
     )
-    there = next(filter(os.path.lexists, (folder, *folder.parents)))
+    place = next(filter(os.path.lexists, (folder, *folder.parents)))
     require(
-        there.is_dir(),
-        f"{there} is not a folder, which a cache needs; give another path",
+        place.is_dir(),
+        f"{place} is not a folder, which a cache needs; give another path",
     )
-    if there == folder:
+    if place == folder:
         check_alone_ours(folder)
 
 
@@ -234,13 +234,13 @@ def check_left(folder: Path) -> None:
     Raises:
         DistrustError: it was not intact, or another version wrote it.
     """
-    left, data = FolderState.read(folder), folder / "data.mdb"
+    state, data = FolderState.read(folder), folder / "data.mdb"
     if not data.exists():
         return
     check_ours(folder)
-    survived = left.clean or left.boot == boot_id()
+    survived = state.clean or state.boot == boot_id()
     require(survived, f"{folder} was not closed before a power cut")
-    if left.whole == stamp(folder) or not data.stat().st_size:
+    if state.whole == stamp(folder) or not data.stat().st_size:
         return
     with said_if_slow(f"checking the cache in {folder}, which a run did not close"):
         check_pages(data)
@@ -393,14 +393,14 @@ def victims(
         now_s: the time on the same clock.
         wanted: bytes to free; no more are evicted than that takes.
     """
-    chosen = []
+    namespaces = []
     for name in sorted(held, key=lambda name: held[name][0]):
         used_s, nbytes = held[name]
         if wanted <= 0 or now_s - used_s <= RESTING_S:
             break
-        chosen.append(name)
+        namespaces.append(name)
         wanted -= nbytes
-    return chosen
+    return namespaces
 
 
 def kind_of_place(folder: Path) -> str:
@@ -410,8 +410,8 @@ def kind_of_place(folder: Path) -> str:
         mounts = psutil.disk_partitions(all=True)
     except OSError:  # there is no /proc
         return ""
-    around = [each for each in mounts if path.is_relative_to(each.mountpoint)]
-    around.sort(key=lambda each: len(each.mountpoint))  # the last of equal ones shows
+    around = [mount for mount in mounts if path.is_relative_to(mount.mountpoint)]
+    around.sort(key=lambda mount: len(mount.mountpoint))  # the last of equal ones shows
     return around[-1].fstype if around else ""
 
 

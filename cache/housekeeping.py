@@ -37,7 +37,7 @@ def entries(folder: Path) -> list[tuple[str, Namespace]]:
     """
     namespaces = held(existing(folder)).items()
     recent = sorted(namespaces, key=lambda item: -item[1].used_s)
-    return [(name.hex(), each) for name, each in recent]
+    return [(name.hex(), namespace) for name, namespace in recent]
 
 
 def verify(folder: Path, progress: Callable[[int], object]) -> tuple[int, int]:
@@ -54,16 +54,16 @@ def verify(folder: Path, progress: Callable[[int], object]) -> tuple[int, int]:
         NoCacheError: there is no cache, another version of penstock wrote it, or the
             database itself is damaged.
     """
-    count = damaged = 0
+    count = damaged_count = 0
     shown_s = time.monotonic()
     with opened(existing(folder)) as disk:
         keys = chain.from_iterable(map(disk.keys, disk.namespaces()))
         for count, key in enumerate(keys, 1):
-            damaged += not is_whole(disk, key)
+            damaged_count += not is_whole(disk, key)
             if time.monotonic() - shown_s > SLOW_S:
                 progress(count)
                 shown_s = time.monotonic()
-    return count - damaged, damaged
+    return count - damaged_count, damaged_count
 
 
 def clear(folder: Path, name: str | None) -> int:
@@ -78,14 +78,14 @@ def clear(folder: Path, name: str | None) -> int:
     place = existing(folder)
     if name is None:
         return emptied(place)
-    names = [each.hex() for each in held(place)]
+    names = [namespace.hex() for namespace in held(place)]
     if name not in names:
-        listed = ", ".join(names) or "nothing"
-        raise NoCacheError(f"{folder} holds no {name!r}; it holds {listed}")
+        text = ", ".join(names) or "nothing"
+        raise NoCacheError(f"{folder} holds no {name!r}; it holds {text}")
     with opened(place) as disk:
-        dropped = disk.clear(bytes.fromhex(name))
+        count = disk.clear(bytes.fromhex(name))
         disk.shrink()
-    return dropped
+    return count
 
 
 def existing(folder: Path) -> Path:
@@ -158,7 +158,7 @@ def emptied(place: Path) -> int:
     """
     records = 0
     with suppress(NoCacheError):
-        records = sum(each.records for each in held(place).values())
+        records = sum(namespace.records for namespace in held(place).values())
     try:
         check_folder(place)
     except DistrustError as error:

@@ -105,11 +105,11 @@ def write_all(descriptor: int, parts: Sequence[Part], offset: int) -> None:
     """Write to the file, not to its mapping, so that no page must be mapped first."""
     if len(parts) > MAX_PARTS:
         parts = [b"".join(parts)]
-    done = os.pwritev(descriptor, parts, offset)
-    if done < sum(map(len, parts)):  # a short write, perhaps due to a signal
+    nbytes = os.pwritev(descriptor, parts, offset)
+    if nbytes < sum(map(len, parts)):  # a short write, perhaps due to a signal
         rest = memoryview(b"".join(parts))
-        while done < len(rest):
-            done += os.pwrite(descriptor, rest[done:], offset + done)
+        while nbytes < len(rest):
+            nbytes += os.pwrite(descriptor, rest[nbytes:], offset + nbytes)
 
 
 class Arena:
@@ -251,8 +251,8 @@ class Arena:
     # Within the file
 
     def _make(self, capacity: int, samples: int) -> None:
-        wanted = max(MIN_SLOTS, min(2 * samples, capacity // RECORD_BYTES))
-        slots = 1 << (wanted - 1).bit_length()
+        wanted_slots = max(MIN_SLOTS, min(2 * samples, capacity // RECORD_BYTES))
+        slots = 1 << (wanted_slots - 1).bit_length()
         start = PAGE + slots * SLOT.size
         os.ftruncate(self._descriptor, start + capacity)  # sparse: only use takes room
         reserve = effective_memory_bytes() // RESERVE_SHARE
@@ -290,10 +290,10 @@ class Arena:
         first = int.from_bytes(key[8:16], "little")
         for probe in range(MAX_PROBES):
             at = PAGE + ((first + probe) & (slots - 1)) * SLOT.size
-            there, begin, length, era = SLOT.unpack_from(self._memory, at)
+            slot_key, begin, length, era = SLOT.unpack_from(self._memory, at)
             if era != generation:
                 return at, 0, 0
-            if there == key:
+            if slot_key == key:
                 # If the arena cannot hold such a record, it is stored again.
                 is_within = start <= begin <= len(self._memory) - length
                 return at, begin, length if is_within else 0

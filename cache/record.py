@@ -235,8 +235,8 @@ def unstorable(value: Any, path: Path, why: str = "") -> UnstorableError:
     where = "".join(["sample", *reversed(steps)])
     name = f"{type(value).__module__}.{type(value).__qualname__}"
     kind = name.removeprefix("builtins.")
-    described = f"{kind}, {why}" if why else kind
-    return UnstorableError(f"{where} is a {described}: {CURE}")
+    text = f"{kind}, {why}" if why else kind
+    return UnstorableError(f"{where} is a {text}: {CURE}")
 
 
 def aligned(offset: int) -> int:
@@ -283,8 +283,8 @@ class Reader:
             return node
         tag, *rest = node
         if tag in ("t", "l"):
-            held = (self._value(each, depth - 1) for each in rest)
-            return tuple(held) if tag == "t" else list(held)
+            members = (self._value(member, depth - 1) for member in rest)
+            return tuple(members) if tag == "t" else list(members)
         if tag == "d":
             return dict(self._items(rest, depth - 1))
         return self._tagged(tag, *rest)
@@ -401,8 +401,8 @@ def encode_parts(sample: Any, key: bytes, codec: Codec) -> list[bytes | memoryvi
     lengths = len(parts.structure), length, sum(map(len, body))
     header = HEADER.pack(MAGIC, VERSION, number, 0, *lengths, key)
     checksum = xxh3_64(header + parts.structure)
-    for each in body:
-        add_to(checksum, each)
+    for part in body:
+        add_to(checksum, part)
     return [header, parts.structure, *body, CHECKSUM.pack(checksum.intdigest())]
 
 
@@ -419,10 +419,10 @@ def decode(record: Packed, key: bytes) -> Any:
     Raises:
         RecordError: it is not a whole, undamaged, current record of that key.
     """
-    codec, text, stored, body_bytes = check(record, key)
+    codec, text, stored_body, body_bytes = check(record, key)
     try:
         structure = json.loads(str(text, "utf-8", "surrogatepass"))
-        body = memoryview(codec.unpack(stored, body_bytes))
+        body = memoryview(codec.unpack(stored_body, body_bytes))
         is_ours = not body.readonly and (
             codec.number > 0  # unpacked into memory where any array may start
             or np.asarray(body).__array_interface__["data"][0] % ALIGNMENT == 0
@@ -483,8 +483,8 @@ def check(record: Packed, key: bytes) -> tuple[Codec, memoryview, memoryview, in
         raise RecordError(
             f"a record of key {its_key.hex()} stands under {key.hex()}; delete it"
         )
-    structure, body, stored = lengths
-    if flags or number not in CODECS or HEADER.size + structure + stored != end:
+    structure, body, stored_bytes = lengths
+    if flags or number not in CODECS or HEADER.size + structure + stored_bytes != end:
         raise RecordError(f"a record's header is wrong: {number=} {flags=} {lengths=}")
     if structure > MAX_STRUCTURE_BYTES + ALIGNMENT or body > MAX_BYTES:
         raise RecordError(f"a record of {lengths} bytes is too large to be one of ours")
@@ -573,19 +573,21 @@ class Picker:
         if ROOMY * raw_bytes * self._samples <= self._capacity_bytes:
             return CODECS[0]  # all fit as they are
         costs = {}
-        for each in CODECS.values():
-            record = encode(sample, NO_KEY, each)
+        for candidate in CODECS.values():
+            record = encode(sample, NO_KEY, candidate)
             # A tier returns writable copies.
             unpack = partial(decode, bytearray(record), NO_KEY)
             unpack_ns = 1e9 * min(timeit.repeat(unpack, repeat=TRIES, number=1))
-            costs[each] = self.expected_ns(len(record), unpack_ns, compute_ns)
+            costs[candidate] = self.expected_ns(len(record), unpack_ns, compute_ns)
         least_ns = (1 + TIE) * min(costs.values())
-        choice = next(each for each, ns in costs.items() if ns <= least_ns)
-        shown = (f"{each.name} {ns / 1e6:.3f} ms" for each, ns in costs.items())
+        choice = next(candidate for candidate, ns in costs.items() if ns <= least_ns)
+        texts = (
+            f"{candidate.name} {ns / 1e6:.3f} ms" for candidate, ns in costs.items()
+        )
         logging.getLogger("penstock").info(
             '%s: codec "%s"; expected per sample: %s',
             self._owner,
             choice.name,
-            ", ".join(shown),
+            ", ".join(texts),
         )
         return choice

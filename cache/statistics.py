@@ -128,14 +128,14 @@ class CacheStatistics:
     @property
     def hit_share(self) -> float:
         """Share of samples, 0 to 1, that were found."""
-        asked = self.hits + self.misses
-        return self.hits / asked if asked else 0.0
+        lookups = self.hits + self.misses
+        return self.hits / lookups if lookups else 0.0
 
 
 # Most namespaces of one pipeline; records of any others are compared each time.
 NAMESPACES = 64
 # Where each count is in a row.
-COLUMNS = {each.name: at for at, each in enumerate(fields(CacheStatistics)[:-2])}
+COLUMNS = {field.name: at for at, field in enumerate(fields(CacheStatistics)[:-2])}
 # Where the pairs of a namespace and its count of equal records begin.
 AGREED = ROWS * len(COLUMNS)
 END = AGREED + 2 * NAMESPACES
@@ -203,9 +203,9 @@ class Counters:
             for at in range(AGREED, END, 2):
                 if self._numbers[at] in (0, name):
                     self._numbers[at] = name
-                    agreed = max(0, self._numbers[at + 1] + records)
-                    self._numbers[at + 1] = agreed
-                    return agreed
+                    count = max(0, self._numbers[at + 1] + records)
+                    self._numbers[at + 1] = count
+                    return count
         return 0
 
     def total(self, name: str) -> int:
