@@ -93,14 +93,14 @@ def stretch(
     screen: Screen, windows: Iterator[DemoWindow], what: str, seconds: float
 ) -> list[DemoWindow]:
     """Train for some seconds; show each window, and return them."""
-    seen: list[DemoWindow] = []
+    shown_windows: list[DemoWindow] = []
     elapsed_s = 0.0
     with screen.progress(what) as show:
         while elapsed_s < seconds:
-            seen.append(next(windows))
-            elapsed_s = seen[-1].end.time_s - seen[0].begin.time_s
-            show(elapsed_s / seconds, f"{elapsed_s:2.0f} s, {seen[-1]}")
-    return seen
+            shown_windows.append(next(windows))
+            elapsed_s = shown_windows[-1].end.time_s - shown_windows[0].begin.time_s
+            show(elapsed_s / seconds, f"{elapsed_s:2.0f} s, {shown_windows[-1]}")
+    return shown_windows
 
 
 def last(windows: list[DemoWindow], share: float) -> list[DemoWindow]:
@@ -110,9 +110,9 @@ def last(windows: list[DemoWindow], share: float) -> list[DemoWindow]:
 
 def conclude(screen: Screen, before: DemoWindow, tuned: list[DemoWindow]) -> None:
     """Print how long autotune took, and how the loss changed."""
-    fed = [window for window in tuned if window.wait_share < WAIT_AIMED]
-    if fed:
-        took_s = fed[0].end.time_s - tuned[0].begin.time_s
+    fed_windows = [window for window in tuned if window.wait_share < WAIT_AIMED]
+    if fed_windows:
+        took_s = fed_windows[0].end.time_s - tuned[0].begin.time_s
         screen.say(
             f"autotune: {took_s:.0f} s after it was turned on, the trainer waited for "
             f"less than {WAIT_AIMED:.0%} of each step"
@@ -227,15 +227,15 @@ class Screen:
             transient=True,
         ) as bar:
             task = bar.add_task(what, total=1.0, words="")
-            yield lambda done, words: bar.update(task, completed=done, words=words)
+            yield lambda share, words: bar.update(task, completed=share, words=words)
 
     def _lines(self, what: str) -> Show:
         last_s = -PACE_S
 
-        def show(done: float, words: str) -> None:
+        def show(share: float, words: str) -> None:
             nonlocal last_s
             now_s = time.monotonic()
-            if now_s - last_s >= PACE_S or done >= 1:
+            if now_s - last_s >= PACE_S or share >= 1:
                 last_s = now_s
                 self.say(f"{what}: {words}")
 

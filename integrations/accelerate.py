@@ -94,8 +94,8 @@ def keep(prepared: Any, like: Any = None) -> Any:
     settings = {name: getattr(base, name) for name in CARRIED if hasattr(base, name)}
     if like is not None:
         settings |= {name: getattr(like, name) for name in OWN}
-    said = like is not None and like._zero_workers  # noqa: SLF001 a loader of ours
-    if not (base.num_workers or said):
+    explicit = like is not None and like._zero_workers  # noqa: SLF001 a loader of ours
+    if not (base.num_workers or explicit):
         del settings["num_workers"]  # nobody wrote that 0
     prepared.base_dataloader = DataLoader(base.dataset, **settings, **_order(base))
     # To Accelerate, this means "has a state worth saving"; penstock's is exact after

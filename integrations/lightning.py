@@ -28,13 +28,15 @@ class Verdicts:
 
     def on_fit_start(self, *_: Any, **__: Any) -> None:
         """Start listening for verdicts."""
-        self._end = on_verdict(lambda name, said: self._verdicts.append((name, said)))
+        self._end = on_verdict(
+            lambda name, verdict: self._verdicts.append((name, verdict))
+        )
 
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
         """Log the verdicts since the last step. Loggers belong to this thread."""
         while self._verdicts:
-            name, said = self._verdicts.popleft()
-            scalars = {f"penstock/{name}/{k}": v for k, v in said.scalars().items()}
+            name, verdict = self._verdicts.popleft()
+            scalars = {f"penstock/{name}/{k}": v for k, v in verdict.scalars().items()}
             for logger in trainer.loggers:
                 logger.log_metrics(scalars, step=trainer.global_step)
 

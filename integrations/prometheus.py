@@ -31,18 +31,18 @@ class Figures:
         """Yield a family of gauges for each figure and each knob."""
         from prometheus_client.core import GaugeMetricFamily
 
-        said = explanations()
+        by_name = explanations()
         for figure, about in FIGURES.items():
             family = GaugeMetricFamily(f"penstock_{figure}", about, labels=["pipeline"])
-            for name, each in said.items():
+            for name, explanation in by_name.items():
                 field = figure.replace("per_second", "per_s")
-                family.add_metric([name], getattr(each, field))
+                family.add_metric([name], getattr(explanation, field))
             yield family
         for knob, about in KNOBS.items():
             labels = ["pipeline", "stage"]
             family = GaugeMetricFamily(f"penstock_{knob}", about, labels=labels)
-            for name, each in said.items():
-                for stage in each.stages:
+            for name, explanation in by_name.items():
+                for stage in explanation.stages:
                     family.add_metric([name, stage.name], getattr(stage, knob))
             yield family
 

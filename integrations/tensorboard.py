@@ -35,9 +35,9 @@ def log_verdicts(
     """
     begun_s = time.monotonic()
 
-    def write(name: str, said: Explanation) -> None:
+    def write(name: str, verdict: Explanation) -> None:
         at = step() if step is not None else round(time.monotonic() - begun_s)
-        for scalar, value in said.scalars().items():
+        for scalar, value in verdict.scalars().items():
             writer.add_scalar(f"penstock/{name}/{scalar}", value, at)
 
     return on_verdict(write)

@@ -41,7 +41,7 @@ class TrainerMixin:
         if config.get_enable_autotune():
             logs |= {
                 f"penstock/{name}/{scalar}": value
-                for name, said in explanations().items()
-                for scalar, value in said.scalars().items()
+                for name, explanation in explanations().items()
+                for scalar, value in explanation.scalars().items()
             }
         super().log(logs, *args, **settings)  # type: ignore[misc]

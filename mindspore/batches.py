@@ -38,7 +38,7 @@ class Batches:
     Args:
         function: takes a list of arrays for each of some columns, and a `BatchInfo`;
             None: columns stay as they are.
-        taken: numbers of those columns.
+        places: numbers of those columns.
         names: names of the columns that come out.
         pads: as `padded`; None: nothing is padded.
         steps: batches in an epoch.
@@ -47,12 +47,12 @@ class Batches:
     def __init__(
         self,
         function: Callable[..., Any] | None,
-        taken: Sequence[int],
+        places: Sequence[int],
         names: Sequence[str],
         pads: Pads | None,
         steps: int = 0,
     ) -> None:
-        self._function, self._taken, self._names = function, tuple(taken), [*names]
+        self._function, self._places, self._names = function, tuple(places), [*names]
         self._pads, self._steps = pads, steps
 
     def __call__(self, rows: Sequence[Row], ctx: Context) -> Row:
@@ -61,9 +61,9 @@ class Batches:
         )
         if self._function is not None:
             info = BatchInfo(ctx.epoch, ctx.step - self.first_step(ctx))
-            made = self._function(*(columns[at] for at in self._taken), info)
-            made = made if isinstance(made, tuple) else (made,)
-            columns = placed(columns, self._taken, made)
+            results = self._function(*(columns[at] for at in self._places), info)
+            results = results if isinstance(results, tuple) else (results,)
+            columns = placed(columns, self._places, results)
         if len(columns) != len(self._names):
             raise SampleError(
                 f"`per_batch_map` made {len(columns)} columns, but {len(self._names)}"
@@ -99,9 +99,9 @@ def padded(columns: Row, names: Sequence[str], pads: Pads | None) -> Row:
     """
     if pads is None:
         return columns
-    wanted: Pads = pads or dict.fromkeys(names, (None, 0))
+    pads_by_name: Pads = pads or dict.fromkeys(names, (None, 0))
     return tuple(
-        filled(values, *wanted[name]) if name in wanted else values
+        filled(values, *pads_by_name[name]) if name in pads_by_name else values
         for name, values in zip(names, columns, strict=True)
     )
 
@@ -114,26 +114,26 @@ def filled(
     Raises:
         SpecError: the shape has another number of dimensions.
     """
-    shapes = (each.shape for each in arrays)
+    shapes = (array.shape for array in arrays)
     largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
-    given = [None] * len(largest) if shape is None else shape
+    open_sizes = [None] * len(largest) if shape is None else shape
     check(
-        len(given) == len(largest),
+        len(open_sizes) == len(largest),
         f"`pad_info` has the shape {shape!r}, and the column has {len(largest)}"
         " dimensions; give a size, or None, for each",
     )
     sizes = [
         most if size is None else size
-        for size, most in zip(given, largest, strict=True)
+        for size, most in zip(open_sizes, largest, strict=True)
     ]
-    found = []
+    rooms = []
     for array in arrays:
         room = np.full(sizes, 0 if filling is None else filling, array.dtype)
         part = tuple(slice(0, size) for size in sizes)
         inside = array[part]
         room[tuple(slice(0, size) for size in inside.shape)] = inside
-        found.append(room)
-    return found
+        rooms.append(room)
+    return rooms
 
 
 class Sized:
@@ -144,16 +144,16 @@ class Sized:
 
     def __call__(self, rows: Iterator[Row], epoch: int) -> Iterator[Row]:
         for number in itertools.count():
-            wanted = self._size(BatchInfo(epoch, number))
+            size = self._size(BatchInfo(epoch, number))
             check(
-                isinstance(wanted, (int, np.integer)) and wanted > 0,
-                f"the function of `batch_size` returned {wanted!r} for batch {number};"
+                isinstance(size, (int, np.integer)) and size > 0,
+                f"the function of `batch_size` returned {size!r} for batch {number};"
                 " return a whole number > 0",
             )
-            group = list(itertools.islice(rows, wanted))
-            if len(group) == wanted or (group and not self._drop):
+            group = list(itertools.islice(rows, size))
+            if len(group) == size or (group and not self._drop):
                 yield tuple(map(as_column, zip(*group, strict=True)))
-            if len(group) < wanted:
+            if len(group) < size:
                 return
 
 
@@ -204,8 +204,10 @@ class ByLength:
             )
             end = self.boundaries[bucket] - 1
             pads = {
-                name: ([end if each is None else each for each in shape or [None]], by)
+                name: ([end if size is None else size for size in shape or [None]], by)
                 for name, (shape, by) in pads.items()
             }
-        columns: Row = tuple([*map(as_array, each)] for each in zip(*rows, strict=True))
+        columns: Row = tuple(
+            [*map(as_array, values)] for values in zip(*rows, strict=True)
+        )
         return tuple(map(as_column, padded(columns, self.names, pads)))

@@ -65,8 +65,8 @@ def as_leaf(value: Any, *, copies: bool = True) -> Any:
     """Return a value as a row holds it: functions may change a copy in place."""
     if isinstance(value, dict):
         return value
-    made = np.array(value) if copies else np.asarray(value)
-    return made.tolist() if made.dtype.kind in "SU" else made
+    array = np.array(value) if copies else np.asarray(value)
+    return array.tolist() if array.dtype.kind in "SU" else array
 
 
 def as_array(value: Any, *, batched: bool = False) -> Any:
@@ -85,22 +85,22 @@ def as_samples(batch: Row) -> Row:
 
 def as_column(values: Array | Sequence[Any]) -> Any:
     """Return the values of a batch's column as a tensor; text as an array."""
-    made = (
+    array = (
         values if isinstance(values, np.ndarray) else np.stack([*map(as_array, values)])
     )
-    return made if made.dtype.kind in "SU" else torch.from_numpy(made)
+    return array if array.dtype.kind in "SU" else torch.from_numpy(array)
 
 
-def placed(row: Row, taken: Sequence[int], values: Row) -> Row:
+def placed(row: Row, places: Sequence[int], values: Row) -> Row:
     """Return a row, or its names, with results in place of the columns they come from.
 
     If there are as many results as such columns, each takes the place of one. Otherwise
     the results come first, followed by the other columns.
     """
-    if len(values) == len(taken):
-        results = dict(zip(taken, values, strict=True))
+    if len(values) == len(places):
+        results = dict(zip(places, values, strict=True))
         return tuple(results.get(at, value) for at, value in enumerate(row))
-    return (*values, *(value for at, value in enumerate(row) if at not in taken))
+    return (*values, *(value for at, value in enumerate(row) if at not in places))
 
 
 class Columns:
@@ -108,21 +108,23 @@ class Columns:
 
     Args:
         operations: each takes the results of the one before.
-        taken: numbers of the columns that the first one takes.
-        given: number of columns that the last one makes.
+        places: numbers of the columns that the first one takes.
+        count: number of columns that the last one makes.
         batched: whether a row is a batch.
     """
 
     def __init__(
         self,
         operations: Sequence[Callable[..., Any]],
-        taken: Sequence[int],
-        given: int,
+        places: Sequence[int],
+        count: int,
         *,
         batched: bool,
     ) -> None:
-        self._calls = [(each, "rng" in wanted_by(each)) for each in operations]
-        self._taken, self._given, self._batched = tuple(taken), given, batched
+        self._calls = [
+            (operation, "rng" in wanted_by(operation)) for operation in operations
+        ]
+        self._places, self._count, self._batched = tuple(places), count, batched
         self.__name__ = getattr(operations[0], "__name__", type(operations[0]).__name__)
 
     @classmethod
@@ -130,8 +132,8 @@ class Columns:
         cls, operations: Sequence[Callable[..., Any]], *where: Any, batched: bool
     ) -> Columns:
         """Return one that asks for `rng` if an operation does."""
-        drawn = any("rng" in wanted_by(each) for each in operations)
-        return (Drawn if drawn else cls)(operations, *where, batched=batched)
+        draws = any("rng" in wanted_by(operation) for operation in operations)
+        return (Drawn if draws else cls)(operations, *where, batched=batched)
 
     def __call__(self, row: Row) -> Row:
         return self.applied(row, None)
@@ -142,18 +144,18 @@ class Columns:
         Raises:
             SampleError: the last operation made more or fewer columns than have names.
         """
-        values = tuple(as_array(row[at], batched=self._batched) for at in self._taken)
+        values = tuple(as_array(row[at], batched=self._batched) for at in self._places)
         for operation, draws in self._calls:
-            made = operation(*values, rng=rng) if draws else operation(*values)
-            values = made if isinstance(made, tuple) else (made,)
-        if len(values) != self._given:
+            result = operation(*values, rng=rng) if draws else operation(*values)
+            values = result if isinstance(result, tuple) else (result,)
+        if len(values) != self._count:
             raise SampleError(
-                f"{self.__name__} returned {len(values)} columns, but {self._given}"
+                f"{self.__name__} returned {len(values)} columns, but {self._count}"
                 " have names; name each of them in `output_columns`"
             )
         if not self._batched:
             values = tuple(as_leaf(value, copies=False) for value in values)
-        return placed(row, self._taken, values)
+        return placed(row, self._places, values)
 
 
 class Drawn(Columns):
@@ -177,11 +179,11 @@ class Kept:
     """Asks a predicate about some columns of a row."""
 
     def __init__(
-        self, predicate: Callable[..., Any], taken: Sequence[int], *, batched: bool
+        self, predicate: Callable[..., Any], places: Sequence[int], *, batched: bool
     ) -> None:
-        self._predicate, self._taken = predicate, tuple(taken)
+        self._predicate, self._places = predicate, tuple(places)
         self._batched = batched
 
     def __call__(self, row: Row) -> bool:
-        values = (as_array(row[at], batched=self._batched) for at in self._taken)
+        values = (as_array(row[at], batched=self._batched) for at in self._places)
         return bool(self._predicate(*values))

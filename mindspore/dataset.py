@@ -68,9 +68,9 @@ class Dataset(Known):
         """
         stream = Stream(begin, checked)
         pipeline = Pipeline.from_dataset(stream, shard=Shard.single())
-        begun = stream.__penstock_epoch__
-        known = replace(facts, closed=False, dealt=True, begin=begun)
-        return cls(pipeline, columns, known)
+        begin_epoch = stream.__penstock_epoch__
+        stream_facts = replace(facts, closed=False, dealt=True, begin=begin_epoch)
+        return cls(pipeline, columns, stream_facts)
 
     @classmethod
     def sampled(
@@ -94,12 +94,12 @@ class Dataset(Known):
             classes: the label of each class.
         """
         pipeline, size = chosen(sampler, source, workers)
-        made = pipeline if first is None else pipeline.map(first)
+        row_pipeline = pipeline if first is None else pipeline.map(first)
         dealt = size is not None
         facts = Facts(
             dealt=dealt, size=size, source=source, first=first, classes=classes
         )
-        return cls(made, columns, facts)
+        return cls(row_pipeline, columns, facts)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -134,35 +134,35 @@ class Dataset(Known):
             "map", options, "python_multiprocessing", "max_rowsize", "cache", "offload"
         )
         calls = [operations] if callable(operations) else list(operations)
-        taken = names_of(input_columns) or self.columns[:1]
-        given = names_of(output_columns) or taken
-        places = self.places(taken)
+        inputs = names_of(input_columns) or self.columns[:1]
+        outputs = names_of(output_columns) or inputs
+        places = self.places(inputs)
         batched = self.facts.batched
-        function = Columns.of(calls, places, len(given), batched=batched)
+        function = Columns.of(calls, places, len(outputs), batched=batched)
         apart = self.facts.closed and self.facts.dealt
         workers = None if apart else num_parallel_workers
-        made = self.pipeline.map(function, num_parallel_workers=workers)
-        columns = placed(tuple(self.columns), places, tuple(given))
-        found = self._changed(made, columns)
-        return found.project(order) if order else found
+        pipeline = self.pipeline.map(function, num_parallel_workers=workers)
+        columns = placed(tuple(self.columns), places, tuple(outputs))
+        dataset = self._changed(pipeline, columns)
+        return dataset.project(order) if order else dataset
 
     def project(self, columns: Names) -> Self:
         """Keep these columns only, in this order."""
         names = names_of(columns)
         if names == self.columns:
             return self
-        picked = Picked(self.places(names))
-        return self._changed(self.pipeline.map(picked), names)
+        function = Picked(self.places(names))
+        return self._changed(self.pipeline.map(function), names)
 
     def rename(self, input_columns: Names, output_columns: Names) -> Self:
         """Give columns other names."""
         places = self.places(names_of(input_columns))
-        given = names_of(output_columns)
+        names = names_of(output_columns)
         check(
-            len(places) == len(given),
-            f"rename() got {len(places)} columns and {len(given)} names; give as many",
+            len(places) == len(names),
+            f"rename() got {len(places)} columns and {len(names)} names; give as many",
         )
-        columns = placed(tuple(self.columns), places, tuple(given))
+        columns = placed(tuple(self.columns), places, tuple(names))
         return type(self)(copy.copy(self.pipeline), columns, self.facts)
 
     def filter(
@@ -173,11 +173,11 @@ class Dataset(Known):
     ) -> Self:
         """Drop the rows for which `predicate` of columns (default: all) is false."""
         places = self.places(names_of(input_columns) or self.columns)
-        kept = Kept(predicate, places, batched=self.facts.batched)
+        test = Kept(predicate, places, batched=self.facts.batched)
         if self.facts.closed:
-            return self._after(lambda rows: filter(kept, rows))
-        made = self.pipeline.filter(kept, num_parallel_workers=num_parallel_workers)
-        return self._changed(made, self.columns, dealt=True, size=None)
+            return self._after(lambda rows: filter(test, rows))
+        pipeline = self.pipeline.filter(test, num_parallel_workers=num_parallel_workers)
+        return self._changed(pipeline, self.columns, dealt=True, size=None)
 
     def batch(
         self,
@@ -200,35 +200,35 @@ class Dataset(Known):
         Raises:
             SpecError: an option is unknown, or there is no such column.
         """
-        known = (
+        option_names = (
             "per_batch_map",
             "input_columns",
             "output_columns",
             "column_order",
             "pad_info",
         )
-        given = {name: options.pop(name, None) for name in known}
+        settings = {name: options.pop(name, None) for name in option_names}
         ignored("batch", options, "python_multiprocessing", "max_rowsize")
         if self.facts.batched:
             size = self.get_dataset_size
             whole = self._after(partial(map, as_samples), batched=False, size=size)
-            return whole.batch(batch_size, drop_remainder, **given)
+            return whole.batch(batch_size, drop_remainder, **settings)
         if callable(batch_size):
             make = Sized(batch_size, drop=drop_remainder)
             begin = lambda epoch: make(self.rows(epoch), epoch)  # noqa: E731
             return self._begun(begin, None, batched=True)
-        function, order = given["per_batch_map"], given["column_order"]
-        if function is not None or given["pad_info"] is not None:
-            taken = names_of(given["input_columns"]) or self.columns
-            names = names_of(given["output_columns"]) or taken
-            work = (function, taken, names, given["pad_info"])
-            found = self._by_list(batch_size, drop_remainder, *work)
+        function, order = settings["per_batch_map"], settings["column_order"]
+        if function is not None or settings["pad_info"] is not None:
+            inputs = names_of(settings["input_columns"]) or self.columns
+            names = names_of(settings["output_columns"]) or inputs
+            work = (function, inputs, names, settings["pad_info"])
+            dataset = self._by_list(batch_size, drop_remainder, *work)
         else:
-            made = self.pipeline.batch(batch_size, drop_last=drop_remainder)
-            found = self._batches(made, batch_size, drop_remainder)
+            pipeline = self.pipeline.batch(batch_size, drop_last=drop_remainder)
+            dataset = self._batches(pipeline, batch_size, drop_remainder)
             before = (self, batch_size, drop_remainder)
-            found.facts = replace(found.facts, unbatched=before)
-        return found.project(order) if order else found
+            dataset.facts = replace(dataset.facts, unbatched=before)
+        return dataset.project(order) if order else dataset
 
     def padded_batch(
         self,
@@ -333,8 +333,8 @@ class Dataset(Known):
         )
         repeats = {"repeats": times}
         if times > 0 and self._indexed:
-            made = self.pipeline.repeat(times)
-            return self._changed(made, self.columns, **repeats)
+            pipeline = self.pipeline.repeat(times)
+            return self._changed(pipeline, self.columns, **repeats)
         if times > 0 and self.facts.unbatched and not self.facts.dealt:
             rows, size, drop = self.facts.unbatched
             whole = rows.get_dataset_size() // size * size
@@ -413,10 +413,10 @@ class Dataset(Known):
             "use_sampler() goes on the dataset itself, before map() and batch()",
         )
         facts = self.facts
-        made = self.sampled(new_sampler, facts.source, self.columns, first=facts.first)
-        made.facts = replace(made.facts, classes=facts.classes)
+        data = self.sampled(new_sampler, facts.source, self.columns, first=facts.first)
+        data.facts = replace(data.facts, classes=facts.classes)
         vars(self).clear()
-        vars(self).update(vars(made))
+        vars(self).update(vars(data))
 
     # Verbs on several datasets
 
@@ -431,17 +431,17 @@ class Dataset(Known):
             SpecError: they have other columns.
         """
         parts: list[Dataset] = [self, *_several(datasets)]
-        for each in parts:
+        for part in parts:
             check(
-                each.columns == self.columns,
+                part.columns == self.columns,
                 f"concat() needs the same columns, got {', '.join(self.columns)}"
-                f" and {', '.join(each.columns)}; rename() some",
+                f" and {', '.join(part.columns)}; rename() some",
             )
-        sources = [each.source for each in parts]
-        whole = any(each is None for each in sources)
+        sources = [part.source for part in parts]
+        whole = any(source is None for source in sources)
         facts = replace(
             self.facts,
-            size=lambda: sum(each.get_dataset_size() for each in parts),
+            size=lambda: sum(part.get_dataset_size() for part in parts),
             source=None if whole else ConcatDataset(sources),
             first=None,
             unbatched=None,
@@ -449,7 +449,7 @@ class Dataset(Known):
         )
 
         def begin(epoch: int) -> Iterator[Row]:
-            return chain.from_iterable(each.rows(epoch) for each in parts)
+            return chain.from_iterable(part.rows(epoch) for part in parts)
 
         return self.streamed(begin, self.columns, facts)
 
@@ -462,11 +462,11 @@ class Dataset(Known):
         Raises:
             TypeError: that is no dataset.
         """
-        made = apply_func(self)
-        if not isinstance(made, Dataset):
-            text = f"apply() needs a function that returns a dataset, got {made!r}"
+        dataset = apply_func(self)
+        if not isinstance(dataset, Dataset):
+            text = f"apply() needs a function that returns a dataset, got {dataset!r}"
             raise TypeError(text)
-        return made
+        return dataset
 
     # Helpers
 
@@ -483,8 +483,8 @@ class Dataset(Known):
     def _changed(
         self, pipeline: Pipeline, columns: Sequence[str], **facts: Any
     ) -> Self:
-        known = replace(self.facts, begin=None, source=None, unbatched=None)
-        return type(self)(pipeline, columns, replace(known, **facts))
+        base = replace(self.facts, begin=None, source=None, unbatched=None)
+        return type(self)(pipeline, columns, replace(base, **facts))
 
     def _begun(
         self,
@@ -492,8 +492,8 @@ class Dataset(Known):
         size: Callable[[], int] | None,
         **facts: Any,
     ) -> Self:
-        known = replace(self.facts, parents=(self,), source=None, unbatched=None)
-        return self.streamed(begin, self.columns, replace(known, size=size, **facts))
+        base = replace(self.facts, parents=(self,), source=None, unbatched=None)
+        return self.streamed(begin, self.columns, replace(base, size=size, **facts))
 
     def _after(
         self, change: Callable[[Iterator[Row]], Iterator[Row]], **facts: Any
@@ -502,12 +502,12 @@ class Dataset(Known):
         size = facts.pop("size", None)
         return self._begun(lambda epoch: change(self.rows(epoch)), size, **facts)
 
-    def _batches(self, made: Pipeline, size: int, drop: bool, **facts: Any) -> Self:
-        counted = self.facts.size
-        if counted is not None:
-            facts["size"] = lambda: counted() // size if drop else -(-counted() // size)
+    def _batches(self, pipeline: Pipeline, size: int, drop: bool, **facts: Any) -> Self:
+        count = self.facts.size
+        if count is not None:
+            facts["size"] = lambda: count() // size if drop else -(-count() // size)
         return self._changed(
-            made, self.columns, batched=True, closed=True, batch_size=size, **facts
+            pipeline, self.columns, batched=True, closed=True, batch_size=size, **facts
         )
 
     def _by_list(
@@ -515,19 +515,21 @@ class Dataset(Known):
         size: int,
         drop: bool,
         function: Callable[..., Any] | None,
-        taken: Sequence[str],
-        given: Sequence[str],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
         pads: Pads | None,
     ) -> Self:
         """Return batches that a function makes of lists of rows."""
-        places = self.places(taken)
-        columns = placed(tuple(self.columns), places, tuple(given))
-        made = self.pipeline.batch(size, drop_last=drop, collate_fn=list)
+        places = self.places(inputs)
+        columns = placed(tuple(self.columns), places, tuple(outputs))
+        pipeline = self.pipeline.batch(size, drop_last=drop, collate_fn=list)
         work = (function, places, columns, pads)
         dealt = self.facts.dealt
-        made = made.map(DealtBatches(*work) if dealt else Batches(*work, len(made)))
-        found = self._batches(made, size, drop)
-        return type(self)(made, columns, found.facts)
+        pipeline = pipeline.map(
+            DealtBatches(*work) if dealt else Batches(*work, len(pipeline))
+        )
+        dataset = self._batches(pipeline, size, drop)
+        return type(self)(pipeline, columns, dataset.facts)
 
 
 class Made:
@@ -549,20 +551,20 @@ def zipped(datasets: Sequence[Dataset]) -> Dataset:
     Raises:
         SpecError: a column comes twice.
     """
-    names = [name for each in datasets for name in each.get_col_names()]
+    names = [name for dataset in datasets for name in dataset.get_col_names()]
     check(
         len(set(names)) == len(names),
         f"zip() needs different columns, got {', '.join(names)}; rename() some",
     )
 
     def begin(epoch: int) -> Iterator[Row]:
-        for rows in zip(*(each.rows(epoch) for each in datasets), strict=False):
+        for rows in zip(*(dataset.rows(epoch) for dataset in datasets), strict=False):
             yield tuple(chain.from_iterable(rows))
 
     first = datasets[0].facts
     facts = Facts(
         batched=first.batched,
-        size=lambda: min(each.get_dataset_size() for each in datasets),
+        size=lambda: min(dataset.get_dataset_size() for dataset in datasets),
         parents=tuple(datasets),
         batch_size=first.batch_size,
     )
@@ -571,15 +573,18 @@ def zipped(datasets: Sequence[Dataset]) -> Dataset:
 
 def serialize(dataset: Dataset, json_filepath: str = "") -> dict[str, Any]:
     """Return the description of a dataset; write it to a file if one is named."""
-    found = {"columns": dataset.get_col_names(), "pipeline": repr(dataset.pipeline)}
+    description = {
+        "columns": dataset.get_col_names(),
+        "pipeline": repr(dataset.pipeline),
+    }
     if json_filepath:
-        Path(json_filepath).write_text(json.dumps(found, indent=2))
-    return found
+        Path(json_filepath).write_text(json.dumps(description, indent=2))
+    return description
 
 
-def names_of(given: Names) -> list[str]:
+def names_of(names: Names) -> list[str]:
     """Return names that may be given as one."""
-    return [given] if isinstance(given, str) else list(given or ())
+    return [names] if isinstance(names, str) else list(names or ())
 
 
 def _several(datasets: Dataset | Sequence[Dataset]) -> Sequence[Dataset]:
@@ -592,7 +597,7 @@ def _counts(sizes: Sequence[float], total: int) -> list[int]:
     if any(isinstance(size, float) for size in sizes):
         counts = [round(share * total) for share in sizes]
         rest = total - sum(counts)
-        at = next(at for at, each in enumerate(counts) if each + rest > 0)
+        at = next(at for at, count in enumerate(counts) if count + rest > 0)
         counts[at] += rest if abs(sum(sizes) - 1) < 1e-6 else 0
     check(
         sum(counts) == total and min(counts) > 0,

@@ -53,21 +53,21 @@ def made_of(
     Raises:
         SpecError: there is another argument, or a sampler beside what it decides.
     """
-    known = dict(reading)
+    options = dict(reading)
     sampler, workers = (
-        known.pop("sampler", None),
-        known.pop("num_parallel_workers", None),
+        options.pop("sampler", None),
+        options.pop("num_parallel_workers", None),
     )
     order = {
-        name: known.pop(name, None)
+        name: options.pop(name, None)
         for name in ("num_samples", "num_shards", "shard_id")
     }
-    shuffle = known.pop("shuffle", None)
-    ignored("a dataset", known, *HOW)
-    decided = {**order, "shuffle": shuffle}
+    shuffle = options.pop("shuffle", None)
+    ignored("a dataset", options, *HOW)
+    ordering = {**order, "shuffle": shuffle}
     check(
-        sampler is None or all(value is None for value in decided.values()),
-        f"`sampler` decides the order alone, got {decided!r}, too; leave these out",
+        sampler is None or all(value is None for value in ordering.values()),
+        f"`sampler` decides the order alone, got {ordering!r}, too; leave these out",
     )
     chooses = sampler_of(sampler, shuffle=shuffle is not False, **order)
     return Dataset.sampled(
@@ -135,11 +135,11 @@ def GeneratorDataset(
         f"`num_samples` must be > 0, got {samples!r}; leave it out for all rows",
     )
     stream = Stream(lambda _: source() if callable(source) else source, columns)
-    known = None if callable(source) else getattr(source, "__len__", None)
-    size = known or (lambda: sum(1 for _ in stream))
+    length = None if callable(source) else getattr(source, "__len__", None)
+    size = length or (lambda: sum(1 for _ in stream))
     begin = stream.__penstock_epoch__
-    found = Dataset.streamed(begin, columns, Facts(size=size))
-    return found.take(samples or -1)
+    dataset = Dataset.streamed(begin, columns, Facts(size=size))
+    return dataset.take(samples or -1)
 
 
 class Slices:
@@ -192,7 +192,7 @@ def PaddedDataset(padded_samples: Sequence[Mapping[str, Any]]) -> Dataset:
         padded_samples: a dict of columns for each row.
     """
     columns = {
-        name: [np.asarray(each[name]) for each in padded_samples]
+        name: [np.asarray(sample[name]) for sample in padded_samples]
         for name in padded_samples[0]
     }
     return NumpySlicesDataset(columns, shuffle=False)

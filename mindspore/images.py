@@ -34,8 +34,8 @@ class Labels:
 
     def __call__(self, sample: tuple[bytes, int]) -> Row:
         content, label = image.decode(sample) if self._decode else sample
-        shown = content if self._decode else np.frombuffer(content, np.uint8)
-        return np.array(shown), np.array(self._labels[label], np.int32)
+        values = content if self._decode else np.frombuffer(content, np.uint8)
+        return np.array(values), np.array(self._labels[label], np.int32)
 
 
 class LabelledFolder(Folder):
@@ -111,13 +111,13 @@ def narrowed(
         if classes is None or name in classes
     }
     ending = tuple(suffixes or ("",))
-    kept = {
-        k: [each for each in part if each.endswith(ending)] for k, part in parts.items()
+    matches = {
+        k: [name for name in part if name.endswith(ending)] for k, part in parts.items()
     }
-    names = [each for part in kept.values() for each in part]
+    names = [name for part in matches.values() for name in part]
     check(names, f"no file is left of {folder!r} with {suffixes!r} and {classes!r}")
-    ends = tuple(accumulate(map(len, kept.values())))
-    return replace(folder, classes=tuple(kept), ends=ends, names=Names.of(names))
+    ends = tuple(accumulate(map(len, matches.values())))
+    return replace(folder, classes=tuple(matches), ends=ends, names=Names.of(names))
 
 
 class Labelled:
@@ -297,8 +297,8 @@ class Annotated:
 
     def __getitem__(self, index: int) -> Row:
         contents = (path.read_bytes() for path in self._files[index])
-        made = image.decode if self._decode else partial(np.frombuffer, dtype=np.uint8)
-        return *map(as_leaf, map(made, contents)), *map(as_leaf, self._notes[index])
+        make = image.decode if self._decode else partial(np.frombuffer, dtype=np.uint8)
+        return *map(as_leaf, map(make, contents)), *map(as_leaf, self._notes[index])
 
 
 def CocoDataset(
@@ -329,14 +329,16 @@ def CocoDataset(
     content = Path(annotation_file).read_bytes()
     boxes: dict[int, list[Any]] = {}
     with reads(annotation_file, SpecError):
-        known = json.loads(content)
-        for each in known["annotations"]:
-            values = (each["bbox"], each["category_id"], each.get("iscrowd", 0))
-            boxes.setdefault(each["image_id"], []).append(values)
-        names = {each["id"]: each["file_name"] for each in known["images"]}
+        document = json.loads(content)
+        for box in document["annotations"]:
+            values = (box["bbox"], box["category_id"], box.get("iscrowd", 0))
+            boxes.setdefault(box["image_id"], []).append(values)
+        names = {photo["id"]: photo["file_name"] for photo in document["images"]}
         files = [[inside(Path(dataset_dir), names[number])] for number in boxes]
         notes = [*map(boxed, boxes.values())]
-        classes = {each["name"]: [each["id"]] for each in known["categories"]}
+        classes = {
+            category["name"]: [category["id"]] for category in document["categories"]
+        }
     rows = Annotated(files, notes, "Coco", decode=decode)
     columns = ["image", "bbox", "category_id", "iscrowd"]
     return made_of(rows, columns, reading, classes=classes)
@@ -355,10 +357,10 @@ def inside(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def boxed(found: Sequence[Sequence[Any]]) -> Row:
+def boxed(objects: Sequence[Sequence[Any]]) -> Row:
     """Return boxes, `float32 [n, 4]`, and numbers of each, `uint32 [n, 1]`."""
-    boxes, *numbers = zip(*found, strict=True)
-    columns = (np.array(each, np.uint32)[:, None] for each in numbers)
+    boxes, *numbers = zip(*objects, strict=True)
+    columns = (np.array(values, np.uint32)[:, None] for values in numbers)
     return np.array(boxes, np.float32), *columns
 
 
@@ -391,9 +393,9 @@ def VOCDataset(
         f"`task` must be one of {', '.join(lists)}, got {task!r}; these are here",
     )
     top = Path(dataset_dir)
-    (listed,) = found(top / "ImageSets" / lists[task], [f"{usage}.txt"])
-    with reads(listed, SpecError):
-        lines = listed.read_text().splitlines()
+    (path,) = found(top / "ImageSets" / lists[task], [f"{usage}.txt"])
+    with reads(path, SpecError):
+        lines = path.read_text().splitlines()
         names = [line.split()[0] for line in lines if line.strip()]
         photos = [inside(top / "JPEGImages", f"{name}.jpg") for name in names]
     if task == "Segmentation":
@@ -402,14 +404,14 @@ def VOCDataset(
         rows = Annotated(pairs, [()] * len(pairs), "VOC", decode=decode)
         return made_of(rows, ["image", "target"], reading)
     objects = [voc_objects(top / "Annotations" / f"{name}.xml") for name in names]
-    seen = sorted({name for each in objects for name, *_ in each})
-    classes = class_indexing or {name: at for at, name in enumerate(seen)}
-    kept = [
-        [(box, classes[name], *marks) for name, box, *marks in each if name in classes]
-        for each in objects
+    class_names = sorted({name for group in objects for name, *_ in group})
+    classes = class_indexing or {name: at for at, name in enumerate(class_names)}
+    box_lists = [
+        [(box, classes[name], *marks) for name, box, *marks in group if name in classes]
+        for group in objects
     ]
-    files = [[photo] for photo, boxes in zip(photos, kept, strict=True) if boxes]
-    notes = [boxed(boxes) for boxes in kept if boxes]
+    files = [[photo] for photo, boxes in zip(photos, box_lists, strict=True) if boxes]
+    notes = [boxed(boxes) for boxes in box_lists if boxes]
     rows = Annotated(files, notes, "VOC", decode=decode)
     columns = ["image", "bbox", "label", "difficult", "truncate"]
     return made_of(rows, columns, reading, classes=classes)
@@ -421,16 +423,16 @@ def voc_objects(path: Path) -> list[tuple[Any, ...]]:
     Raises:
         SpecError: it is damaged.
     """
-    found, ends = [], ("xmin", "ymin", "xmax", "ymax")
+    objects, ends = [], ("xmin", "ymin", "xmax", "ymax")
     with reads(path, SpecError):
         # Expat loads nothing from elsewhere, and stops where entities multiply.
-        for each in ET.parse(path).getroot().iter("object"):  # noqa: S314
-            sides = (float(each.findtext(f"bndbox/{end}", "")) for end in ends)
+        for node in ET.parse(path).getroot().iter("object"):  # noqa: S314
+            sides = (float(node.findtext(f"bndbox/{end}", "")) for end in ends)
             left, top, right, bottom = sides
-            marks = (int(each.findtext(of, "0")) for of in ("difficult", "truncated"))
+            marks = (int(node.findtext(of, "0")) for of in ("difficult", "truncated"))
             box = (left, top, right - left, bottom - top)
-            found.append((each.findtext("name", ""), box, *marks))
-    return found
+            objects.append((node.findtext("name", ""), box, *marks))
+    return objects
 
 
 def found(folder: Where, patterns: Sequence[str]) -> list[Path]:
@@ -439,7 +441,9 @@ def found(folder: Where, patterns: Sequence[str]) -> list[Path]:
     Raises:
         SpecError: there are none.
     """
-    files = [path for each in patterns for path in sorted(Path(folder).glob(each))]
-    wanted = " or ".join(patterns)
-    check(files, f"there is no {wanted} in {os.fspath(folder)!r}; name another folder")
+    files = [
+        path for pattern in patterns for path in sorted(Path(folder).glob(pattern))
+    ]
+    names = " or ".join(patterns)
+    check(files, f"there is no {names} in {os.fspath(folder)!r}; name another folder")
     return files

@@ -76,7 +76,7 @@ class Epochs(Iterator[T]):
     """
 
     def __init__(self, begin: Callable[[], Iterator[T]], num_epochs: int) -> None:
-        self._begin, self._left = begin, num_epochs
+        self._begin, self._epochs_left = begin, num_epochs
         self._rows: Iterator[T] | None = None
 
     def __iter__(self) -> Self:
@@ -84,7 +84,7 @@ class Epochs(Iterator[T]):
 
     def __next__(self) -> T:
         if self._rows is None:
-            if self._left == 0:
+            if self._epochs_left == 0:
                 raise RuntimeError(
                     "this iterator has yielded all its epochs; give `num_epochs`, the"
                     " number of your loops over it, or make an iterator for each loop"
@@ -93,7 +93,7 @@ class Epochs(Iterator[T]):
         try:
             return next(self._rows)
         except StopIteration:
-            self._rows, self._left = None, self._left - 1
+            self._rows, self._epochs_left = None, self._epochs_left - 1
             raise
         except BaseException:
             self._rows = None  # the next loop is a whole epoch
@@ -187,7 +187,7 @@ class Loops:
         # What else is known.
         self.facts = facts or Facts()
         self._looping, self._epochs = False, 0
-        self._made: Pipeline | None = None
+        self._run_pipeline: Pipeline | None = None
         self._spare: list[tuple[int, Pipeline]] = []
 
     def create_dict_iterator(
@@ -203,8 +203,8 @@ class Loops:
         names = self.columns
 
         def begin() -> Iterator[dict[str, Any]]:
-            found = self._values(names, as_arrays=output_numpy)
-            return (dict(zip(names, values, strict=True)) for values in found)
+            rows = self._values(names, as_arrays=output_numpy)
+            return (dict(zip(names, values, strict=True)) for values in rows)
 
         return Epochs(begin, num_epochs)
 
@@ -254,7 +254,7 @@ class Loops:
 
     def close(self) -> None:
         """Stop all workers."""
-        for run in (self._run, *(each for _, each in self._spare)):
+        for run in (self._run, *(run for _, run in self._spare)):
             run.close()
         for parent in self.facts.parents:
             parent.close()
@@ -275,18 +275,18 @@ class Loops:
     @property
     def _run(self) -> Pipeline:
         """What loops run."""
-        if self._made is None:
-            self._made = self.pipeline
+        if self._run_pipeline is None:
+            self._run_pipeline = self.pipeline
             if not self.facts.closed:
-                self._made = self.pipeline.batch(IN_CHUNK, collate_fn=list)
-        return self._made
+                self._run_pipeline = self.pipeline.batch(IN_CHUNK, collate_fn=list)
+        return self._run_pipeline
 
     def _read(self, run: Pipeline) -> Iterator[Row]:
-        for found in run:
+        for batch in run:
             if self.facts.closed:
-                yield tuple(found)
+                yield tuple(batch)
             else:
-                yield from found
+                yield from batch
 
     def _apart(self, epoch: int) -> Iterator[Row]:
         """Run an epoch with a copy of the pipeline, which is kept for others."""

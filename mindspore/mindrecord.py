@@ -67,9 +67,9 @@ def MindDataset(
     Raises:
         SpecError: there is no such file or column, or a file is something else.
     """
-    given = dataset_files or dataset_file or ""
-    several = not isinstance(given, (str, os.PathLike))
-    files = [os.fspath(given)] if isinstance(given, (str, os.PathLike)) else [*given]
+    paths = dataset_files or dataset_file or ""
+    several = not isinstance(paths, (str, os.PathLike))
+    files = [os.fspath(paths)] if isinstance(paths, (str, os.PathLike)) else [*paths]
     headers = [*map(header_of, files)]
     if not several:
         folder = Path(files[0]).parent
@@ -80,9 +80,9 @@ def MindDataset(
     schema = headers[0]["schema"][0]
     columns = names_of(columns_list) or sorted(schema["schema"])
     for name in columns:
-        known = schema["schema"]
+        specs = schema["schema"]
         check(
-            name in known, f"there is no column {name!r}; there are {', '.join(known)}"
+            name in specs, f"there is no column {name!r}; there are {', '.join(specs)}"
         )
     make = partial(row_of, schema=schema, columns=columns)
     extents = [*map(extents_of, files, headers)]
@@ -112,12 +112,12 @@ def header_of(path: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            found: dict[str, Any] = json.loads(file.read(min(size, 1 << 26)))
-        known = found["version"] in ("2.0", "3.0")
-        schema = found["schema"][0]
-        sizes = (found["header_size"], found["page_size"])
+            header: dict[str, Any] = json.loads(file.read(min(size, 1 << 26)))
+        is_readable = header["version"] in ("2.0", "3.0")
+        schema = header["schema"][0]
+        sizes = (header["header_size"], header["page_size"])
         right = isinstance(schema["schema"], dict) and {*map(type, sizes)} == {int}
-        names = [*schema["blob_fields"], *found["shard_addresses"]]
+        names = [*schema["blob_fields"], *header["shard_addresses"]]
         if not right or {*map(type, names)} > {str}:
             raise ValueError("its header has other fields")
     except (OSError, *DAMAGE) as error:
@@ -125,8 +125,11 @@ def header_of(path: str) -> dict[str, Any]:
             f"{path!r} is not a MindRecord file: {error}; give the files that a"
             " FileWriter wrote"
         ) from error
-    check(known, f"{path!r} is MindRecord version {found['version']}; 3.0 can be read")
-    return found
+    check(
+        is_readable,
+        f"{path!r} is MindRecord version {header['version']}; 3.0 can be read",
+    )
+    return header
 
 
 def extents_of(path: str, header: dict[str, Any]) -> Extents:
@@ -149,9 +152,9 @@ def extents_of(path: str, header: dict[str, Any]) -> Extents:
                 == ["table"],
                 "it has no table INDEXES",
             )
-            listed = database.execute(PLACES).fetchmany(end // 8 + 1)
-        found = np.array(listed, np.int64)
-        places = found.reshape(-1, 2, 3)
+            rows = database.execute(PLACES).fetchmany(end // 8 + 1)
+        numbers = np.array(rows, np.int64)
+        places = numbers.reshape(-1, 2, 3)
         pages = header["header_size"] + header["page_size"] * places[..., 0]
         firsts = pages + places[..., 1]
         sizes = places[..., 2] - places[..., 1]
@@ -200,12 +203,12 @@ def blobs_of(content: bytes, names: Sequence[str]) -> dict[str, bytes]:
     """Return the blobs of a record by name."""
     if len(names) == 1:
         return {names[0]: content}
-    found, at = {}, 0
+    blobs, at = {}, 0
     for name in names:
         size = int.from_bytes(content[at : at + 8], "big")
-        found[name] = content[at + 8 : at + 8 + size]
+        blobs[name] = content[at + 8 : at + 8 + size]
         at += 8 + size
-    return found
+    return blobs
 
 
 def array_of(content: bytes, spec: dict[str, Any]) -> NDArray[Any]:
@@ -213,8 +216,8 @@ def array_of(content: bytes, spec: dict[str, Any]) -> NDArray[Any]:
     kind = spec["type"]
     if kind in ("int32", "int64"):
         return integers(content).astype(kind).reshape(spec["shape"])
-    made = np.frombuffer(content, "u1" if kind == "bytes" else kind)
-    return made.reshape(spec["shape"]) if "shape" in spec else made
+    array = np.frombuffer(content, "u1" if kind == "bytes" else kind)
+    return array.reshape(spec["shape"]) if "shape" in spec else array
 
 
 def integers(content: bytes) -> NDArray[np.int64]:
@@ -224,12 +227,12 @@ def integers(content: bytes) -> NDArray[np.int64]:
     codes = (bits[:, None] >> np.array([6, 4, 2, 0]) & 3).reshape(-1)[:count]
     widths = 1 << codes
     firsts = 4 + len(bits) + np.cumsum(widths) - widths
-    body, found = np.frombuffer(content, np.uint8), np.empty(count, np.int64)
+    body, values = np.frombuffer(content, np.uint8), np.empty(count, np.int64)
     for code in range(4):
-        chosen = np.flatnonzero(codes == code)
-        places = firsts[chosen, None] + np.arange(1 << code)
-        found[chosen] = body[places].view(f"<i{1 << code}")[:, 0]
-    return found
+        indices = np.flatnonzero(codes == code)
+        places = firsts[indices, None] + np.arange(1 << code)
+        values[indices] = body[places].view(f"<i{1 << code}")[:, 0]
+    return values
 
 
 # MessagePack, as far as MindRecord uses it.
@@ -269,8 +272,8 @@ def unpacked(data: bytes, at: int) -> tuple[Any, int]:
         0x80 <= kind < 0x90 or kind >= 0xDE,
         f"a MindRecord file has a value of kind {kind:#x}; it is damaged",
     )
-    found = {}
+    mapping = {}
     for _ in range(number):
         key, at = unpacked(data, at)
-        found[key], at = unpacked(data, at)
-    return found, at
+        mapping[key], at = unpacked(data, at)
+    return mapping, at

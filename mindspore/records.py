@@ -44,7 +44,7 @@ class Records:
         name: str,
     ) -> None:
         self._files, self._extents, self._make = files, extents, make
-        self.group_sizes = [len(each) for each in extents]
+        self.group_sizes = [len(records) for records in extents]
         self._ends = list(accumulate(self.group_sizes))
         self.name = name
 
@@ -71,10 +71,10 @@ def files_of(files: Files) -> list[str]:
     Raises:
         SpecError: there is no such file.
     """
-    given = [files] if isinstance(files, (str, os.PathLike)) else list(files)
-    found = [path for each in given for path in sorted(glob.glob(os.fspath(each)))]
-    check(found, f"there is no file {files!r}; give the path of one, or a pattern")
-    return found
+    names = [files] if isinstance(files, (str, os.PathLike)) else list(files)
+    paths = [path for name in names for path in sorted(glob.glob(os.fspath(name)))]
+    check(paths, f"there is no file {files!r}; give the path of one, or a pattern")
+    return paths
 
 
 def of_records(
@@ -112,12 +112,12 @@ def TFRecordDataset(
         SpecError: there is no file, or no such column; a file is damaged; or there are
             fewer files than shards.
     """
-    files, known = files_of(dataset_files), dict[str, Any](reading)
-    shards: Any = known.get("num_shards")
-    if shards is not None and known.get("shard_id") is not None:
-        DistributedSampler(shards, known["shard_id"])  # refuses what is no shard
+    files, options = files_of(dataset_files), dict[str, Any](reading)
+    shards: Any = options.get("num_shards")
+    if shards is not None and options.get("shard_id") is not None:
+        DistributedSampler(shards, options["shard_id"])  # refuses what is no shard
         check(
-            known.get("sampler") is None,
+            options.get("sampler") is None,
             f"`sampler` decides the order alone, got {shards} shards, too; leave one"
             " of them out",
         )
@@ -127,35 +127,39 @@ def TFRecordDataset(
             " shard_equal_rows=True",
         )
         if not shard_equal_rows:
-            files = files[known.pop("shard_id") :: known.pop("num_shards")]
-    wanted = schema if isinstance(schema, Schema) or schema is None else Schema(schema)
+            files = files[options.pop("shard_id") :: options.pop("num_shards")]
+    row_schema = (
+        schema if isinstance(schema, Schema) or schema is None else Schema(schema)
+    )
     extents = list(map(tf_extents, files))
-    specs = wanted.columns if wanted else {k: {} for k in tf_names(files, extents)}
+    specs = (
+        row_schema.columns if row_schema else {k: {} for k in tf_names(files, extents)}
+    )
     columns = names_of(columns_list) or list(specs)
     there = ", ".join(specs)
     for name in columns:
         check(name in specs, f"there is no column {name!r}; there are {there}")
     make = partial(tf_row, specs={name: specs[name] for name in columns})
     rows = Records(files, extents, make, "TFRecord")
-    if known.get("num_samples") is None and wanted and wanted.rows:
-        known["num_samples"] = wanted.rows
-    return of_records(rows, columns, in_blocks(known, len(rows)))
+    if options.get("num_samples") is None and row_schema and row_schema.rows:
+        options["num_samples"] = row_schema.rows
+    return of_records(rows, columns, in_blocks(options, len(rows)))
 
 
 def in_blocks(reading: dict[str, Any], rows: int) -> dict[str, Any]:
     """Return arguments that read a block of so many rows as a shard."""
-    known = dict(reading)
-    shards, shard = known.pop("num_shards", None), known.pop("shard_id", None)
+    options = dict(reading)
+    shards, shard = options.pop("num_shards", None), options.pop("shard_id", None)
     if shards is None or shard is None:
         return reading
     share = -(-rows // shards)
     part = (shard * share + np.arange(share)) % rows
-    random = known.pop("shuffle", None) is not False
+    random = options.pop("shuffle", None) is not False
     kind = SubsetRandomSampler if random else SubsetSampler
     return {
-        **known,
+        **options,
         "num_samples": None,
-        "sampler": kind(part, known.get("num_samples")),
+        "sampler": kind(part, options.get("num_samples")),
     }
 
 
@@ -165,7 +169,7 @@ def tf_extents(path: str) -> Extents:
     Raises:
         SpecError: the file is damaged.
     """
-    found, at, end = [], 0, os.path.getsize(path)
+    extents, at, end = [], 0, os.path.getsize(path)
     with open(path, "rb") as file:
         while at < end:
             file.seek(at)
@@ -177,9 +181,9 @@ def tf_extents(path: str) -> Extents:
                 f"{path!r} is not a TFRecord file, or is damaged at byte {at}; write it"
                 " again, without compression",
             )
-            found.append(((at, size),))
+            extents.append(((at, size),))
             at += size
-    return np.array(found, np.int64).reshape(-1, 1, 2)
+    return np.array(extents, np.int64).reshape(-1, 1, 2)
 
 
 def tf_names(files: Sequence[str], extents: Sequence[Extents]) -> list[str]:
@@ -209,23 +213,23 @@ def tf_row(record: bytes, specs: dict[str, dict[str, Any]]) -> Row:
     Raises:
         SampleError: it lacks one, or has other values.
     """
-    found = example(record)
+    features = example(record)
     row = []
     for name, spec in specs.items():
-        if name not in found:
-            raise SampleError(f"a record has no {name!r}; it has {', '.join(found)}")
-        row.append(as_leaf(tf_column(name, *found[name], spec, len(record))))
+        if name not in features:
+            raise SampleError(f"a record has no {name!r}; it has {', '.join(features)}")
+        row.append(as_leaf(tf_column(name, *features[name], spec, len(record))))
     return tuple(row)
 
 
 def tf_column(
-    name: str, stored: int, values: list[Any], spec: dict[str, Any], size: int
+    name: str, list_kind: int, values: list[Any], spec: dict[str, Any], size: int
 ) -> NDArray[Any]:
     """Return the values of a column, as a schema says.
 
     Args:
         name: the name of the column.
-        stored: the kind of its list: see `feature`.
+        list_kind: the kind of its list: see `feature`.
         values: what is in that.
         spec: its type and shape.
         size: bytes of the whole record.
@@ -234,9 +238,9 @@ def tf_column(
         SampleError: the values fit no such shape, or would fill the memory.
     """
     kind, shape = spec.get("type"), spec.get("shape")
-    if stored == 1 and kind == "string":
-        made = np.array([value.decode() for value in values], np.str_)
-    elif stored == 1:
+    if list_kind == 1 and kind == "string":
+        array = np.array([value.decode() for value in values], np.str_)
+    elif list_kind == 1:
         long = max(map(len, values), default=0)
         if long * len(values) > max(ROOMY, TIMES * size):
             raise SampleError(
@@ -244,18 +248,18 @@ def tf_column(
                 f" {long} bytes, are {TIMES} times as large as their record; give the"
                 " column the type 'string' in a schema"
             )
-        joined = b"".join(value.ljust(long) for value in values)
-        made = np.frombuffer(joined, np.uint8)
+        content = b"".join(value.ljust(long) for value in values)
+        array = np.frombuffer(content, np.uint8)
     else:
-        made = np.array(values, np.float32 if stored == 2 else np.int64)
+        array = np.array(values, np.float32 if list_kind == 2 else np.int64)
     if kind not in (None, "string"):
-        made = made.astype(kind)
+        array = array.astype(kind)
     try:
-        return made if shape is None else made.reshape(shape)
+        return array if shape is None else array.reshape(shape)
     except ValueError as error:
         raise SampleError(
-            f"the column {name!r} of a record has {made.size} values, and in the schema"
-            f" the shape {shape}; change the schema"
+            f"the column {name!r} of a record has {array.size} values, and in the"
+            f" schema the shape {shape}; change the schema"
         ) from error
 
 
@@ -268,26 +272,26 @@ TIMES, ROOMY = 100, 1 << 24
 
 def read_example(data: bytes) -> dict[str, tuple[int, list[Any]]]:
     """Return what each feature of a `tf.train.Example` has, by name."""
-    found = {}
+    feature_lists = {}
     for _, features in fields(data):
         for _, entry in fields(features):
             parts = dict(fields(entry))
-            found[parts[1].decode()] = feature(parts.get(2, b""))
-    return found
+            feature_lists[parts[1].decode()] = feature(parts.get(2, b""))
+    return feature_lists
 
 
 def feature(data: bytes) -> tuple[int, list[Any]]:
     """Return the kind of a feature (1: bytes; 2: floats; 3: integers), and values."""
-    kind, found = 3, list[Any]()
+    kind, items = 3, list[Any]()
     for kind, values in fields(data):
         for _, value in fields(values):
             if kind == 1:
-                found.append(value)
+                items.append(value)
             elif kind == 2:
-                found += np.frombuffer(value, "<f4").tolist()
+                items += np.frombuffer(value, "<f4").tolist()
             else:
-                found += [signed(value)] if isinstance(value, int) else packed(value)
-    return kind, found
+                items += [signed(value)] if isinstance(value, int) else packed(value)
+    return kind, items
 
 
 def packed(data: bytes) -> Iterator[int]:
@@ -380,13 +384,13 @@ def crc32c(data: bytes) -> int:
         sums = np.zeros(count, np.uint32)
         for byte in lanes:
             sums = table[(sums ^ byte) & 255] ^ (sums >> np.uint32(8))
-        for each in sums.tolist():
+        for lane_sum in sums.tolist():
             total = (
                 first[total & 255]
                 ^ second[total >> 8 & 255]
                 ^ third[total >> 16 & 255]
                 ^ fourth[total >> 24]
-                ^ each
+                ^ lane_sum
             )
     for value in data[at:]:
         total = steps[(total ^ value) & 255] ^ (total >> 8)
@@ -419,14 +423,14 @@ def TextFileDataset(dataset_files: Files, **reading: Unpack[Reading]) -> Dataset
 
 def line_extents(path: str) -> Extents:
     """Return where the lines of a file are that are not empty."""
-    found, at = [], 0
+    extents, at = [], 0
     with open(path, "rb") as file:
         for line in file:
             size = len(line.rstrip(b"\r\n"))
             if size:
-                found.append(((at, size),))
+                extents.append(((at, size),))
             at += len(line)
-    return np.array(found, np.int64).reshape(-1, 1, 2)
+    return np.array(extents, np.int64).reshape(-1, 1, 2)
 
 
 def text_row(line: bytes) -> Row:

@@ -113,13 +113,13 @@ class DistributedSampler(Sampler):
 
     def ordered(self, pipeline: Pipeline, rows: int) -> Pipeline | None:
         every = self.num_shards
-        shuffled = pipeline.shuffle() if self.shuffle else pipeline
+        source = pipeline.shuffle() if self.shuffle else pipeline
         if self.offset >= 0:
-            return shuffled.select(
+            return source.select(
                 range((self.shard_id - self.offset) % every, rows, every)
             )
         places = self.shard_id + every * np.arange(-(-rows // every))
-        return shuffled.select((places % rows).tolist())
+        return source.select((places % rows).tolist())
 
 
 class SubsetSampler(Sampler):
@@ -127,7 +127,7 @@ class SubsetSampler(Sampler):
 
     def __init__(self, indices: Iterable[int], num_samples: int | None = None) -> None:
         super().__init__(num_samples)
-        self.indices = [int(each) for each in indices]
+        self.indices = [int(index) for index in indices]
 
     def ordered(self, pipeline: Pipeline, rows: int) -> Pipeline | None:
         return pipeline.select(self.indices)
@@ -186,13 +186,13 @@ class PKSampler(Sampler):
 
     def __iter__(self) -> Iterator[int]:
         rng, labels = drawn(self), np.asarray(self.labels)
-        found: list[int] = []
+        indices: list[int] = []
         for label in np.unique(labels)[: self.num_class]:
             rows = np.flatnonzero(labels == label)
-            found += rng.choice(rows, self.num_val, self.num_val > len(rows)).tolist()
+            indices += rng.choice(rows, self.num_val, self.num_val > len(rows)).tolist()
         if self.shuffle:
-            rng.shuffle(found)
-        yield from found[: self.num_samples]
+            rng.shuffle(indices)
+        yield from indices[: self.num_samples]
 
 
 def drawn(sampler: Sampler) -> np.random.Generator:
@@ -260,8 +260,8 @@ def chosen(sampler: Any, rows: Any, workers: int | None = None) -> Chosen:
         return ((int(index),) for index in sampler)
 
     stream = Pipeline.from_dataset(Stream(indices), shard=Shard.single())
-    made = stream.map(Reads(rows), num_parallel_workers=workers, name=name)
-    return Chosen(made, lambda: _size(sampler))
+    pipeline = stream.map(Reads(rows), num_parallel_workers=workers, name=name)
+    return Chosen(pipeline, lambda: _size(sampler))
 
 
 def sampler_of(

@@ -52,8 +52,8 @@ MEANINGLESS = frozenset(
 
 def instead(name: str, table: dict[str, str]) -> str:
     """Return the error that there is no such call, with the equivalent."""
-    known = table.get(name)
-    cure = f"use {known}" if known else "see penstock.Pipeline for what there is"
+    call = table.get(name)
+    cure = f"use {call}" if call else "see penstock.Pipeline for what there is"
     return f"penstock.mindspore has no {name!r}; {cure}"
 
 
@@ -88,7 +88,7 @@ class Config:
     NAMES: ClassVar = {name for name in _config.__all__ if "budget" not in name}
 
     def __init__(self) -> None:
-        self._kept: dict[str, Any] = {}
+        self._settings: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         verb, _, setting = name.partition("_")
@@ -96,12 +96,14 @@ class Config:
             return getattr(_config, name)
         if verb not in ("set", "get") or setting not in MEANINGLESS:
             raise AttributeError(instead(name, SETTINGS))
-        return self._set(setting) if verb == "set" else lambda: self._kept.get(setting)
+        return (
+            self._set(setting) if verb == "set" else lambda: self._settings.get(setting)
+        )
 
     def _set(self, setting: str) -> Callable[[Any], None]:
         def keep(value: Any) -> None:
             note(f"config.set_{setting}", "penstock decides that itself")
-            self._kept[setting] = value
+            self._settings[setting] = value
 
         return keep
 
@@ -129,16 +131,16 @@ class Schema:
     """
 
     def __init__(self, schema_file: str | os.PathLike[str] | None = None) -> None:
-        read = json.loads(Path(schema_file).read_text()) if schema_file else {}
-        found = read.get("columns", {})
-        if isinstance(found, list):
-            found = {each["name"]: each for each in found}
+        content = json.loads(Path(schema_file).read_text()) if schema_file else {}
+        columns = content.get("columns", {})
+        if isinstance(columns, list):
+            columns = {column["name"]: column for column in columns}
         # The number of rows to read; None: all.
-        self.rows: int | None = read.get("numRows")
+        self.rows: int | None = content.get("numRows")
         # Type and shape of each column.
         self.columns: dict[str, dict[str, Any]] = {}
-        for name, each in found.items():
-            self.add_column(name, each["type"], each.get("shape"))
+        for name, column in columns.items():
+            self.add_column(name, column["type"], column.get("shape"))
 
     def add_column(
         self, name: str, de_type: Any, shape: Sequence[int] | None = None
@@ -155,5 +157,5 @@ class Schema:
 
     def to_json(self) -> str:
         """Return the columns as JSON."""
-        listed = [{"name": name, **each} for name, each in self.columns.items()]
-        return json.dumps({"columns": listed}, indent=2)
+        columns = [{"name": name, **column} for name, column in self.columns.items()]
+        return json.dumps({"columns": columns}, indent=2)

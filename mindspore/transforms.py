@@ -97,18 +97,18 @@ class OneHot:
         )
 
     def __call__(self, labels: Any) -> Array:
-        found, count = np.asarray(labels), self.num_classes
-        whole = found.dtype.kind in "iu" and found.ndim < 2 and found.size
-        if not whole or found.min() < 0 or found.max() >= count:
+        array, count = np.asarray(labels), self.num_classes
+        whole = array.dtype.kind in "iu" and array.ndim < 2 and array.size
+        if not whole or array.min() < 0 or array.max() >= count:
             raise SampleError(
                 f"OneHot({count}) takes an int, or ints [n], from 0 to {count - 1}, got"
-                f" {found.dtype} {[*found.shape]} {found!s:.40}; raise `num_classes`,"
+                f" {array.dtype} {[*array.shape]} {array!s:.40}; raise `num_classes`,"
                 " or number the classes from 0"
             )
-        encoded: Array = (np.arange(count) == found[..., None]).astype(found.dtype)
+        vectors: Array = (np.arange(count) == array[..., None]).astype(array.dtype)
         if self.smoothing_rate:
-            encoded = encoded * (1 - self.smoothing_rate) + self.smoothing_rate / count
-        return encoded
+            vectors = vectors * (1 - self.smoothing_rate) + self.smoothing_rate / count
+        return vectors
 
 
 def by_python(operation: Any) -> bool:
@@ -138,8 +138,8 @@ class Composed:
         """Return what the last one makes, and give those that draw a generator."""
         as_tuple = by_python(self) or (len(values) == 1 and is_picture(values[0]))
         for operation in self.transforms:
-            made = called(operation, values, rng)
-            values = made if isinstance(made, tuple) else (made,)
+            result = called(operation, values, rng)
+            values = result if isinstance(result, tuple) else (result,)
         return values if as_tuple or len(values) > 1 else values[0]
 
 
@@ -165,19 +165,21 @@ def Compose(transforms: Sequence[Operation]) -> Composed:
         SpecError: there are none, or one cannot be called.
     """
     check_operations(transforms)
-    draws = any(isinstance(each, RandomOperator) for each in transforms)
+    draws = any(isinstance(operation, RandomOperator) for operation in transforms)
     return (RandomComposed if draws else Composed)(tuple(transforms))
 
 
-def check_operations(given: Any) -> None:
+def check_operations(operations: Any) -> None:
     """Check that operators are a list of what can be called.
 
     Raises:
         SpecError: they are not.
     """
     check(
-        isinstance(given, list | tuple) and len(given) and all(map(callable, given)),
-        f"`transforms` must be a list of operators or functions, got {given!r};"
+        isinstance(operations, list | tuple)
+        and len(operations)
+        and all(map(callable, operations)),
+        f"`transforms` must be a list of operators or functions, got {operations!r};"
         " [vision.Decode(), vision.Resize(224)] is an example",
     )
 
@@ -224,13 +226,13 @@ class RandomChoice(RandomOperator):
         check_operations(self.transforms)
 
     def drawn(self, image: Any, rng: Rng) -> Any:
-        chosen = self.transforms[int(rng.integers(len(self.transforms)))]
-        return in_order(image, [chosen], rng)
+        operation = self.transforms[int(rng.integers(len(self.transforms)))]
+        return in_order(image, [operation], rng)
 
 
 def in_order(image: Any, operations: Sequence[Operation], rng: Rng) -> Any:
     """Return what operators make of an image, one after another."""
-    for each in operations:
-        made = called(each, (image,), rng)
-        image = made[0] if isinstance(made, tuple) and len(made) == 1 else made
+    for operation in operations:
+        result = called(operation, (image,), rng)
+        image = result[0] if isinstance(result, tuple) and len(result) == 1 else result
     return image

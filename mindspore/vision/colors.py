@@ -96,10 +96,10 @@ class RandomColorAdjust(RandomOperator):
         return image
 
     def _range(self, name: str) -> Range:
-        given = getattr(self, name)
+        amount = getattr(self, name)
         if name == "hue":
-            return around(name, given, 0, -0.5, 0.5)
-        return around(name, given, 1, 0, 1e7)
+            return around(name, amount, 0, -0.5, 0.5)
+        return around(name, amount, 1, 0, 1e7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +166,8 @@ class RandomPosterize(RandomOperator):
 
     def drawn(self, image: Any, rng: Rng) -> Any:
         low, high = self._range()
-        cleared = 8 - int(rng.integers(low, high + 1))
-        return array_of(image) >> cleared << cleared
+        shift = 8 - int(rng.integers(low, high + 1))
+        return array_of(image) >> shift << shift
 
     def _range(self) -> tuple[int, int]:
         bits = self.bits
@@ -222,8 +222,8 @@ class Equalize:
                 " Rescale() or ToTensor()"
             )
         planes = array.reshape((*array.shape[:2], -1))
-        made = [equalized(planes[..., at]) for at in range(planes.shape[2])]
-        return np.stack(made, axis=2).reshape(array.shape)
+        channels = [equalized(planes[..., at]) for at in range(planes.shape[2])]
+        return np.stack(channels, axis=2).reshape(array.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,8 +291,8 @@ class CutOut(RandomOperator):
         whole_number("num_patches", self.num_patches, 1, "1 is usual")
 
     def drawn(self, image: Any, rng: Rng) -> Array:
-        made = array_of(image).copy()
-        height, width = made.shape[:2] if self.is_hwc else made.shape[-2:]
+        array = array_of(image).copy()
+        height, width = array.shape[:2] if self.is_hwc else array.shape[-2:]
         if self.length > min(height, width):
             raise SampleError(
                 f"`length` must be at most the image's sides, {height} x {width}, got"
@@ -304,8 +304,8 @@ class CutOut(RandomOperator):
             )
             rows = slice(max(top, 0), max(top + self.length, 0))
             columns = slice(max(left, 0), max(left + self.length, 0))
-            made[(rows, columns) if self.is_hwc else (..., rows, columns)] = 0
-        return made
+            array[(rows, columns) if self.is_hwc else (..., rows, columns)] = 0
+        return array
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,10 +360,10 @@ class RandomErasing(RandomOperator):
             if tall < height and wide < width:
                 top = int(rng.integers(height - tall + 1))
                 left = int(rng.integers(width - wide + 1))
-                made: Array = image.copy()
-                part = made[:, top : top + tall, left : left + wide]
+                array: Array = image.copy()
+                part = array[:, top : top + tall, left : left + wide]
                 part[:] = self._filling((channels, tall, wide), rng)
-                return made
+                return array
         return image
 
     def _filling(self, shape: tuple[int, int, int], rng: Rng) -> Any:
@@ -394,8 +394,8 @@ class RandomSelectSubpolicy(RandomOperator):
             f"`policy` must be lists of (operator, probability), got {self.policy!r};"
             " [[(vision.Invert(), 0.5)]] is an example",
         )
-        for each in self.policy:
-            for operation, prob in each:
+        for subpolicy in self.policy:
+            for operation, prob in subpolicy:
                 check_probability(prob)
                 check(
                     callable(operation),

@@ -18,7 +18,7 @@ from .pixels import Array, array_of
 Floats = NDArray[np.float32]
 
 
-def numpy_dtype(given: Any) -> np.dtype[Any]:
+def numpy_dtype(kind: Any) -> np.dtype[Any]:
     """Return numpy's type for one of numpy, of torch, for a name, or for MindSpore's.
 
     Anything counts whose text ends with the name: `torch.int32`, `Int32`,
@@ -27,13 +27,13 @@ def numpy_dtype(given: Any) -> np.dtype[Any]:
     Raises:
         SpecError: there is no such type.
     """
-    name = str(given).rpartition(".")[2].lower().rstrip("_")
-    plain = isinstance(given, type | np.dtype)
+    name = str(kind).rpartition(".")[2].lower().rstrip("_")
+    plain = isinstance(kind, type | np.dtype)
     try:
-        return np.dtype(given if plain else name.replace("string", "str"))
+        return np.dtype(kind if plain else name.replace("string", "str"))
     except TypeError as error:
         raise SpecError(
-            f"a type must be one of numpy, torch or MindSpore, got {given!r}; np.int32"
+            f"a type must be one of numpy, torch or MindSpore, got {kind!r}; np.int32"
             ' and "float32" are examples'
         ) from error
 
@@ -119,8 +119,8 @@ class ToTensor:
         kind = numpy_dtype(self.output_type)
         if array is not image:  # a picture, which MindSpore divides in Python
             return np.ascontiguousarray(planes / 255.0).astype(kind)
-        made = np.multiply(planes, np.float32(1 / 255), dtype=np.float32, order="C")
-        return made.astype(kind, copy=False)
+        values = np.multiply(planes, np.float32(1 / 255), dtype=np.float32, order="C")
+        return values.astype(kind, copy=False)
 
 
 @dataclass(frozen=True, slots=True)

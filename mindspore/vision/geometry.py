@@ -462,11 +462,11 @@ class RandomAffine(RandomOperator):
         if isinstance(shear, int | float):
             shear = (-shear, shear)
         shifts, shears = self.translate or (0, 0), shear
-        for name, each in (("translate", shifts), ("shear", shears)):
+        for name, numbers in (("translate", shifts), ("shear", shears)):
             check(
-                isinstance(each, list | tuple) and len(each) in (2, 4),
-                f"`{name}` must have two or four numbers, got {each!r}; (min, max) is"
-                " usual",
+                isinstance(numbers, list | tuple) and len(numbers) in (2, 4),
+                f"`{name}` must have two or four numbers, got {numbers!r}; (min, max)"
+                " is usual",
             )
         low_x, high_x, low_y, high_y = (*shears, 0, 0)[:4]
         left, right, up, down = (*shifts, 0, 0)[:4]

@@ -45,25 +45,25 @@ def array_of(image: Any, channels: int | None = None) -> Array:
     Raises:
         SampleError: it is something else.
     """
-    found: Array = np.asarray(image)
-    known = isinstance(image, np.ndarray) or is_picture(image)
-    if not known or found.ndim not in (2, 3) or not found.size:
+    array: Array = np.asarray(image)
+    is_image = isinstance(image, np.ndarray) or is_picture(image)
+    if not is_image or array.ndim not in (2, 3) or not array.size:
         raise SampleError(
             "this operator takes an array [H, W, C] or [H, W] or a Pillow image, got"
             f" {described(image)}; put vision.Decode() before it"
         )
-    if channels is not None and found.shape[2:] != (channels,):
+    if channels is not None and array.shape[2:] != (channels,):
         raise SampleError(
             f"this operator takes an array [H, W, {channels}], got {described(image)};"
             " put it before HWC2CHW() or ToTensor(), and Decode() before it"
         )
-    return found
+    return array
 
 
 def changed_pixels(image: Any, change: Callable[[Array], Array]) -> Any:
     """Return an image of the same kind, its array changed by a function."""
-    made = change(array_of(image))
-    return PIL.Image.fromarray(made) if is_picture(image) else made
+    pixels = change(array_of(image))
+    return PIL.Image.fromarray(pixels) if is_picture(image) else pixels
 
 
 def by_pillow(image: Any, change: Callable[[PIL.Image.Image], PIL.Image.Image]) -> Any:
@@ -77,8 +77,8 @@ def by_pillow(image: Any, change: Callable[[PIL.Image.Image], PIL.Image.Image]) 
             " Rescale() or ToTensor()"
         )
     flat = array[..., 0] if array.shape[2:] == (1,) else array
-    made = change(PIL.Image.fromarray(flat))
-    return np.array(made).reshape((made.height, made.width, *array.shape[2:]))
+    picture = change(PIL.Image.fromarray(flat))
+    return np.array(picture).reshape((picture.height, picture.width, *array.shape[2:]))
 
 
 def saturated(values: Array, kind: np.dtype[Any]) -> Array:
@@ -86,8 +86,8 @@ def saturated(values: Array, kind: np.dtype[Any]) -> Array:
     if kind.kind == "f":
         return values.astype(kind)
     ends = np.iinfo(kind)
-    made: Array = np.clip(np.rint(values), ends.min, ends.max).astype(kind)
-    return made
+    pixels: Array = np.clip(np.rint(values), ends.min, ends.max).astype(kind)
+    return pixels
 
 
 def blended(first: Array, second: Any, share: float) -> Array:
@@ -101,11 +101,11 @@ def blended(first: Array, second: Any, share: float) -> Array:
 
 def cut_out(image: Array, top: int, left: int, height: int, width: int) -> Array:
     """Return a part of an image, in new memory, with zeros for what lies outside."""
-    made = np.zeros((height, width, *image.shape[2:]), image.dtype)
+    canvas = np.zeros((height, width, *image.shape[2:]), image.dtype)
     part = image[max(top, 0) : top + height, max(left, 0) : left + width]
     y, x = max(-top, 0), max(-left, 0)
-    made[y : y + part.shape[0], x : x + part.shape[1]] = part
-    return made
+    canvas[y : y + part.shape[0], x : x + part.shape[1]] = part
+    return canvas
 
 
 def padded(
@@ -118,14 +118,14 @@ def padded(
     widths = ((top, bottom), (left, right), (0, 0))[: image.ndim]
     if border is not Border.CONSTANT:
         pad: Any = np.pad  # its types name each mode
-        made: Array = pad(image, widths, border.value)
-        return made
+        canvas: Array = pad(image, widths, border.value)
+        return canvas
     height, width = image.shape[:2]
     size = (top + height + bottom, left + width + right, *image.shape[2:])
-    made = np.empty(size, image.dtype)
-    made[:] = fill[: size[2]] if len(size) == 3 and size[2] <= 3 else fill[0]
-    made[top : top + height, left : left + width] = image
-    return made
+    canvas = np.empty(size, image.dtype)
+    canvas[:] = fill[: size[2]] if len(size) == 3 and size[2] <= 3 else fill[0]
+    canvas[top : top + height, left : left + width] = image
+    return canvas
 
 
 def short_side_of(image: Array, short: int) -> tuple[int, int]:
@@ -159,12 +159,12 @@ def resized(image: Array, height: int, width: int, inter: Inter) -> Array:
             )
             for before, after in zip(image.shape, (height, width), strict=False)
         )
-        made: Array = image[rows][:, columns]
-        return made
+        pixels: Array = image[rows][:, columns]
+        return pixels
     if inter is Inter.PILCUBIC:
         cubic = PIL.Image.Resampling.BICUBIC
-        made = by_pillow(image, lambda it: it.resize((width, height), cubic))
-        return np.asarray(made)
+        pixels = by_pillow(image, lambda it: it.resize((width, height), cubic))
+        return np.asarray(pixels)
     if inter is Inter.AREA:
         return averaged(image, height, width)
     deep = image.reshape((*image.shape[:2], -1))
@@ -174,15 +174,15 @@ def resized(image: Array, height: int, width: int, inter: Inter) -> Array:
     # torch's cubic interpolation of bytes is off by up to 3.
     values = deep if image.dtype.kind == "f" else deep.astype(np.float32)
     planes = torch.from_numpy(np.require(values, requirements=("C", "W")))
-    found = torch.nn.functional.interpolate(
+    tensor = torch.nn.functional.interpolate(
         planes.permute(2, 0, 1)[None],
         size=(height, width),
         mode=MODES[inter],
         align_corners=False,
         antialias=False,
     )
-    made = saturated(found[0].numpy(), image.dtype).transpose(1, 2, 0)
-    return np.ascontiguousarray(made).reshape(shape)
+    pixels = saturated(tensor[0].numpy(), image.dtype).transpose(1, 2, 0)
+    return np.ascontiguousarray(pixels).reshape(shape)
 
 
 def averaged(image: Array, height: int, width: int) -> Array:
@@ -208,8 +208,8 @@ def shares(before: int, after: int, *, shrinks: bool) -> Array:
     if shrinks:
         low = np.maximum(starts[:, None], pixels)
         high = np.minimum(ends[:, None], pixels + 1)
-        covered: Array = np.maximum(high - low, 0) / scale
-        return covered.astype(np.float32)
+        overlap: Array = np.maximum(high - low, 0) / scale
+        return overlap.astype(np.float32)
     first = np.floor(starts).astype(int)
     later = (np.arange(1, after + 1) - (first + 1) * inverse).astype(np.float32)
     later = np.where(later <= 0, 0, later - np.floor(later))[:, None]
@@ -231,12 +231,12 @@ def sheared(
         x: the point that stays.
         y: likewise.
     """
-    turned, along, across = (math.radians(it) for it in (degrees, *shear))
+    angle, along, across = (math.radians(it) for it in (degrees, *shear))
     lean = math.tan(along)
-    cosine = math.cos(turned - across) / math.cos(across)
-    sine = math.sin(turned - across) / math.cos(across)
-    a, b = scale * cosine, scale * (-cosine * lean - math.sin(turned))
-    c, d = scale * sine, scale * (-sine * lean + math.cos(turned))
+    cosine = math.cos(angle - across) / math.cos(across)
+    sine = math.sin(angle - across) / math.cos(across)
+    a, b = scale * cosine, scale * (-cosine * lean - math.sin(angle))
+    c, d = scale * sine, scale * (-sine * lean + math.cos(angle))
     return a, b, x - a * x - b * y, c, d, y - c * x - d * y
 
 
@@ -268,8 +268,8 @@ def warped(
     def places(on_x: float, on_y: float, shift: float) -> Array:
         along = np.rint(on_x * columns * SCALE).astype(np.int64)
         down = np.rint((on_y * rows + shift) * SCALE).astype(np.int64)
-        found: Array = down[:, None] + along
-        return found
+        positions: Array = down[:, None] + along
+        return positions
 
     x, y = places(a, b, -a * e - b * f), places(c, d, -c * e - d * f)
     if inter is Inter.NEAREST:
@@ -288,11 +288,11 @@ def warped(
 def pixels_at(image: Array, y: Array, x: Array, fill: Any) -> Array:
     """Return the pixels at these places, and `fill` for those outside the image."""
     height, width = image.shape[:2]
-    made: Array = image[np.clip(y, 0, height - 1), np.clip(x, 0, width - 1)]
+    pixels: Array = image[np.clip(y, 0, height - 1), np.clip(x, 0, width - 1)]
     outside = (y < 0) | (y >= height) | (x < 0) | (x >= width)
     colored = image.ndim == 3 and image.shape[2] <= 3
-    made[outside] = fill[: image.shape[2]] if colored else fill[0]
-    return made
+    pixels[outside] = fill[: image.shape[2]] if colored else fill[0]
+    return pixels
 
 
 # Colors.
@@ -310,10 +310,10 @@ BY_SPREAD = np.rint((CIRCLE << 12) / (6.0 * LEVELS)).astype(np.int32)
 def gray_of(image: Array) -> Array:
     """Return the brightness of each pixel of an image `[H, W, 3]`, `[H, W, 1]`."""
     if image.dtype.kind == "f":
-        made: Array = image @ (GRAY / 2.0**15).astype(image.dtype)
+        gray: Array = image @ (GRAY / 2.0**15).astype(image.dtype)
     else:
-        made = (image.astype(np.int64) @ GRAY + (1 << 14)) >> 15
-    return made[..., None]
+        gray = (image.astype(np.int64) @ GRAY + (1 << 14)) >> 15
+    return gray[..., None]
 
 
 def hue_shifted(image: Array, share: float) -> Array:
@@ -334,12 +334,12 @@ def hue_shifted(image: Array, share: float) -> Array:
     steps = ((sixths * BY_SPREAD[spread] + 2048) >> 12) + math.trunc(share * 255)
     hue = (steps % CIRCLE) * np.float32(6 / 255)
     depth = value * (saturation / np.float32(255))
-    made = np.empty_like(image)
+    pixels = np.empty_like(image)
     for channel, place in enumerate((5, 3, 1)):
         apart = np.fmod(hue + np.float32(place), np.float32(6))
         near = np.clip(np.minimum(apart, 4 - apart), 0, 1)
-        made[..., channel] = value - depth * near  # cut off, as its vector code does
-    return made
+        pixels[..., channel] = value - depth * near  # cut off, as its vector code does
+    return pixels
 
 
 def equalized(channel: Array) -> Array:
@@ -349,22 +349,22 @@ def equalized(channel: Array) -> Array:
     if first == channel.size:
         return channel.copy()
     scale = np.float32(255 / (channel.size - first))
-    made: Array = saturated((np.cumsum(counts) - first) * scale, channel.dtype)[channel]
-    return made
+    flat: Array = saturated((np.cumsum(counts) - first) * scale, channel.dtype)[channel]
+    return flat
 
 
 def sharpened(image: Array, share: float) -> Array:
     """Return an image, blurred if `share` < 1 and sharpened above; edges stay."""
-    values, made = image.astype(np.float32), image.copy()
+    values, pixels = image.astype(np.float32), image.copy()
     height, width = image.shape[:2]
     if min(height, width) < 3:
-        return made
+        return pixels
     views = [
         values[y : height - 2 + y, x : width - 2 + x]
         for y in range(3)
         for x in range(3)
     ]
     inner = (slice(1, -1), slice(1, -1))
-    blurred = saturated((sum(views) + 4 * views[4]) / np.float32(13), image.dtype)
-    made[inner] = blended(image[inner], blurred, share)
-    return made
+    blur = saturated((sum(views) + 4 * views[4]) / np.float32(13), image.dtype)
+    pixels[inner] = blended(image[inner], blur, share)
+    return pixels

@@ -45,56 +45,56 @@ class Border(StrEnum):
 ARRAYS_ONLY = (Inter.AREA, Inter.PILCUBIC)
 
 
-def check_interpolation(name: str, given: object) -> None:
+def check_interpolation(name: str, value: object) -> None:
     """Check that an argument is one of `Inter`.
 
     Raises:
         SpecError: it is not.
     """
     check(
-        isinstance(given, Inter),
-        f"`{name}` must be one of vision.Inter, got {given!r}; Inter.BILINEAR is usual",
+        isinstance(value, Inter),
+        f"`{name}` must be one of vision.Inter, got {value!r}; Inter.BILINEAR is usual",
     )
 
 
-def pillow_filter(given: Inter) -> PIL.Image.Resampling:
+def pillow_filter(inter: Inter) -> PIL.Image.Resampling:
     """Return Pillow's name of an interpolation.
 
     Raises:
         SpecError: Pillow has none such.
     """
     check(
-        given not in ARRAYS_ONLY,
-        f"a Pillow image cannot be resized with Inter.{given.name}; use Inter.BICUBIC,"
+        inter not in ARRAYS_ONLY,
+        f"a Pillow image cannot be resized with Inter.{inter.name}; use Inter.BICUBIC,"
         " or leave out ToPIL() and to_pil=True: arrays can",
     )
-    return PIL.Image.Resampling(given)
+    return PIL.Image.Resampling(inter)
 
 
-def pair_of_sides(given: Size) -> tuple[int, int]:
+def pair_of_sides(size: Size) -> tuple[int, int]:
     """Return (height, width); one number stands for both.
 
     Raises:
         SpecError: they are not one or two numbers of pixels.
     """
-    sides = (given, given) if isinstance(given, int) else given
+    sides = (size, size) if isinstance(size, int) else size
     check(
         isinstance(sides, tuple | list) and len(sides) == 2,
-        f"`size` must be an int or (height, width), got {given!r}; 224 is usual",
+        f"`size` must be an int or (height, width), got {size!r}; 224 is usual",
     )
     height, width = (whole_number("size", it, 1, "224 is usual") for it in sides)
     return height, width
 
 
-def check_probability(given: Any) -> None:
+def check_probability(probability: Any) -> None:
     """Check a probability.
 
     Raises:
         SpecError: it is not a number from 0 to 1.
     """
     check(
-        isinstance(given, int | float) and 0 <= given <= 1,
-        f"`prob` must be a probability, 0 to 1, got {given!r}; 0.5 is usual",
+        isinstance(probability, int | float) and 0 <= probability <= 1,
+        f"`prob` must be a probability, 0 to 1, got {probability!r}; 0.5 is usual",
     )
 
 
@@ -120,7 +120,7 @@ class ByChance(RandomOperator):
 
 
 def range_of(
-    name: str, given: Any, low: float = -1e7, high: float = 1e7, usual: str = ""
+    name: str, bounds: Any, low: float = -1e7, high: float = 1e7, usual: str = ""
 ) -> Range:
     """Return an argument that is (min, max).
 
@@ -128,38 +128,38 @@ def range_of(
         SpecError: it is not, or not within `low` and `high`.
     """
     check(
-        isinstance(given, tuple | list)
-        and len(given) == 2
-        and low <= given[0] <= given[1] <= high,
+        isinstance(bounds, tuple | list)
+        and len(bounds) == 2
+        and low <= bounds[0] <= bounds[1] <= high,
         f"`{name}` must be (min, max) with {low:g} <= min <= max <= {high:g}, got"
-        f" {given!r}; {usual or 'exchange or change the two'}",
+        f" {bounds!r}; {usual or 'exchange or change the two'}",
     )
-    return given[0], given[1]
+    return bounds[0], bounds[1]
 
 
-def around(name: str, given: Any, center: float, low: float, high: float) -> Range:
+def around(name: str, value: Any, center: float, low: float, high: float) -> Range:
     """Return a range given as (min, max), or as the distance from its center.
 
     Raises:
         SpecError: it is not within `low` and `high`.
     """
-    if not isinstance(given, int | float):
-        return range_of(name, given, low, high)
-    check(given >= 0, f"`{name}` must be >= 0 or (min, max), got {given}; try 0.4")
-    return range_of(name, (max(low, center - given), center + given), low, high)
+    if not isinstance(value, int | float):
+        return range_of(name, value, low, high)
+    check(value >= 0, f"`{name}` must be >= 0 or (min, max), got {value}; try 0.4")
+    return range_of(name, (max(low, center - value), center + value), low, high)
 
 
-def sides_of_padding(given: Size) -> tuple[int, int, int, int]:
+def sides_of_padding(padding: Size) -> tuple[int, int, int, int]:
     """Return left, top, right and bottom in pixels; 1, 2 or 4 numbers say them.
 
     Raises:
         SpecError: they are not such numbers.
     """
-    sides = (given,) * 4 if isinstance(given, int) else tuple(given)
+    sides = (padding,) * 4 if isinstance(padding, int) else tuple(padding)
     check(
         len(sides) in (2, 4),
         "`padding` must be an int, (left and right, top and bottom) or (left, top,"
-        f" right, bottom), got {given!r}; 4 is usual",
+        f" right, bottom), got {padding!r}; 4 is usual",
     )
     left, top, right, bottom = sides * 2 if len(sides) == 2 else sides
     for side in sides:
@@ -167,18 +167,18 @@ def sides_of_padding(given: Size) -> tuple[int, int, int, int]:
     return left, top, right, bottom
 
 
-def colors_of(given: Any) -> tuple[int, ...]:
+def colors_of(fill: Any) -> tuple[int, ...]:
     """Return the value of pixels around an image: three numbers, or one for all.
 
     Raises:
         SpecError: they are not numbers from 0 to 255.
     """
-    values = (given,) * 3 if isinstance(given, int) else given
+    values = (fill,) * 3 if isinstance(fill, int) else fill
     check(
         isinstance(values, tuple | list)
         and len(values) == 3
         and all(isinstance(value, int) and 0 <= value <= 255 for value in values),
-        f"`fill_value` must be 0 to 255, or three such numbers, got {given!r}; 0 is"
+        f"`fill_value` must be 0 to 255, or three such numbers, got {fill!r}; 0 is"
         " black",
     )
     return tuple(values)

@@ -105,8 +105,8 @@ def decode_reduced(data: Encoded, factor: int) -> Image:
         )
     except ValueError as error:
         # Stray bytes between two segments cost no pixels. Pillow skips them.
-        said, stray = str(error), "extraneous bytes" in str(error)
-        if said.startswith(("Corrupt JPEG data", "Premature end")) and not stray:
+        message, stray = str(error), "extraneous bytes" in str(error)
+        if message.startswith(("Corrupt JPEG data", "Premature end")) and not stray:
             raise ValueError(damage(data, error)) from error
         return decode_with_pillow(data, factor)
     return pixels
@@ -292,13 +292,16 @@ class CropDecoder:
         if extension is None:
             return crops
         sizes: dict[tuple[int, int], list[int]] = {}
-        for at, each in enumerate(placements):
-            size = each.height, each.width
-            if each.antialias or (each.reduced.height, each.reduced.width) == size:
+        for at, placement in enumerate(placements):
+            size = placement.height, placement.width
+            if (
+                placement.antialias
+                or (placement.reduced.height, placement.reduced.width) == size
+            ):
                 sizes.setdefault(size, []).append(at)
         for size, places in sizes.items():
-            taken = [files[at] for at in places], [placements[at] for at in places]
-            images = made_by(extension, *taken, size, to_end=to_end)
+            inputs = [files[at] for at in places], [placements[at] for at in places]
+            images = made_by(extension, *inputs, size, to_end=to_end)
             for at, image in zip(places, images, strict=True):
                 crops[at] = image
         return crops
@@ -333,8 +336,8 @@ def shaped(part: Image, placement: Placement) -> Image:
     resizes = part.shape[:2] != size
     too_large = max(part.shape + size) > 65_500  # no JPEG has longer sides
     if extension is None or not resizes or not antialias or too_large:
-        made = resize(part, *size, antialias=antialias) if resizes else part
-        return mirror(made) if placement.mirrored else made
+        image = resize(part, *size, antialias=antialias) if resizes else part
+        return mirror(image) if placement.mirrored else image
     pixels: Image = np.empty((*size, 3), np.uint8)
     extension.resize(np.ascontiguousarray(part), pixels, placement.mirrored, False)  # noqa: FBT003
     return pixels
@@ -365,11 +368,11 @@ def is_exact(extension: Any, sampling: str) -> bool:
         noise, colorspace="Gray" if shape[2] == 1 else "RGB", colorsubsampling=sampling
     )
     for factor, size in product((1, 2), ((TRIED.height, TRIED.width), (20, 47))):
-        tried = Placement(TRIED, *size, shape[:2], mirrored=True, factor=factor)
-        (made,) = made_by(extension, [data], [tried], size, to_end=True)
-        part = tried.reduced.cut(decode_reduced(data, factor))
+        placement = Placement(TRIED, *size, shape[:2], mirrored=True, factor=factor)
+        (image,) = made_by(extension, [data], [placement], size, to_end=True)
+        part = placement.reduced.cut(decode_reduced(data, factor))
         expected = mirror(resize(part, *size, antialias=True))
-        if made is None or not np.array_equal(made, expected):
+        if image is None or not np.array_equal(image, expected):
             return False
     return True
 
@@ -385,9 +388,12 @@ def made_by(
     """Return what the extension makes, all of one size; None for what it refuses."""
     pixels: Image = np.empty((len(files), *size, 3), np.uint8)
     numbers = np.empty((len(files), 8), np.int32)
-    for row, each in zip(numbers, placements, strict=True):
-        box = each.reduced
+    for row, placement in zip(numbers, placements, strict=True):
+        box = placement.reduced
         sides = box.top, box.left, box.height, box.width
-        row[:] = *each.of, each.factor, *sides, each.mirrored
-    made = extension.crops(files, numbers, pixels, to_end)
-    return [image if done else None for image, done in zip(pixels, made, strict=True)]
+        row[:] = *placement.of, placement.factor, *sides, placement.mirrored
+    successes = extension.crops(files, numbers, pixels, to_end)
+    return [
+        image if success else None
+        for image, success in zip(pixels, successes, strict=True)
+    ]

@@ -172,27 +172,27 @@ class Placement:
         """Return where points come to lie, `float64 [m, 2]`."""
         box = self.box
         scale = (self.width / box.width, self.height / box.height)
-        found = (points - (box.left, box.top)) * scale
+        places = (points - (box.left, box.top)) * scale
         if self.mirrored:
-            found[:, 0] = self.width - found[:, 0]
-        return found + self._offset()
+            places[:, 0] = self.width - places[:, 0]
+        return places + self._offset()
 
     def masks(self, masks: torch.Tensor, fill: int) -> torch.Tensor:
         """Return masks `[n, H, W]` of the new image, by nearest pixels."""
         box = self.box
-        made = masks[:, box.top : box.top + box.height, box.left : box.left + box.width]
-        if made.shape[1:] != (self.height, self.width):
-            rows = nearest_places(made.shape[1], self.height)
-            made = made[:, rows][:, :, nearest_places(made.shape[2], self.width)]
+        part = masks[:, box.top : box.top + box.height, box.left : box.left + box.width]
+        if part.shape[1:] != (self.height, self.width):
+            rows = nearest_places(part.shape[1], self.height)
+            part = part[:, rows][:, :, nearest_places(part.shape[2], self.width)]
         if self.mirrored:
-            made = made.flip(2)
+            part = part.flip(2)
         if self.canvas is not None:
-            size = len(made), self.canvas.height, self.canvas.width
-            around = made.new_full(size, fill)
+            size = len(part), self.canvas.height, self.canvas.width
+            around = part.new_full(size, fill)
             left, top = self._offset()
-            around[:, top : top + self.height, left : left + self.width] = made
+            around[:, top : top + self.height, left : left + self.width] = part
             return around
-        return made.clone() if made._is_view() else made  # noqa: SLF001 public in use
+        return part.clone() if part._is_view() else part  # noqa: SLF001 public in use
 
     def _offset(self) -> tuple[int, int]:
         """Return left and top of the part on its canvas, in pixels."""
@@ -230,8 +230,8 @@ class Warp:
     def points(self, points: Points) -> Points:
         """Return the new places of points, `float64 [m, 2]`."""
         a, b, c, d, e, f = self.matrix
-        found = np.linalg.solve([[a, b], [d, e]], (points - (c, f)).T)
-        return cast("Points", found.T)
+        places = np.linalg.solve([[a, b], [d, e]], (points - (c, f)).T)
+        return cast("Points", places.T)
 
     def masks(self, masks: torch.Tensor, fill: int) -> torch.Tensor:
         """Return masks `[n, H, W]` warped, by nearest pixels."""
@@ -241,10 +241,10 @@ class Warp:
         y, x = np.mgrid[:height, :width] + 0.5
         column = np.floor(a * x + b * y + c).astype(np.int64)
         row = np.floor(d * x + e * y + f).astype(np.int64)
-        seen = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-        made = masks.new_full(masks.shape, fill)
-        made[:, torch.from_numpy(seen)] = masks[:, row[seen], column[seen]]
-        return made
+        inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+        new_masks = masks.new_full(masks.shape, fill)
+        new_masks[:, torch.from_numpy(inside)] = masks[:, row[inside], column[inside]]
+        return new_masks
 
 
 # Where an operator moves the places of an image.
@@ -265,10 +265,10 @@ def resize(image: Image, height: int, width: int, *, antialias: bool) -> Image:
         (1, channels, tall, wide),
         (image.size, 1, wide * channels, channels),
     )
-    resized = torch.nn.functional.interpolate(
+    pixels = torch.nn.functional.interpolate(
         planes, size=(height, width), mode="bilinear", antialias=antialias
     )
-    return np.ascontiguousarray(resized.numpy()[0].transpose(1, 2, 0))
+    return np.ascontiguousarray(pixels.numpy()[0].transpose(1, 2, 0))
 
 
 def mirror(image: Image) -> Image:
@@ -338,10 +338,10 @@ class SampleParts:
             return {**self.sample, **(target or {}), IMAGE: image}
         if not isinstance(self.sample, tuple) or not self.sample:
             return image
-        changed = [image, *self.sample[1:]]
+        elements = [image, *self.sample[1:]]
         if target is not None and self.place is not None:
-            changed[self.place] = target
-        return getattr(type(self.sample), "_make", tuple)(changed)
+            elements[self.place] = target
+        return getattr(type(self.sample), "_make", tuple)(elements)
 
 
 def on_image(sample: Any, change: Callable[[Any], Any]) -> Any:
@@ -421,10 +421,10 @@ def moved_annotations(
         SampleError: an annotation does not have the shape that its name stands for.
     """
     annotations = dict(target)
-    kept: Flags | None = None
+    flags: Flags | None = None
     if "boxes" in target:
         before = boxes_of(target["boxes"])
-        after, kept = moved_boxes(before, move, by_middle=by_middle)
+        after, flags = moved_boxes(before, move, by_middle=by_middle)
         annotations["boxes"] = as_given(after, target["boxes"])
         if "area" in target:
             annotations["area"] = scaled_area(target["area"], before, after)
@@ -435,19 +435,19 @@ def moved_annotations(
             )
     if "keypoints" in target:
         annotations["keypoints"] = moved_keypoints(target["keypoints"], move)
-    if kept is not None and not kept.all():
+    if flags is not None and not flags.all():
         for name in (PER_BOX | set(per_box)) & annotations.keys():
-            annotations[name] = kept_entries(annotations[name], kept, name)
+            annotations[name] = kept_entries(annotations[name], flags, name)
     return annotations
 
 
-def boxes_of(given: Any) -> Points:
+def boxes_of(annotation: Any) -> Points:
     """Return boxes as `float64 [n, 4]`.
 
     Raises:
         SampleError: they are not numbers, or have another shape.
     """
-    boxes = numbers(given, "boxes")
+    boxes = numbers(annotation, "boxes")
     if boxes.size == 0:
         return boxes.reshape(0, 4)
     if boxes.ndim != 2 or boxes.shape[1] != 4:
@@ -473,10 +473,10 @@ def moved_boxes(
         return whole, np.ones(len(boxes), bool)
     left, top, right, bottom = move.shown
     inside = np.clip(whole, (left, top) * 2, (right, bottom) * 2)
-    kept = areas(inside) > 0
+    flags = areas(inside) > 0
     if by_middle:
-        kept &= middles_inside(whole, move.shown)
-    return inside, kept
+        flags &= middles_inside(whole, move.shown)
+    return inside, flags
 
 
 def middles_inside(boxes: Points, edges: Any) -> Flags:
@@ -492,7 +492,7 @@ def areas(boxes: Points) -> Points:
     return cast("Points", sides[:, 0] * sides[:, 1])
 
 
-def scaled_area(given: Any, before: Points, after: Points) -> Any:
+def scaled_area(annotation: Any, before: Points, after: Points) -> Any:
     """Return `area [n]`, scaled as the areas of the boxes have changed.
 
     Raises:
@@ -500,24 +500,24 @@ def scaled_area(given: Any, before: Points, after: Points) -> Any:
     """
     was = areas(before)
     share = np.divide(areas(after), was, out=np.ones_like(was), where=was > 0)
-    area = numbers(given, "area")
+    area = numbers(annotation, "area")
     if area.shape != share.shape:
         raise SampleError(
             f"`area` must have one number per box, [{len(share)}], got"
             f" {[*area.shape]}; give the area of each box, in pixels"
         )
-    return as_given(area * share, given)
+    return as_given(area * share, annotation)
 
 
-def moved_keypoints(given: Any, move: Transform) -> Any:
+def moved_keypoints(annotation: Any, move: Transform) -> Any:
     """Return keypoints `[n, k, 2 or 3]`; those outside become 0, and not visible.
 
     Raises:
         SampleError: they have another shape.
     """
-    points = numbers(given, "keypoints")
+    points = numbers(annotation, "keypoints")
     if points.size == 0:
-        return given
+        return annotation
     if points.ndim != 3 or points.shape[2] not in (2, 3):
         raise SampleError(
             "`keypoints` must be [n, k, 3] (x, y, visibility) or [n, k, 2] (x, y), got"
@@ -525,23 +525,25 @@ def moved_keypoints(given: Any, move: Transform) -> Any:
         )
     places = move.points(points[..., :2].reshape(-1, 2)).reshape(*points.shape[:2], 2)
     if points.shape[2] == 2:
-        return as_given(places, given)
+        return as_given(places, annotation)
     left, top, right, bottom = move.shown
     is_shown = (places >= (left, top)).all(-1) & (places <= (right, bottom)).all(-1)
     is_shown &= points[..., 2] > 0
-    moved = np.concatenate([places, points[..., 2:]], axis=2) * is_shown[..., None]
-    return as_given(moved, given)
+    keypoints = np.concatenate([places, points[..., 2:]], axis=2) * is_shown[..., None]
+    return as_given(keypoints, annotation)
 
 
 def moved_masks(
-    given: Any, move: Transform, size: tuple[int, int], *, name: str, fill: int
+    annotation: Any, move: Transform, size: tuple[int, int], *, name: str, fill: int
 ) -> Any:
     """Return masks `[n, H, W]`, or a mask `[H, W]`, as they are after a move.
 
     Raises:
         SampleError: they are not of the image's height and width.
     """
-    array = given if isinstance(given, torch.Tensor) else np.asarray(given)
+    array = (
+        annotation if isinstance(annotation, torch.Tensor) else np.asarray(annotation)
+    )
     dimensions = 3 if name == "masks" else 2
     if array.ndim != dimensions or tuple(array.shape[-2:]) != size:
         lead = "n, " if name == "masks" else ""
@@ -555,49 +557,53 @@ def moved_masks(
     is_bool = whole.dtype == torch.bool
     masks = move.masks(whole.to(torch.uint8) if is_bool else whole, fill)
     masks = masks.to(array.dtype).reshape(*array.shape[:-2], *masks.shape[-2:])
-    return masks if isinstance(given, torch.Tensor) else masks.numpy()
+    return masks if isinstance(annotation, torch.Tensor) else masks.numpy()
 
 
-def kept_entries(given: Any, kept: Flags, name: str) -> Any:
+def kept_entries(entries: Any, flags: Flags, name: str) -> Any:
     """Return the entries of the boxes that are kept.
 
     Raises:
         SampleError: there is not one entry per box.
     """
-    if len(given) != len(kept):
+    if len(entries) != len(flags):
         raise SampleError(
-            f"`{name}` must have one entry per box, {len(kept)}, got {len(given)}; if"
-            " it belongs to the whole image, give it another name"
+            f"`{name}` must have one entry per box, {len(flags)}, got {len(entries)};"
+            " if it belongs to the whole image, give it another name"
         )
-    if isinstance(given, np.ndarray | torch.Tensor):
-        return given[kept]
-    return type(given)(each for each, stays in zip(given, kept, strict=True) if stays)
+    if isinstance(entries, np.ndarray | torch.Tensor):
+        return entries[flags]
+    return type(entries)(
+        entry for entry, stays in zip(entries, flags, strict=True) if stays
+    )
 
 
-def numbers(given: Any, name: str) -> Points:
+def numbers(value: Any, name: str) -> Points:
     """Return the numbers in a list, an array or a tensor as a new `float64` array.
 
     Raises:
         SampleError: they are not numbers.
     """
     try:
-        return np.array(given, np.float64)
+        return np.array(value, np.float64)
     except (TypeError, ValueError) as error:
         raise SampleError(
             f"`{name}` must be a list, an array or a tensor of numbers, got"
-            f" {described(given)}: {error}"
+            f" {described(value)}: {error}"
         ) from error
 
 
-def as_given(values: Points, given: Any) -> Any:
-    """Return numbers as a list, an array or a tensor, whichever `given` is.
+def as_given(values: Points, annotation: Any) -> Any:
+    """Return numbers as a list, an array or a tensor, whichever `annotation` is.
 
     Floats keep their dtype; integers become `float32`.
     """
-    match given:
+    match annotation:
         case torch.Tensor():
-            kind = given.dtype if given.is_floating_point() else torch.float32
+            kind = annotation.dtype if annotation.is_floating_point() else torch.float32
             return torch.from_numpy(values).to(kind)
         case np.ndarray():
-            return values.astype(given.dtype if given.dtype.kind == "f" else np.float32)
+            return values.astype(
+                annotation.dtype if annotation.dtype.kind == "f" else np.float32
+            )
     return values.tolist()

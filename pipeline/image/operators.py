@@ -100,9 +100,9 @@ def placed_sample(
 def drawn_image(image: Image, placement: Placement) -> Image:
     """Return the new image, `uint8 [H, W, 3]`, in new memory."""
     part = placement.box.cut(image) if placement.cuts else image
-    made = on_canvas(shaped(part, placement), placement)
+    pixels = on_canvas(shaped(part, placement), placement)
     # The batch must not keep a whole photo alive for a part of it.
-    return made.copy() if np.may_share_memory(made, image) else made
+    return pixels.copy() if np.may_share_memory(pixels, image) else pixels
 
 
 def on_canvas(image: Image, placement: Placement) -> Image:
@@ -143,15 +143,15 @@ def on_files(
         for part in parts
     ]
     sizes = zip(DECODER.sizes(files), choices, strict=True)
-    chosen = {
+    placements = {
         at: choose(height, width)
         for at, ((height, width), choose) in enumerate(sizes)
         if height and not is_bomb(height, width)
     }
     images = DECODER.crops(
-        [files[at] for at in chosen], [*chosen.values()], to_end=to_end
+        [files[at] for at in placements], [*placements.values()], to_end=to_end
     )
-    for (at, placement), image in zip(chosen.items(), images, strict=True):
+    for (at, placement), image in zip(placements.items(), images, strict=True):
         if image is not None:
             results[at] = parts[at].with_image(on_canvas(image, placement))
     return results
@@ -490,8 +490,8 @@ class pad:
     mask_fill: int = 0
 
     def __post_init__(self) -> None:
-        given = self.padding
-        for number in given if isinstance(given, tuple) else (given,):
+        sides = self.padding
+        for number in sides if isinstance(sides, tuple) else (sides,):
             whole_number("padding", number, 0, "4 pixels are usual")
         check(
             self.to is None or self.padding == 0,
@@ -509,8 +509,8 @@ class pad:
         return placed_sample(sample, self._choose, mask_fill=self.mask_fill)
 
     def _choose(self, height: int, width: int) -> Placement:
-        given = self.padding
-        left, top, right, bottom = given if isinstance(given, tuple) else (given,) * 4
+        sides = self.padding
+        left, top, right, bottom = sides if isinstance(sides, tuple) else (sides,) * 4
         tall, wide = height + top + bottom, width + left + right
         if self.to is not None:
             tall, wide = max(height, self.to[0]), max(width, self.to[1])
@@ -610,15 +610,15 @@ def wanted_sides(
     Raises:
         SpecError: `size` is None, and the context has no `image_size` either.
     """
-    wanted = ctx.image_size if size is None and ctx is not None else size
-    if wanted is None:
+    sides = ctx.image_size if size is None and ctx is not None else size
+    if sides is None:
         raise SpecError(
             "`size` is None and the context has no `image_size`; give the operator a "
             "size, or give the pipeline a schedule with image sizes"
         )
-    if isinstance(wanted, SupportsIndex):  # a number of numpy's, too
-        return int(wanted), int(wanted)
-    return wanted
+    if isinstance(sides, SupportsIndex):  # a number of numpy's, too
+        return int(sides), int(sides)
+    return sides
 
 
 def with_pairs(sample: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
@@ -626,12 +626,12 @@ def with_pairs(sample: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
     parts = SampleParts.of(sample)
     if not pairs or parts.target is None or not len(parts.target.get("keypoints", ())):
         return sample
-    given = parts.target["keypoints"]
-    points = numbers(given, "keypoints")
+    keypoints = parts.target["keypoints"]
+    points = numbers(keypoints, "keypoints")
     order = list(range(points.shape[1]))
     for one, other in pairs:
         order[one], order[other] = other, one
-    exchanged = {"keypoints": as_given(points[:, order], given)}
+    exchanged = {"keypoints": as_given(points[:, order], keypoints)}
     return parts.with_image(parts.image, {**parts.target, **exchanged})
 
 
@@ -677,10 +677,10 @@ def fused(
         return placement
 
     choices = (partial(choose, draw) for draw in draws)
-    made = on_files(samples, choices, to_end=placing.TO_END)
+    results = on_files(samples, choices, to_end=placing.TO_END)
     if isinstance(after, center_crop):
-        return [each if each is None else after(each) for each in made]
-    return made
+        return [sample if sample is None else after(sample) for sample in results]
+    return results
 
 
 def after_decoding(following: Sequence[Any]) -> tuple[int, Callable[..., Any]] | None:

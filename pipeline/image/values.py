@@ -108,12 +108,12 @@ class color_jitter:
 
     def __post_init__(self) -> None:
         for name in ("brightness", "contrast", "saturation"):
-            given = getattr(self, name)
+            amount = getattr(self, name)
             low, high = self._range(name)
             check(
-                0 <= low <= high and (isinstance(given, tuple) or given >= 0),
+                0 <= low <= high and (isinstance(amount, tuple) or amount >= 0),
                 f"`{name}` must be a number >= 0, or a range (min, max) of these, got"
-                f" {given}; 0.4 is usual",
+                f" {amount}; 0.4 is usual",
             )
         low, high = self._range("hue")
         check(
@@ -131,10 +131,10 @@ class color_jitter:
         """
         ranges = {name: self._range(name) for name in UNCHANGED}
         # A change whose range is fixed at "no change" is left out.
-        wanted = [name for name, it in UNCHANGED.items() if ranges[name] != (it, it)]
+        names = [name for name, it in UNCHANGED.items() if ranges[name] != (it, it)]
         changes = [
-            (wanted[at], rng.uniform(*ranges[wanted[at]]))
-            for at in rng.permutation(len(wanted))
+            (names[at], rng.uniform(*ranges[names[at]]))
+            for at in rng.permutation(len(names))
         ]
 
         def jittered(pixels: Image) -> Image:
@@ -147,9 +147,9 @@ class color_jitter:
 
     def _range(self, name: str) -> Range:
         """Return the smallest and the largest amount of a change."""
-        given, none = getattr(self, name), UNCHANGED[name]
-        is_range = isinstance(given, tuple)
-        return given if is_range else (max(none - 1, none - given), none + given)
+        amount, none = getattr(self, name), UNCHANGED[name]
+        is_range = isinstance(amount, tuple)
+        return amount if is_range else (max(none - 1, none - amount), none + amount)
 
 
 # RandAugment: Cubuk et al., "RandAugment: Practical automated data augmentation with a
@@ -324,7 +324,7 @@ class Mixing(ABC):
             images, share = self._mixed(images, images[other], share, rng)
             shares = share * shares + (1 - share) * shares[other]
         is_tensor = isinstance(batch[0], torch.Tensor)
-        pair = [each if is_tensor else each.numpy() for each in (images, shares)]
+        pair = [tensor if is_tensor else tensor.numpy() for tensor in (images, shares)]
         # A namedtuple stays one.
         return getattr(type(batch), "_make", type(batch))((*pair, *batch[2:]))
 
@@ -381,8 +381,8 @@ class mixup(Mixing):
         del rng
         if images.is_floating_point():
             return torch.lerp(others, images, share), share
-        mixed = torch.lerp(others.to(torch.float32), images.to(torch.float32), share)
-        return mixed.round_().to(images.dtype), share
+        blend = torch.lerp(others.to(torch.float32), images.to(torch.float32), share)
+        return blend.round_().to(images.dtype), share
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,9 +409,9 @@ class cutmix(Mixing):
         left, right = drawn_span(width, side, rng)
         part: list[Any] = [slice(None)] * 4
         part[rows], part[columns] = slice(top, bottom), slice(left, right)
-        mixed = images.clone()
-        mixed[tuple(part)] = others[tuple(part)]
-        return mixed, 1 - (bottom - top) * (right - left) / (height * width)
+        mixture = images.clone()
+        mixture[tuple(part)] = others[tuple(part)]
+        return mixture, 1 - (bottom - top) * (right - left) / (height * width)
 
 
 def drawn_span(length: int, side: float, rng: np.random.Generator) -> tuple[int, int]:
@@ -428,8 +428,8 @@ def pair_of(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """
     if isinstance(batch, list | tuple) and len(batch) >= 2:
         images, labels = (
-            each if isinstance(each, torch.Tensor) else torch.as_tensor(each)
-            for each in batch[:2]
+            column if isinstance(column, torch.Tensor) else torch.as_tensor(column)
+            for column in batch[:2]
         )
         if images.ndim == 4 and labels.ndim >= 1 and len(images) == len(labels):
             return images, labels
@@ -514,8 +514,8 @@ class normalize:
         pixels = image if is_batch else pixels_of(image)
         if pixels.dtype != np.uint8 or pixels.shape[-1] != 3:
             raise no_images(pixels)
-        made = self._numbers(torch.from_numpy(writable(pixels)), -1)
-        return made if self.dtype is torch.bfloat16 else made.numpy()
+        floats = self._numbers(torch.from_numpy(writable(pixels)), -1)
+        return floats if self.dtype is torch.bfloat16 else floats.numpy()
 
     def _numbers(self, pixels: torch.Tensor, axis: int) -> torch.Tensor:
         extension, _ = crop_extension()
@@ -527,8 +527,8 @@ class normalize:
         scales = [1 / (255 * std) for std in self.std]
         shifts = [-mean / std for mean, std in zip(self.mean, self.std, strict=True)]
         scale, shift = (
-            torch.tensor(each, device=pixels.device).view(shape)
-            for each in (scales, shifts)
+            torch.tensor(values, device=pixels.device).view(shape)
+            for values in (scales, shifts)
         )
         return torch.addcmul(shift, pixels.to(torch.float32), scale).to(self.dtype)
 
@@ -537,16 +537,16 @@ class normalize:
         *before, height, width, _ = pixels.shape
         last = not self.channels_first
         shape = (height, width, 3) if last else (3, height, width)
-        made = torch.empty((*before, *shape), dtype=self.dtype, device="cpu")
+        floats = torch.empty((*before, *shape), dtype=self.dtype, device="cpu")
         count, size = math.prod(before), height * width
-        values = made.view(BITS[self.dtype]).numpy()
+        values = floats.view(BITS[self.dtype]).numpy()
         extension.normalize(
             pixels.numpy().reshape(count, size, 3),
             self.table,
             values.reshape((count, size, 3) if last else (count, 3, size)),
             last,
         )
-        return made
+        return floats
 
 
 # The types of pixels' values, and those of their bits.
@@ -557,9 +557,9 @@ BITS = {
 }
 
 
-def no_images(given: Any) -> SampleError:
+def no_images(value: Any) -> SampleError:
     """Return the error about a value that is neither an image nor several."""
     return SampleError(
         "`normalize` takes an image uint8 [H, W, 3] or [3, H, W], or a batch of images,"
-        f" got {described(given)}; call it once, on the pixels as they were decoded"
+        f" got {described(value)}; call it once, on the pixels as they were decoded"
     )

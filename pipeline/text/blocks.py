@@ -100,11 +100,13 @@ class PackedBlocks:
             SampleError: a document is not a sequence of ids, or not as long as
                 `lengths` says.
         """
-        planned = [self._plan.pieces(self._checked(block)) for block in blocks]
-        needed = sorted(set(chain.from_iterable(p.documents.tolist() for p in planned)))
-        documents = zip(needed, read(self.documents, needed), strict=True)
-        tokens = {number: self._tokens(number, each) for number, each in documents}
-        return [self._made(pieces, tokens) for pieces in planned]
+        groups = [self._plan.pieces(self._checked(block)) for block in blocks]
+        numbers = sorted(set(chain.from_iterable(p.documents.tolist() for p in groups)))
+        documents = zip(numbers, read(self.documents, numbers), strict=True)
+        tokens = {
+            number: self._tokens(number, document) for number, document in documents
+        }
+        return [self._made(pieces, tokens) for pieces in groups]
 
     def _checked(self, block: int) -> int:
         try:
@@ -135,7 +137,7 @@ class PackedBlocks:
             "position_ids": np.zeros(self.size, np.int64),
             MASK: np.zeros(self.size, np.int64),
         }
-        parts = zip(*(each.tolist() for each in pieces), strict=True)
+        parts = zip(*(array.tolist() for array in pieces), strict=True)
         ids = [tokens[number][at : at + length] for number, at, length in parts]
         firsts = np.cumsum(lengths) - lengths
         block[IDS][:total] = np.concatenate(ids)
@@ -151,13 +153,13 @@ class PackedBlocks:
         """
         from ...cache.fingerprint import digest, said_fingerprint
 
-        said = said_fingerprint(self.documents)
-        if said is None:
+        fingerprint = said_fingerprint(self.documents)
+        if fingerprint is None:
             return None
         how = (self.size, self.eos_id, bool(self.split), self.pad_id)
         # The number goes up when a release makes other blocks of the same documents.
         return digest(
-            ("penstock.text.PackedBlocks 1", said, how, self.lengths), "blocks"
+            ("penstock.text.PackedBlocks 1", fingerprint, how, self.lengths), "blocks"
         )
 
     def __repr__(self) -> str:
@@ -185,13 +187,13 @@ def read(documents: Any, numbers: list[int]) -> Sequence[Any]:
     many = getattr(documents, "__getitems__", None)
     if many is None:
         return [documents[number] for number in numbers]
-    found = list(many(numbers))
-    if len(found) != len(numbers):
+    items = list(many(numbers))
+    if len(items) != len(numbers):
         raise SampleError(
             f"`__getitems__` of {type(documents).__name__} got {len(numbers)} indices"
-            f" and returned {len(found)} documents; it must return one for each index"
+            f" and returned {len(items)} documents; it must return one for each index"
         )
-    return found
+    return items
 
 
 def measured_lengths(documents: Any) -> Ids:
@@ -203,7 +205,7 @@ def measured_lengths(documents: Any) -> Ids:
     numbers = range(len(documents))
     parts = (numbers[at : at + MEASURED] for at in numbers[::MEASURED])
     batches = chain.from_iterable(read(documents, [*part]) for part in parts)
-    return np.fromiter((len(tokens_of(each)) for each in batches), np.int64)
+    return np.fromiter((len(tokens_of(document)) for document in batches), np.int64)
 
 
 def checked_lengths(lengths: Any, count: int) -> Ids:
@@ -212,19 +214,19 @@ def checked_lengths(lengths: Any, count: int) -> Ids:
     Raises:
         SpecError: they are not integers >= 0, one per document.
     """
-    given = np.asarray(lengths)
+    array = np.asarray(lengths)
     check(
-        given.shape == (count,) and (given.dtype.kind in "iu" or not count),
-        f"`lengths` must be integers [{count}], one per document, got {given.dtype} "
-        f"{[*given.shape]}; leave it out to have the documents measured",
+        array.shape == (count,) and (array.dtype.kind in "iu" or not count),
+        f"`lengths` must be integers [{count}], one per document, got {array.dtype} "
+        f"{[*array.shape]}; leave it out to have the documents measured",
     )
-    negative = np.flatnonzero(given < 0).tolist()
+    negative = np.flatnonzero(array < 0).tolist()
     if negative:
         raise SpecError(
-            f"`lengths` must be >= 0, got {given[negative[0]]} for document "
+            f"`lengths` must be >= 0, got {array[negative[0]]} for document "
             f"{negative[0]}; count the tokens of each document"
         )
-    return given.astype(np.int64)
+    return array.astype(np.int64)
 
 
 # The plan of the blocks.
@@ -251,7 +253,7 @@ class Blocks:
 
     def __init__(self, pieces: Pieces, blocks: Ids) -> None:
         order = np.argsort(blocks, kind="stable")
-        self._pieces = Pieces(*(each[order] for each in pieces))
+        self._pieces = Pieces(*(array[order] for array in pieces))
         self._ends = np.cumsum(np.bincount(blocks))
 
     def __len__(self) -> int:
@@ -259,8 +261,8 @@ class Blocks:
 
     def pieces(self, block: int) -> Pieces:
         """Return the pieces of a block, 0 to len - 1."""
-        held = slice(self._ends[block - 1] if block else 0, self._ends[block])
-        return Pieces(*(each[held] for each in self._pieces))
+        span = slice(self._ends[block - 1] if block else 0, self._ends[block])
+        return Pieces(*(array[span] for array in self._pieces))
 
 
 class Concatenated:
@@ -290,9 +292,9 @@ class Concatenated:
         begins = np.concatenate(([self._ends[low - 1] if low else 0], ends[:-1]))
         inside = np.maximum(begins, first)
         lengths = np.minimum(ends, stop) - inside
-        held = lengths > 0  # the others are empty documents
+        is_part = lengths > 0  # the others are empty documents
         documents = np.arange(low, high + 1)
-        return Pieces(documents[held], (inside - begins)[held], lengths[held])
+        return Pieces(documents[is_part], (inside - begins)[is_part], lengths[is_part])
 
 
 def best_fitting(lengths: Ids, size: int) -> Blocks:
@@ -344,9 +346,9 @@ def best_fit(lengths: Ids, size: int) -> NDArray[np.int64]:
         pieces = order[begin : begin + count]
         begin += count
         while len(pieces):
-            placed = rooms.fill(width, len(pieces))
-            blocks[pieces[: len(placed)]] = placed
-            pieces = pieces[len(placed) :]
+            numbers = rooms.fill(width, len(pieces))
+            blocks[pieces[: len(numbers)]] = numbers
+            pieces = pieces[len(numbers) :]
     return blocks
 
 
@@ -372,22 +374,22 @@ class Rooms:
         """
         at = bisect_left(self._groups, (width,))
         if at == len(self._groups):
-            needed = -(-count // (self._size // width))
-            blocks = np.arange(self._opened, self._opened + needed)
+            block_count = -(-count // (self._size // width))
+            blocks = np.arange(self._opened, self._opened + block_count)
             self._groups.append((self._size, 0, blocks))
-            self._opened += needed
+            self._opened += block_count
         room, _, blocks = self._groups.pop(at)
-        each = room // width
-        needed = -(-count // each)
-        blocks, left = blocks[:needed], blocks[needed:]
-        placed = min(count, each * len(blocks))
-        full, rest = divmod(placed, each)
+        per_block = room // width
+        block_count = -(-count // per_block)
+        blocks, others = blocks[:block_count], blocks[block_count:]
+        placed_count = min(count, per_block * len(blocks))
+        full, rest = divmod(placed_count, per_block)
         for remaining, group in (
-            (room, left),
-            (room - each * width, blocks[:full]),
+            (room, others),
+            (room - per_block * width, blocks[:full]),
             (room - rest * width, blocks[full:]),
         ):
             if remaining and len(group):
                 self._number -= 1
                 insort(self._groups, (remaining, self._number, group))
-        return np.repeat(blocks, each)[:placed]
+        return np.repeat(blocks, per_block)[:placed_count]

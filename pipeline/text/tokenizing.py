@@ -100,8 +100,8 @@ class tokenize:
             return rest | self._encoded(sample[self.key])
         if not begins_with_text(sample):
             return self._encoded(sample)
-        changed = (self._encoded(sample[0]), *sample[1:])
-        return getattr(type(sample), "_make", type(sample))(changed)
+        elements = (self._encoded(sample[0]), *sample[1:])
+        return getattr(type(sample), "_make", type(sample))(elements)
 
     def _encoded(self, text: Any) -> dict[str, Any]:
         """Return the tokenizer's columns for one text or for several."""
@@ -112,8 +112,8 @@ class tokenize:
         check_texts(text)
         columns = self.encode(list(text))
         samples = [
-            dict(zip(columns, each, strict=True))
-            for each in zip(*columns.values(), strict=True)
+            dict(zip(columns, values, strict=True))
+            for values in zip(*columns.values(), strict=True)
         ]
         padding = self.padding or padding_of(self.own, samples)
         return cast("dict[str, Any]", padding(samples))
@@ -155,10 +155,10 @@ def encoder(
 
 
 def _columns(own: Any, special: bool, texts: list[str]) -> Columns:  # noqa: FBT001
-    found = own.encode_batch(texts, add_special_tokens=special)
+    encodings = own.encode_batch(texts, add_special_tokens=special)
     return {
-        IDS: [each.ids for each in found],
-        MASK: [each.attention_mask for each in found],
+        IDS: [encoding.ids for encoding in encodings],
+        MASK: [encoding.attention_mask for encoding in encodings],
     }
 
 
@@ -169,10 +169,10 @@ def padding_of(own: Any, samples: list[dict[str, list[int]]]) -> pad:
         SpecError: padding is needed, and the tokenizer has no token for it.
     """
     if hasattr(own, "encode_batch"):
-        told = own.padding or {}
-        return pad(told.get("pad_id", 0), side=told.get("direction", "right"))
+        padding = own.padding or {}
+        return pad(padding.get("pad_id", 0), side=padding.get("direction", "right"))
     if own.pad_token_id is None:
-        lengths = {len(each[IDS]) for each in samples}
+        lengths = {len(sample[IDS]) for sample in samples}
         check(
             len(lengths) == 1,
             f"the texts of a batch have {min(lengths)} to {max(lengths)} tokens, and "
@@ -190,11 +190,11 @@ def check_tokenizer(tokenizer: Any) -> None:
     Raises:
         SpecError: it is not.
     """
-    known = hasattr(tokenizer, "encode_batch") or (
+    is_tokenizer = hasattr(tokenizer, "encode_batch") or (
         callable(tokenizer) and hasattr(tokenizer, "pad_token_id")
     )
     check(
-        known and not isinstance(tokenizer, type),
+        is_tokenizer and not isinstance(tokenizer, type),
         "`tokenizer` must be a tokenizers.Tokenizer or a tokenizer of transformers, "
         f"got {described(tokenizer)}; load one with Tokenizer.from_file(path) or"
         " AutoTokenizer.from_pretrained(name)",
@@ -214,9 +214,9 @@ def keep_to_one_thread() -> None:
 
     Its threads do not survive a fork, so a forked process never uses them.
     """
-    said = os.environ.get(PARALLELISM)
+    setting = os.environ.get(PARALLELISM)
     is_forked = os.getpid() != IMPORTED_IN
-    if said is None or (is_forked and said != "false"):
+    if setting is None or (is_forked and setting != "false"):
         os.environ[PARALLELISM] = "false"  # once: other threads may be reading it
 
 
@@ -241,15 +241,15 @@ def check_texts(texts: Any) -> None:
     Raises:
         SampleError: it is not.
     """
-    found = "an empty list"
+    kind = "an empty list"
     if not isinstance(texts, list | tuple):
-        found = described(texts)
+        kind = described(texts)
     elif texts:
-        wrong = [each for each in texts if not isinstance(each, str)]
+        wrong = [value for value in texts if not isinstance(value, str)]
         if not wrong:
             return
-        found = f"a list with {described(wrong[0])}"
+        kind = f"a list with {described(wrong[0])}"
     raise SampleError(
-        f"`tokenize` takes a text or a list of texts, got {found}; for dicts, pass"
+        f"`tokenize` takes a text or a list of texts, got {kind}; for dicts, pass"
         ' key="text"; decode bytes, and drop None, in a map() before this'
     )

@@ -72,7 +72,7 @@ def row(value: Any, name: str) -> Ids:
 def without_none(value: Any) -> Any:
     """Return a list with None, fast tokenizers' sign for "no word", replaced by -1."""
     has_none = isinstance(value, list | tuple) and None in value
-    return [-1 if each is None else each for each in value] if has_none else value
+    return [-1 if number is None else number for number in value] if has_none else value
 
 
 def ids_in(sample: Mapping[str, Any]) -> Any:
@@ -147,11 +147,11 @@ class mask_tokens:
         special = tuple(
             whole_number("special_ids", i, 0, FROM_ZERO) for i in self.special_ids
         )
-        for each in (*special, whole_number("mask_id", self.mask_id, 0, FROM_ZERO)):
+        for token_id in (*special, whole_number("mask_id", self.mask_id, 0, FROM_ZERO)):
             check(
-                each < size,
+                token_id < size,
                 f"`mask_id` and `special_ids` must be below `vocab_size`, {size}, got "
-                f"{each}; include added tokens in the size, as len(tokenizer) does",
+                f"{token_id}; include added tokens in the size, as len(tokenizer) does",
             )
         object.__setattr__(self, "special_ids", special)
         for name in ("p", "mask_share", "random_share"):
@@ -185,14 +185,14 @@ class mask_tokens:
                 sample has `labels` already.
         """
         fields = sample if isinstance(sample, Mapping) else {IDS: sample}
-        given = ids_in(fields)
+        tokens = ids_in(fields)
         if LABELS in fields:
             raise SampleError(
                 f"`mask_tokens` sets `{LABELS}`, but this sample already has that key;"
                 f" its keys are {sorted(map(str, fields))}; rename or drop it in a"
                 " map() before `mask_tokens`"
             )
-        ids = integers(given, IDS)
+        ids = integers(tokens, IDS)
         if ids.ndim not in (1, 2):
             raise SampleError(
                 f"`{IDS}` must have the shape [n] or [rows, n], got {[*ids.shape]};"
@@ -200,21 +200,21 @@ class mask_tokens:
             )
         if rng is None:  # torch's generator is one that a DataLoader seeds in workers
             rng = np.random.default_rng(int(torch.randint(2**63 - 1, ())))
-        masked, labels = self._masked(ids, self._chosen(ids, fields, rng), rng)
-        if not isinstance(given, torch.Tensor):
-            return {**fields, IDS: masked, LABELS: labels}
-        tensors = map(torch.from_numpy, (masked, labels))
+        new_ids, labels = self._masked(ids, self._chosen(ids, fields, rng), rng)
+        if not isinstance(tokens, torch.Tensor):
+            return {**fields, IDS: new_ids, LABELS: labels}
+        tensors = map(torch.from_numpy, (new_ids, labels))
         return {**fields, **dict(zip((IDS, LABELS), tensors, strict=True))}
 
     def _chosen(
         self, ids: Ids, fields: Mapping[str, Any], rng: np.random.Generator
     ) -> NDArray[np.bool_]:
         """Return which tokens the model must predict; one draw per token."""
-        allowed = np.isin(ids, self.special_ids, invert=True)
+        candidates = np.isin(ids, self.special_ids, invert=True)
         if MASK in fields:
-            allowed &= matching(fields[MASK], MASK, ids) != 0
+            candidates &= matching(fields[MASK], MASK, ids) != 0
         if SPECIAL in fields:
-            allowed &= matching(fields[SPECIAL], SPECIAL, ids) == 0
+            candidates &= matching(fields[SPECIAL], SPECIAL, ids) == 0
         draws = rng.random(ids.shape)
         if self.whole_words:
             if WORDS not in fields:
@@ -224,31 +224,31 @@ class mask_tokens:
                     " from word_ids()"
                 )
             words = matching(without_none(fields[WORDS]), WORDS, ids)
-            allowed &= words >= 0
+            candidates &= words >= 0
             starts = np.ones(words.shape, np.bool_)
             starts[..., 1:] = words[..., 1:] != words[..., :-1]
             # All tokens of a word have the draw of its first one.
             draws = draws[starts][np.cumsum(starts).reshape(draws.shape) - 1]
-        return allowed & (draws < self.p)
+        return candidates & (draws < self.p)
 
     def _masked(
-        self, ids: Ids, chosen: NDArray[np.bool_], rng: np.random.Generator
+        self, ids: Ids, is_target: NDArray[np.bool_], rng: np.random.Generator
     ) -> tuple[Ids, Ids]:
         """Return new ids and labels.
 
         There is one draw per chosen token, and a second one if it becomes a random
         token. That token is drawn from the whole vocabulary, so it may be the same.
         """
-        targets = ids[chosen]
+        targets = ids[is_target]
         draws = rng.random(len(targets))
-        replaced = np.where(draws < self.mask_share, self.mask_id, targets)
+        replacements = np.where(draws < self.mask_share, self.mask_id, targets)
         is_random = (draws >= self.mask_share) & (
             draws < self.mask_share + self.random_share
         )
-        replaced[is_random] = rng.integers(self.vocab_size, size=is_random.sum())
-        masked, labels = ids.copy(), np.full(ids.shape, self.ignore_id, np.int64)
-        masked[chosen], labels[chosen] = replaced, targets
-        return masked, labels
+        replacements[is_random] = rng.integers(self.vocab_size, size=is_random.sum())
+        new_ids, labels = ids.copy(), np.full(ids.shape, self.ignore_id, np.int64)
+        new_ids[is_target], labels[is_target] = replacements, targets
+        return new_ids, labels
 
 
 def matching(value: Any, name: str, ids: Ids) -> Ids:
@@ -358,8 +358,8 @@ class pad:
 
     def _dicts(self, samples: Sequence[Any]) -> dict[str, Any]:
         if not isinstance(samples[0], Mapping):
-            samples = [{IDS: each} for each in samples]
-        rows = [row(ids_in(each), IDS) for each in samples]
+            samples = [{IDS: ids} for ids in samples]
+        rows = [row(ids_in(sample), IDS) for sample in samples]
         batch = {IDS: self._padded(rows, IDS, self.pad_id)}
         batch |= {
             key: self._column(values_of(samples, key), str(key), rows)
@@ -367,7 +367,7 @@ class pad:
             if key != IDS
         }
         if MASK not in batch:
-            ones = [np.ones(len(each), np.int64) for each in rows]
+            ones = [np.ones(len(ids), np.int64) for ids in rows]
             batch[MASK] = self._padded(ones, MASK, 0)
         return batch
 
@@ -378,26 +378,26 @@ class pad:
         filler = self.fill.get(key, PER_TOKEN.get(key))
         if filler is None:
             return collated_column(column, key)
-        found = [row(without_none(each), key) for each in column]
-        for each, ids in zip(found, rows, strict=True):
-            if key in PER_TOKEN and len(each) != len(ids):
+        entries = [row(without_none(entry), key) for entry in column]
+        for entry, ids in zip(entries, rows, strict=True):
+            if key in PER_TOKEN and len(entry) != len(ids):
                 raise SampleError(
-                    f"`{key}` must have one number per token, got {len(each)} for"
+                    f"`{key}` must have one number per token, got {len(entry)} for"
                     f" {len(ids)} `{IDS}`; cut both to the same length"
                 )
-        return self._padded(found, key, filler)
+        return self._padded(entries, key, filler)
 
     def _others(self, column: Sequence[Any]) -> Any:
         """Return labels: padded if they are sequences, else as torch collates them."""
         if not is_sequence_of_integers(column[0]):
             return collated_column(column, LABELS)
-        return self._padded([row(each, LABELS) for each in column], LABELS, IGNORED)
+        return self._padded([row(labels, LABELS) for labels in column], LABELS, IGNORED)
 
     def _padded(self, rows: Sequence[Ids], key: str, filler: int) -> torch.Tensor:
         """Return `int64 [len(rows), n]`."""
         length = self._length(max(map(len, rows)), key)
-        rows = [each[:length] for each in rows]
-        lengths = np.array([len(each) for each in rows])[:, None]
+        rows = [ids[:length] for ids in rows]
+        lengths = np.array([len(ids) for ids in rows])[:, None]
         columns = np.arange(length)
         is_left = self.side == "left"
         is_token = columns >= length - lengths if is_left else columns < lengths
@@ -409,15 +409,15 @@ class pad:
         """Return the length for the rows of a batch."""
         if self.to == "longest":
             return -(-longest // self.multiple_of) * self.multiple_of
-        allowed = self.to if isinstance(self.to, tuple) else (self.to,)
-        found = next((each for each in allowed if longest <= int(each)), None)
-        if found is None and not self.truncate:
+        lengths = self.to if isinstance(self.to, tuple) else (self.to,)
+        length = next((length for length in lengths if longest <= int(length)), None)
+        if length is None and not self.truncate:
             raise SampleError(
                 f"a sequence of `{key}` has {longest} numbers, but to={self.to!r} "
-                f"allows at most {allowed[-1]}; raise `to`, shorten the sequence before"
+                f"allows at most {lengths[-1]}; raise `to`, shorten the sequence before"
                 " this, or pass truncate=True to cut off its end"
             )
-        return int(allowed[-1] if found is None else found)
+        return int(lengths[-1] if length is None else length)
 
 
 def checked_lengths(to: Any, multiple_of: int) -> To:
@@ -435,8 +435,8 @@ def checked_lengths(to: Any, multiple_of: int) -> To:
         return "longest"
     several = isinstance(to, Sequence | np.ndarray)
     lengths = [
-        whole_number("to", each, 1, 'pass "longest", a length or several lengths')
-        for each in (to if several else [to])
+        whole_number("to", length, 1, 'pass "longest", a length or several lengths')
+        for length in (to if several else [to])
     ]
     check(lengths, '`to` must not be empty; pass "longest" or, for example, [128, 512]')
     for length in lengths:
@@ -455,7 +455,7 @@ def values_of(samples: Sequence[Any], key: Any) -> list[Any]:
         SampleError: a sample does not have the key.
     """
     try:
-        return [each[key] for each in samples]
+        return [sample[key] for sample in samples]
     except (KeyError, IndexError, TypeError) as error:
         raise SampleError(
             f"some samples of the batch have `{key}` and others do not; give all"
