@@ -285,11 +285,11 @@ class Dataset(Known):
             self.columns,
             self.places(column_names),
             element_length_function or len,
-            bucket_boundaries,
-            bucket_batch_sizes,
-            pad_info,
-            pad_to_bucket_boundary,
-            drop_remainder,
+            boundaries=bucket_boundaries,
+            sizes=bucket_batch_sizes,
+            pads=pad_info,
+            to_boundary=pad_to_bucket_boundary,
+            drop=drop_remainder,
         )
         return self._after(make, batched=True)
 

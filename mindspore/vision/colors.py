@@ -98,8 +98,8 @@ class RandomColorAdjust(RandomOperator):
     def _range(self, name: str) -> Range:
         amount = getattr(self, name)
         if name == "hue":
-            return around(name, amount, 0, -0.5, 0.5)
-        return around(name, amount, 1, 0, 1e7)
+            return around(name, amount, center=0, low=-0.5, high=0.5)
+        return around(name, amount, center=1, low=0, high=1e7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class RandomPosterize(RandomOperator):
     def _range(self) -> tuple[int, int]:
         bits = self.bits
         low, high = (bits, bits) if isinstance(bits, int) else bits
-        range_of("bits", (low, high), 1, 8, "8 keeps all")
+        range_of("bits", (low, high), 1, 8, usual="8 keeps all")
         return low, high
 
 
@@ -191,7 +191,7 @@ class RandomSolarize(RandomOperator):
     threshold: tuple[int, int] = (0, 255)
 
     def __post_init__(self) -> None:
-        range_of("threshold", self.threshold, 0, 255, "(0, 255) is usual")
+        range_of("threshold", self.threshold, 0, 255, usual="(0, 255) is usual")
 
     def drawn(self, image: Any, rng: Rng) -> Array:
         array, (low, high) = array_of(image), self.threshold

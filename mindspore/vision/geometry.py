@@ -378,12 +378,12 @@ class RandomRotation(RandomOperator):
     fill_value: int | tuple[int, int, int] = 0
 
     def __post_init__(self) -> None:
-        around("degrees", self.degrees, 0, -1e7, 1e7)
+        around("degrees", self.degrees, center=0, low=-1e7, high=1e7)
         check_interpolation("resample", self.resample)
         colors_of(self.fill_value)
 
     def drawn(self, image: Any, rng: Rng) -> Any:
-        low, high = around("degrees", self.degrees, 0, -1e7, 1e7)
+        low, high = around("degrees", self.degrees, center=0, low=-1e7, high=1e7)
         if high - low >= 360:
             low, high = -180, 180
         angle, fill = rng.uniform(low, high), colors_of(self.fill_value)
@@ -471,7 +471,7 @@ class RandomAffine(RandomOperator):
         low_x, high_x, low_y, high_y = (*shears, 0, 0)[:4]
         left, right, up, down = (*shifts, 0, 0)[:4]
         return [
-            around("degrees", self.degrees, 0, -1e7, 1e7),
+            around("degrees", self.degrees, center=0, low=-1e7, high=1e7),
             range_of("translate", (left, right), -1, 1),
             range_of("translate", (up, down), -1, 1),
             range_of("scale", self.scale or (1, 1), 1e-6),
