@@ -126,25 +126,25 @@ def trained(run: Run, row: Row, seconds: float, log: Diary) -> Course:
     last = [at for at in times if at > now - min(LAST_S, seconds / 2)]
     rate = (len(last) - 1) / (last[-1] - last[0]) if len(last) > 1 else 0.0
     rates = list(gliding(times))
-    seen, whole = run.recent(), run.read()
-    told = explain(seen, Budget.of_machine())
+    observation, reading = run.recent(), run.read()
+    explanation = explain(observation, Budget.of_machine())
 
     def reached(share: float) -> float:
-        found = (at - start for at, each in rates if each >= share * rate)
-        return next(found, seconds)
+        moments = (at - start for at, value in rates if value >= share * rate)
+        return next(moments, seconds)
 
     return Course(
         rate=rate,
         near_s=reached(0.90),
         settled_s=reached(0.95),
-        workers=sum(segment.num_parallel_workers for segment in seen.segments),
-        mean_workers=sum(s.worker_s for s in whole.segments) / (now - start),
-        wait_share=told.wait_share,
-        peak_bytes=seen.peak_bytes,
+        workers=sum(segment.num_parallel_workers for segment in observation.segments),
+        mean_workers=sum(s.worker_s for s in reading.segments) / (now - start),
+        wait_share=explanation.wait_share,
+        peak_bytes=observation.peak_bytes,
         late_changes=sum(at > start + seconds / 2 for at in log.changed_s),
-        dip=min((each for _, each in rates[1:]), default=0.0) / rates[0][1],
-        verdict=told.verdict,
-        cause=told.cause,
+        dip=min((value for _, value in rates[1:]), default=0.0) / rates[0][1],
+        verdict=explanation.verdict,
+        cause=explanation.cause,
         first_s=times[0] - start,
     )
 
@@ -174,26 +174,26 @@ def measure(
 ) -> None:
     """Print the lines of one row: one per policy and start."""
     starts = {"ones": 1, "most": row.most}
-    found: dict[tuple[str, str], list[tuple[Course, float]]] = {}
+    courses: dict[tuple[str, str], list[tuple[Course, float]]] = {}
     for _ in range(repeats):
         for policy in policies:
             for start, workers in starts.items():
                 before = searched(row)
-                made = POLICIES[policy]
-                went = course(row, workers, made() if made else None, RUN_S)
+                make = POLICIES[policy]
+                went = course(row, workers, make() if make else None, RUN_S)
                 best = optimum(row, before, searched(row))
-                found.setdefault((policy, start), []).append((went, best))
+                courses.setdefault((policy, start), []).append((went, best))
                 if out is not None:
                     about = {"row": name, "policy": policy, "start": start}
                     with out.open("a") as file:
                         line = {**about, "best": best, **asdict(went)}
                         file.write(json.dumps(line) + "\n")
-    for (policy, start), runs in found.items():
+    for (policy, start), runs in courses.items():
         shares = [went.rate / best for went, best in runs]
         middle = statistics.median
         fewest = f"/{row.fewest}" if row.fewest else ""
         right = sum(went.verdict == row.verdict for went, _ in runs)
-        told = sum(went.cause.startswith(row.cause) for went, _ in runs)
+        right_causes = sum(went.cause.startswith(row.cause) for went, _ in runs)
         print(
             f"{name:<11} {policy:<8} {start:<5} {middle(shares):6.2f}"
             f" ({min(shares):.2f}-{max(shares):.2f})"
@@ -205,7 +205,7 @@ def measure(
             f" {middle(w.late_changes for w, _ in runs):4.0f}"
             f" {middle(w.dip for w, _ in runs):5.2f}"
             f" {middle(w.peak_bytes for w, _ in runs) / 2**20:6.1f}"
-            f"  {right}/{len(runs)} {told}/{len(runs)}",
+            f"  {right}/{len(runs)} {right_causes}/{len(runs)}",
             flush=True,
         )
 

@@ -26,9 +26,9 @@ def burn(rounds: int) -> int:
 
 def rounds_for(seconds: float) -> int:
     """Return how many rounds take this long here, by the fastest of many tries."""
-    spent = []
+    times_s = []
     for _ in range(100):
         start = time.thread_time()
         burn(PROBE)
-        spent.append(time.thread_time() - start)
-    return round(PROBE * seconds / min(spent))
+        times_s.append(time.thread_time() - start)
+    return round(PROBE * seconds / min(times_s))

@@ -93,8 +93,8 @@ def drain(batches: Any) -> None:
 def cropped(source: ps.Pipeline, passes: int) -> ps.Pipeline:
     """Return a pipeline that crops, flips and batches photos, cached or not."""
     crop = ps.image.random_resized_crop(SIZE)
-    made = source.shuffle(seed=0).repeat(passes).map(crop)
-    return made.map(ps.image.horizontal_flip(0.5)).batch(BATCH)
+    samples = source.shuffle(seed=0).repeat(passes).map(crop)
+    return samples.map(ps.image.horizontal_flip(0.5)).batch(BATCH)
 
 
 def jpeg(folder: Folder, workspace: Path, passes: int) -> None:
@@ -213,7 +213,7 @@ def first(folder: Folder, workspace: Path, rounds: int = 7) -> None:
             if number:
                 times[name].append(time.perf_counter() - start)
             pipe.close()
-        median = {name: statistics.median(each) for name, each in times.items()}
+        median = {name: statistics.median(values) for name, values in times.items()}
         print(f"\nfirst epoch, {title} (medians of {rounds}, interleaved)")
         for name, took in median.items():
             print(f"  {name:<12} {took:6.2f} s  {took / median['no cache'] - 1:+.1%}")
@@ -280,10 +280,10 @@ def gets(workspace: Path, count: int = 1500, size: int = 100_000) -> None:
     print(f"\n{count} arrays of {size} bytes, one thread, checked (median of 7)")
     for name, times in get_s.items():
         took = statistics.median(times) / count
-        each = put_s[name] / count
+        one_put_s = put_s[name] / count
         print(
             f"  {name:<24} get {took * 1e6:6.1f} us {size / took / 1e9:6.2f} GB/s"
-            f"   put {each * 1e6:7.1f} us"
+            f"   put {one_put_s * 1e6:7.1f} us"
         )
 
 
@@ -307,54 +307,56 @@ def hits(samples: int = 2000, size: int = 20_000, epochs: int = 5) -> None:
     pipe = pipe.shuffle(seed=0).batch(50)
     pipe = pipe.options(persistent_workers=False)  # so no epoch begins in another
     lru: OrderedDict[int, None] = OrderedDict()
-    kept = int(0.4 * samples)
-    found, before = [], 0
+    capacity = int(0.4 * samples)
+    shares, before = [], 0
     orders = np.random.default_rng(0)
     least_recent = []
     for _ in range(epochs):
         for _ in pipe:
             pass
         caches = pipe.stats().caches  # type: ignore[union-attr]
-        found.append((caches[0].hits - before) / samples)
+        shares.append((caches[0].hits - before) / samples)
         before = caches[0].hits
-        least_recent.append(lru_epoch(lru, kept, orders.permutation(samples)) / samples)
+        least_recent.append(
+            lru_epoch(lru, capacity, orders.permutation(samples)) / samples
+        )
     pipe.close()
     print(f"\nroom for 40 % of {samples} samples: shares found, epoch by epoch")
-    print("  penstock", *(f"{share:6.1%}" for share in found))
+    print("  penstock", *(f"{share:6.1%}" for share in shares))
     print("  LRU     ", *(f"{share:6.1%}" for share in least_recent))
 
 
 def lru_epoch(lru: OrderedDict[int, None], room: int, order: np.ndarray) -> int:
     """Read all samples once through a least-recently-used cache; return the hits."""
-    found = 0
+    hit_count = 0
     for index in order.tolist():
         if index in lru:
-            found += 1
+            hit_count += 1
             lru.move_to_end(index)
             continue
         lru[index] = None
         if len(lru) > room:
             lru.popitem(last=False)
-    return found
+    return hit_count
 
 
 def codecs(folder: Folder, count: int = 100) -> None:
     """Print ratio and speed of each codec on photos cropped to 224."""
-    cut = ps.image.center_crop(SIZE)
+    crop = ps.image.center_crop(SIZE)
     indices = range(0, len(folder), max(1, len(folder) // count))
-    photos = [cut(decode_short(folder[index]))[0] for index in indices]
+    photos = [crop(decode_short(folder[index]))[0] for index in indices]
     nbytes = photos[0].nbytes
     print(f"\n{len(photos)} decoded photos of 224 x 224 (ratio of record to bytes)")
     key = bytes(KEY_BYTES)
-    for each in CODECS.values():
+    for codec in CODECS.values():
         sizes, packs, unpacks = [], [], []
         for photo in photos:
-            record = bytearray(encode(photo, key, each))
+            record = bytearray(encode(photo, key, codec))
             sizes.append(len(record) / nbytes)
-            packs.append(best_s(partial(encode, photo, key, each)))
+            packs.append(best_s(partial(encode, photo, key, codec)))
             unpacks.append(best_s(partial(decode, record, key)))
         print(
-            f"  {each.name:<7} {statistics.fmean(sizes):5.2f}"
+            f"  {codec.name:<7} {statistics.fmean(sizes):5.2f}"
             f"   encode {nbytes / 1e9 / statistics.fmean(packs):6.2f} GB/s"
             f"   decode {nbytes / 1e9 / statistics.fmean(unpacks):6.2f} GB/s"
         )
@@ -367,20 +369,20 @@ def best_s(work: Callable[[], object]) -> float:
 
 def room(folder: Folder) -> None:
     """Print the rate of later epochs with room for half of the raw photos."""
-    cut = ps.image.center_crop(SIZE)
+    crop = ps.image.center_crop(SIZE)
     half = len(folder) * SIZE * SIZE * 3 // 2
     photos = ps.Pipeline.from_folder(folder.root, num_parallel_workers=2)
-    photos = photos.map(lambda sample: cut(decode_short(sample)), executor="thread")
+    photos = photos.map(lambda sample: crop(decode_short(sample)), executor="thread")
     ways: dict[str, dict[str, Any]] = {
         "no cache": {},
-        **{each.name: {"codec": each.name} for each in CODECS.values()},
+        **{codec.name: {"codec": codec.name} for codec in CODECS.values()},
         "auto": {"codec": "auto"},
     }
     pipes = {}
     for name, how in ways.items():
         version = f"room {name} {next(versions)}"
-        made = photos.cache(ram=half, version=version, **how) if how else photos
-        pipes[name] = made.shuffle(seed=0).batch(BATCH)
+        samples = photos.cache(ram=half, version=version, **how) if how else photos
+        pipes[name] = samples.shuffle(seed=0).batch(BATCH)
         drain(pipes[name])
     candidates: dict[str, Callable[[], object]] = {
         name: lambda pipe=pipe: drain(pipe) for name, pipe in pipes.items()

@@ -87,8 +87,8 @@ class ConnectorRules:
         if is_hungry(case):
             hungry = memory.hungry + 1
             sure = hungry >= HUNGRY_WINDOWS or starving(situation.observation)
-            grown = case.growth() if sure else ()
-            return grown, RulesMemory(hungry=hungry, backoffs=backoffs)
+            growth = case.growth() if sure else ()
+            return growth, RulesMemory(hungry=hungry, backoffs=backoffs)
         at_ease = memory.at_ease + 1 if case.at_ease() else 0
         spared: tuple[Decision, ...] = ()
         if at_ease >= EASE_WINDOWS:
@@ -98,8 +98,11 @@ class ConnectorRules:
 
 def is_hungry(case: Case) -> bool:
     """Whether the trainer waits for batches that are not ready."""
-    seen = case.situation.observation
-    return wait_share(seen) >= WORTH and outbox(seen).utilization < FINAL_UTILIZATION
+    observation = case.situation.observation
+    return (
+        wait_share(observation) >= WORTH
+        and outbox(observation).utilization < FINAL_UTILIZATION
+    )
 
 
 class _Rules(Case):
@@ -119,11 +122,11 @@ class _Rules(Case):
 
     def _more_workers(self, segment: SegmentObservation) -> Decision | None:
         key: KnobKey = (segment.name, "num_parallel_workers")
-        found = _short_of_workers(segment)
-        more = self._affordable_workers(key) if found else None
-        if found is None or more is None:
+        diagnosis = _short_of_workers(segment)
+        more = self._affordable_workers(key) if diagnosis else None
+        if diagnosis is None or more is None:
             return None
-        rule, reason = found
+        rule, reason = diagnosis
         old, new = more
         evidence = {
             "input_utilization": segment.input_utilization,
@@ -140,14 +143,14 @@ class _Rules(Case):
         knob = self.knob(*key)
         if knob is None:
             return None
-        seen, budget = self.situation.observation, self.situation.budget
+        observation, budget = self.situation.observation, self.situation.budget
         spare = budget.whole_machine and (
-            seen.cpu_cores < CPU_TO_SPARE * budget.cpu_cores
+            observation.cpu_cores < CPU_TO_SPARE * budget.cpu_cores
         )
         for step in range(WORKERS_STEP, 0, -1):
             new = knob.value + step
             # More rows per second cost every segment more CPU, not only this one.
-            cores = seen.cpu_cores * self.expected(new / knob.value)
+            cores = observation.cpu_cores * self.expected(new / knob.value)
             fits = cores <= CPU_EXCEEDED * budget.cpu_cores or (spare and step == 1)
             if fits and new <= knob.upper and self.backoffs.allows(key, new):
                 return knob.value, new
@@ -162,9 +165,9 @@ class _Rules(Case):
         if knob is None or cpu >= CPU_LOW or not starved:
             return None
         new = min(knob.value + PREFETCH_STEP, knob.upper, MAX_PREFETCH)
-        seen = self.situation.observation
-        nbytes = (new - knob.value) * seen.batch_bytes
-        fits = seen.held_bytes + nbytes <= self.situation.budget.memory_bytes
+        observation = self.situation.observation
+        nbytes = (new - knob.value) * observation.batch_bytes
+        fits = observation.held_bytes + nbytes <= self.situation.budget.memory_bytes
         if new <= knob.value or not fits or not self.backoffs.allows(key, new):
             return None
         reason = phrases.cpu(segment.queue_name, cpu, CPU_LOW)

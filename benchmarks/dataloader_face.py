@@ -131,13 +131,13 @@ def firsts() -> None:
     print(f"\nfirst batch (medians of {FIRSTS}, in turn)")
     for workers in (0, 2):
         for tuned in (False, True):
-            spent: dict[Any, list[float]] = {torchs.DataLoader: [], ps.DataLoader: []}
+            times: dict[Any, list[float]] = {torchs.DataLoader: [], ps.DataLoader: []}
             for _ in range(FIRSTS):
-                for kind, seconds in spent.items():
+                for kind, seconds in times.items():
                     ps.set_enable_autotune(tuned and kind is ps.DataLoader)
                     seconds.append(first_batch(kind, workers))
                     ps.set_enable_autotune(False)
-            torch_s, ours_s = map(statistics.median, spent.values())
+            torch_s, ours_s = map(statistics.median, times.values())
             print(
                 f"  {workers} workers, autotune {'on' if tuned else 'off'}: torch"
                 f" {1000 * torch_s:.0f} ms, penstock {1000 * ours_s:.0f} ms"
@@ -152,9 +152,9 @@ def main() -> None:
     options = parser.parse_args()
     warnings.filterwarnings("ignore", "This DataLoader will create")
     compare("tiny samples", Tiny(), 256, options.rounds)
-    photos, kept = Photos(options.data), {"num_workers": 2, "persistent_workers": True}
+    photos, extra = Photos(options.data), {"num_workers": 2, "persistent_workers": True}
     compare("JPEG", photos, 32, options.rounds)
-    compare("JPEG, tuned workers kept, too", photos, 32, options.rounds, **kept)
+    compare("JPEG, tuned workers kept, too", photos, 32, options.rounds, **extra)
     compare("reads of 20 ms", Reads(), 16, options.rounds)
     firsts()
 

@@ -34,13 +34,13 @@ ROUNDS = 5
 
 def ns_per_call(call: Callable[[], object], calls: int) -> float:
     """Return the time of one call in nanoseconds, the median over rounds."""
-    seen = []
+    times_ns = []
     for _ in range(ROUNDS):
         start = time.perf_counter_ns()
         for _ in range(calls):
             call()
-        seen.append((time.perf_counter_ns() - start) / calls)
-    return statistics.median(seen)
+        times_ns.append((time.perf_counter_ns() - start) / calls)
+    return statistics.median(times_ns)
 
 
 def import_cpu_s() -> float:
@@ -53,11 +53,11 @@ def import_cpu_s() -> float:
         variables = environ | {"PYTHONPYCACHEPREFIX": compiled}
         variables.pop("PYTHONDONTWRITEBYTECODE", None)
         command = [sys.executable, "-c", code]
-        seen = [
+        times_s = [
             float(subprocess.check_output(command, env=variables))
             for _ in range(1 + ROUNDS)
         ]
-    return statistics.median(seen[1:])
+    return statistics.median(times_s[1:])
 
 
 def chunk_event_ns() -> float:
@@ -109,15 +109,15 @@ def tuner_cpu_s(prefix: str | None = None, seconds: float = 15.0) -> float:
         .map(abs, num_parallel_workers=(1, 64))
         .batch(16)
     )
-    end, spent = time.monotonic() + seconds, 0.0
+    end, spent_s = time.monotonic() + seconds, 0.0
     for _ in pipe:
         tuner = [t for t in threading.enumerate() if t.name == "penstock-autotune"]
         if tuner and tuner[0].ident is not None:
-            spent = time.clock_gettime(time.pthread_getcpuclockid(tuner[0].ident))
+            spent_s = time.clock_gettime(time.pthread_getcpuclockid(tuner[0].ident))
         if time.monotonic() > end:
             break
     ps.set_enable_autotune(False)
-    return spent / seconds
+    return spent_s / seconds
 
 
 def ready_next_us() -> float:
@@ -128,16 +128,16 @@ def ready_next_us() -> float:
     pipe = ps.Pipeline.from_dataset(data, **one).batch(64)  # type: ignore[arg-type]
     batches = iter(pipe)
     next(batches)
-    seen = []
+    times_ns = []
     for _ in range(50):
         while pipe.stats().held_bytes < 60 * 64 * 8:
             threading.Event().wait(0.001)
         start = time.perf_counter_ns()
         next(batches)
-        seen.append(time.perf_counter_ns() - start)
+        times_ns.append(time.perf_counter_ns() - start)
     pipe.close()
     ps.set_prefetch_size(2)
-    return statistics.median(seen) / 1e3
+    return statistics.median(times_ns) / 1e3
 
 
 def batch_cost() -> None:
@@ -168,7 +168,7 @@ def main() -> None:
     print(f"tuner: {tuner_cpu_s() * 1e3:.1f} ms of CPU a second (bound 5 ms)")
     with tempfile.TemporaryDirectory() as folder:
         logging = tuner_cpu_s(f"{folder}/run")
-        size = sum(each.stat().st_size for each in Path(folder).iterdir())
+        size = sum(path.stat().st_size for path in Path(folder).iterdir())
     print(f"tuner with a log: {logging * 1e3:.1f} ms of CPU a second (bound 10 ms)")
     print(f"log: {size / 1e3:.0f} kB in 15 s of tuning (a day: some 13 MB)")
     print(f"next(): {ready_next_us():.0f} us, median, batch ready (bound 50 us)")

@@ -44,12 +44,12 @@ def compress(nbytes: int) -> None:
 
 def bytes_for(seconds: float) -> int:
     """Return how many bytes `compress` can handle in this time, by its best try."""
-    trial, spent = 20_000, []
+    trial, times_s = 20_000, []
     for _ in range(30):
         start = time.perf_counter()
         compress(trial)
-        spent.append(time.perf_counter() - start)
-    return int(trial * seconds / min(spent))
+        times_s.append(time.perf_counter() - start)
+    return int(trial * seconds / min(times_s))
 
 
 @dataclass(frozen=True)
@@ -94,20 +94,20 @@ class Candidate:
         """Train for some seconds; return the samples per second."""
         self.run.next()  # batches prefetched in between do not count
         start, rows = time.perf_counter(), 0
-        while (spent := time.perf_counter() - start) < seconds:
+        while (spent_s := time.perf_counter() - start) < seconds:
             self.run.next()
             rows += BATCH
-        return rows / spent
+        return rows / spent_s
 
     def settle(self) -> None:
         """Train until the tuner has had its time."""
         budget, log = ps.config.budget(), AutotuneLog()
         tuner = Tuner(self.run, BottleneckLaw(), budget, log)
         end = time.perf_counter() + DECIDE_S * self.auto
-        due = 0.0
+        due_s = 0.0
         while (now := time.perf_counter()) < end:
-            if now >= due:
-                due = now + tuner.step()
+            if now >= due_s:
+                due_s = now + tuner.step()
             self.run.next()
 
     @property
@@ -122,9 +122,9 @@ def measure(name: str, data: Samples, rounds: int) -> list[float]:
     with ExitStack() as stack:
 
         def candidate(executor: str, *, auto: bool = False) -> Candidate:
-            made = Candidate(data, executor, auto=auto)
-            made.rate(0.5)  # warm
-            return stack.enter_context(closing(made))
+            subject = Candidate(data, executor, auto=auto)
+            subject.rate(0.5)  # warm
+            return stack.enter_context(closing(subject))
 
         candidates = {
             "threads": candidate("thread"),
@@ -132,19 +132,19 @@ def measure(name: str, data: Samples, rounds: int) -> list[float]:
             "auto from threads": candidate("thread", auto=True),
             "auto from processes": candidate("process", auto=True),
         }
-        rates: dict[str, list[float]] = {each: [] for each in candidates}
-        for each in list(candidates.values())[2:]:
-            each.settle()
+        rates: dict[str, list[float]] = {way: [] for way in candidates}
+        for runner in list(candidates.values())[2:]:
+            runner.settle()
         for _ in range(rounds):
-            for each, one in candidates.items():
-                rates[each].append(one.rate(SLICE_S))
+            for way, one in candidates.items():
+                rates[way].append(one.rate(SLICE_S))
         print(f"\n{name} (medians of {rounds}, interleaved)")
-        medians = {each: statistics.median(found) for each, found in rates.items()}
+        medians = {way: statistics.median(values) for way, values in rates.items()}
         best = max(medians["threads"], medians["processes"])
-        for each, one in candidates.items():
-            share = medians[each] / best
-            print(f"  {each:<20} {medians[each]:>8,.0f}/s  {share:5.2f}x  {one.kind}")
-    return [medians[each] / best for each in medians if each.startswith("auto")]
+        for way, one in candidates.items():
+            share = medians[way] / best
+            print(f"  {way:<20} {medians[way]:>8,.0f}/s  {share:5.2f}x  {one.kind}")
+    return [medians[way] / best for way in medians if way.startswith("auto")]
 
 
 def main() -> None:

@@ -57,8 +57,8 @@ class FaultyProxy:
         ) as response:
             body = await response.read()
             hops = HOPS - {"Content-Length"} if request.method == "HEAD" else HOPS
-            kept = {k: v for k, v in response.headers.items() if k not in hops}
-            return web.Response(status=response.status, body=body, headers=kept)
+            headers = {k: v for k, v in response.headers.items() if k not in hops}
+            return web.Response(status=response.status, body=body, headers=headers)
 
     async def serve(self, ready: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()

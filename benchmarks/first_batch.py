@@ -61,24 +61,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        cached = CACHED.format(folder)
+        cached_source = CACHED.format(folder)
         programs = {
             "torch, 0 workers": PROGRAM.format("", 0, "torchs." + LOADER),
             "torch, 2 workers": PROGRAM.format("", 2, "torchs." + LOADER),
             "penstock, 0 workers": PROGRAM.format(OURS, 0, "ps." + LOADER),
             "penstock, 2 workers": PROGRAM.format(OURS, 2, "ps." + LOADER),
             "a pipeline": PROGRAM.format(OURS, 0, PIPELINE + BATCHED),
-            "a cached pipeline": PROGRAM.format(OURS, 0, cached + BATCHED),
+            "a cached pipeline": PROGRAM.format(OURS, 0, cached_source + BATCHED),
         }
-        fills = f"import penstock as ps; [*{cached}.batch(64)]"
+        fills = f"import penstock as ps; [*{cached_source}.batch(64)]"
         spent_s(PROGRAM.format(fills, 0, "[0]"))
-        spent: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
         for _ in range(options.rounds):
             for name, program in programs.items():
-                spent[name].append(spent_s(program))
+                times[name].append(spent_s(program))
     middle = {
-        name: [statistics.median(each) for each in zip(*found, strict=True)]
-        for name, found in spent.items()
+        name: [statistics.median(column) for column in zip(*pairs, strict=True)]
+        for name, pairs in times.items()
     }
     for name, (whole_s, after_s) in middle.items():
         workers = 2 if "2" in name else 0

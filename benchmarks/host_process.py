@@ -96,15 +96,15 @@ def step_s(batches: Iterator[Any]) -> float:
     return (time.perf_counter() - start) / (STEPS - UNCOUNTED)
 
 
-def show(seen: dict[str, list[tuple[float, float]]]) -> None:
+def show(measurements: dict[str, list[tuple[float, float]]]) -> None:
     """Print medians over turns: each candidate's step, compared with the bare one."""
     print(f"a step, means of {STEPS - UNCOUNTED} and medians of {ROUNDS} turns")
-    for name, pairs in seen.items():
-        added = sorted(step / bare - 1 for bare, step in pairs)
-        low, high = added[ROUNDS // 4], added[-ROUNDS // 4]
+    for name, pairs in measurements.items():
+        costs = sorted(step / bare - 1 for bare, step in pairs)
+        low, high = costs[ROUNDS // 4], costs[-ROUNDS // 4]
         print(
             f"  {name:<48} {statistics.median(step for _, step in pairs) * 1e3:6.2f} ms"
-            f"  {statistics.median(added):+7.1%}  (quartiles {low:+.1%} to {high:+.1%})"
+            f"  {statistics.median(costs):+7.1%}  (quartiles {low:+.1%} to {high:+.1%})"
         )
 
 
@@ -131,21 +131,23 @@ def main() -> None:
         "one worker process": lambda: loops["worker"],
         "DataLoader num_workers=1": lambda: loops["peer"],
     }
-    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in candidates}
+    measurements: dict[str, list[tuple[float, float]]] = {
+        name: [] for name in candidates
+    }
     try:
         for number in range(ROUNDS):
             print(f"round {number + 1} of {ROUNDS}", file=sys.stderr)
             before = step_s(nothing())
             for name, batches in candidates.items():
                 step, after = step_s(batches()), step_s(nothing())
-                seen[name].append(((before + after) / 2, step))
+                measurements[name].append(((before + after) / 2, step))
                 before = after
     finally:
         stranger.close()
         beside.close()
         apart.close()
         worker.close()
-    show(seen)
+    show(measurements)
 
 
 if __name__ == "__main__":

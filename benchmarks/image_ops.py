@@ -69,8 +69,8 @@ class Row:
 
 def load(folder: Path | None, count: int) -> Photos:
     """Read the photos of `folder`, or draw some."""
-    with tempfile.TemporaryDirectory() as drawn:
-        root = folder or draw_photos(drawn, count)
+    with tempfile.TemporaryDirectory() as workspace:
+        root = folder or draw_photos(workspace, count)
         paths = sorted(
             p for p in root.rglob("*") if p.suffix.lower() in {".jpg", ".jpeg"}
         )
@@ -98,7 +98,7 @@ def torchs_floats(image: np.ndarray) -> torch.Tensor:
     """Return pixels as torchvision's `ToTensor` and `Normalize` make them."""
     pixels = torch.from_numpy(image).permute(2, 0, 1).contiguous()
     mean, std = (
-        torch.tensor(each).view(3, 1, 1) for each in (IMAGENET_MEAN, IMAGENET_STD)
+        torch.tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD)
     )
     return pixels.to(torch.float32).div(255).sub_(mean).div_(std)
 
@@ -163,8 +163,8 @@ def timed(row: Row, count: int, threads: int) -> tuple[float, float]:
     with ThreadPoolExecutor(threads) as pool:
         began, cpu_began = time.perf_counter(), time.process_time()
         list(pool.map(share, range(threads)))
-        spent, cpu = time.perf_counter() - began, time.process_time() - cpu_began
-    return spent / count * 1e3, cpu / count * 1e3
+        spent_s, cpu = time.perf_counter() - began, time.process_time() - cpu_began
+    return spent_s / count * 1e3, cpu / count * 1e3
 
 
 def compare(title: str, rows: list[Row], count: int) -> None:
@@ -228,8 +228,8 @@ def beside(photos: Photos, size: int) -> None:
 
     def decode_all() -> None:
         for part in cycle(parts):
-            made = fused.__penstock_rows__(part, repeat(rng, len(part)), CONTEXT)
-            if any(each is None for each in made):
+            samples = fused.__penstock_rows__(part, repeat(rng, len(part)), CONTEXT)
+            if any(sample is None for sample in samples):
                 raise RuntimeError("the extension did not decode; see penstock doctor")
             if over.is_set():
                 break

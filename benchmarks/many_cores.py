@@ -134,12 +134,12 @@ def trained(batches: Iterable[Any]) -> tuple[float, float, float]:
     weight = torch.zeros(1)
     own: list[float] = []
     times: list[float] = []
-    begun = time.perf_counter()
+    begin_s = time.perf_counter()
     start = 0.0
     for _ in batches:
         arrived = time.perf_counter()
-        times.append(arrived - begun)
-        if not start and arrived - begun > SETTLED_S:
+        times.append(arrived - begin_s)
+        if not start and arrived - begin_s > SETTLED_S:
             start = arrived
         step(weight)
         now = time.perf_counter()
@@ -166,9 +166,9 @@ def tuned(_: int) -> Trained:
 
 def by_hand(workers: int) -> Trained:
     """Train on a pipeline whose maps run in this many processes."""
-    each: Any = {"executor": "process", "num_parallel_workers": workers}
+    settings: Any = {"executor": "process", "num_parallel_workers": workers}
     files = ps.Pipeline.from_dataset(Files(), num_parallel_workers=2).shuffle(seed=0)
-    return piped(files.map(decoded, **each))
+    return piped(files.map(decoded, **settings))
 
 
 def together(workers: int) -> Trained:
@@ -176,18 +176,18 @@ def together(workers: int) -> Trained:
     with TemporaryDirectory() as folder:
         write_files(Path(folder))
         files = ps.Pipeline.from_folder(folder).shuffle(seed=0).repeat(100)
-        made = files.map(Together(), num_parallel_workers=workers)
-        return piped(made, host="process")
+        samples = files.map(Together(), num_parallel_workers=workers)
+        return piped(samples, host="process")
 
 
 def write_files(folder: Path) -> None:
     """Write class folders of files; those of a class are links to the first one."""
-    for each in map(str, range(CORES)):
-        (folder / each).mkdir()
-        first = folder / each / "0.jpg"
+    for name in map(str, range(CORES)):
+        (folder / name).mkdir()
+        first = folder / name / "0.jpg"
         first.write_bytes(Files().content)
         for at in range(1, LINKS):
-            (folder / each / f"{at}.jpg").hardlink_to(first)
+            (folder / name / f"{at}.jpg").hardlink_to(first)
 
 
 def piped(samples: ps.Pipeline, host: Any = "auto") -> Trained:
@@ -217,13 +217,13 @@ def main() -> None:
         f"penstock, {CORES} threads in a process": (together, CORES),
         f"DataLoader num_workers={workers}": (of_torch, workers),
     }
-    seen: dict[str, Trained] = {}
+    results: dict[str, Trained] = {}
     for name, (train, number) in rows.items():
         with ProcessPoolExecutor(1, get_context("fork")) as pool:
-            seen[name] = pool.submit(train, number).result()
-        row, ideal = seen[name], number / DECODE_S
+            results[name] = pool.submit(train, number).result()
+        row, ideal = results[name], number / DECODE_S
         share = "" if train is alone else f"{row.rate / ideal:6.2f} of {ideal:,.0f}/s"
-        free = seen["nothing to load"]
+        free = results["nothing to load"]
         own, truly = row.own_s / free.own_s, f"truly {free.rate / row.rate:.2f}x faster"
         print(
             f"  {name:<36} {row.rate:>8,.0f}/s {share:>18}"

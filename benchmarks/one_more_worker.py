@@ -74,15 +74,15 @@ def run(starts: int) -> tuple[list[Event], list[MakePool]]:
         batches = iter(pipe)
         events = list(collect(batches, time.perf_counter() + WARM_S))
         knob = workers_of(pipe)
-        asked = []
+        requests = []
         for _ in range(starts):
             asked_ns = time.monotonic_ns()
             knob.set(WORKERS + 1)
             events += collect(batches, time.perf_counter() + ROUND_S)
-            asked.append(MakePool(asked_ns, time.monotonic_ns()))
+            requests.append(MakePool(asked_ns, time.monotonic_ns()))
             knob.set(WORKERS)
             events += collect(batches, time.perf_counter() + ROUND_S)
-    return events, asked
+    return events, requests
 
 
 def workers_of(pipe: ps.Pipeline) -> Knob:
@@ -103,19 +103,19 @@ def at_work_ms(events: list[Event], start: MakePool) -> float | None:
     return (min(new) - start.asked_ns) / 1e6 if new else None
 
 
-def pauses_ms(events: list[Event], asked: list[MakePool]) -> tuple[list[float], ...]:
+def pauses_ms(events: list[Event], requests: list[MakePool]) -> tuple[list[float], ...]:
     """Return the times from sample to sample: while a worker starts, and otherwise."""
     by_worker: dict[int, list[int]] = defaultdict(list)
     for pid, begun_ns in events:
         by_worker[pid].append(begun_ns)
     starting, otherwise = [], []
     span_ns = AIM_MS * 1_000_000
-    for begun in by_worker.values():
-        begun.sort()
-        for one, next_one in itertools.pairwise(begun):
+    for begins_ns in by_worker.values():
+        begins_ns.sort()
+        for one, next_one in itertools.pairwise(begins_ns):
             beside = any(
                 one < start.asked_ns + span_ns and next_one > start.asked_ns
-                for start in asked
+                for start in requests
             )
             (starting if beside else otherwise).append((next_one - one) / 1e6)
     return starting, otherwise
@@ -125,21 +125,21 @@ def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--starts", type=int, default=40)
-    events, asked = run(parser.parse_args().starts)
-    times = [at_work_ms(events, start) for start in asked]
-    seen = sorted(time_ms for time_ms in times if time_ms is not None)
+    events, requests = run(parser.parse_args().starts)
+    times = [at_work_ms(events, start) for start in requests]
+    times_ms = sorted(time_ms for time_ms in times if time_ms is not None)
     print(
-        f"one more worker at work: {statistics.median(seen):.1f} ms (median of "
-        f"{len(seen)}; {seen[0]:.1f} to {seen[-1]:.1f}; aim: {AIM_MS}); "
+        f"one more worker at work: {statistics.median(times_ms):.1f} ms (median of "
+        f"{len(times_ms)}; {times_ms[0]:.1f} to {times_ms[-1]:.1f}; aim: {AIM_MS}); "
         f"{times.count(None)} came to nothing in {ROUND_S * 1e3:.0f} ms"
     )
     names = f"in the {AIM_MS} ms after somebody was asked for", "else"
-    for name, found in zip(names, pauses_ms(events, asked), strict=True):
-        found.sort()
+    for name, pauses in zip(names, pauses_ms(events, requests), strict=True):
+        pauses.sort()
         print(
             f"the others, from sample to sample, {name}: median "
-            f"{statistics.median(found):.1f} ms, 99 of 100 under "
-            f"{found[int(len(found) * 0.99)]:.1f}, at most {found[-1]:.1f}"
+            f"{statistics.median(pauses):.1f} ms, 99 of 100 under "
+            f"{pauses[int(len(pauses) * 0.99)]:.1f}, at most {pauses[-1]:.1f}"
         )
 
 

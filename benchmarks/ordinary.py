@@ -135,8 +135,8 @@ def loader_of(
         ps.set_enable_autotune(True)
     if face == "pipeline":
         alone = isinstance(data, IterableDataset)  # it has the order of one reader
-        asked = None if alone else workers or None
-        pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=asked)
+        readers = None if alone else workers or None
+        pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=readers)
         pipe = pipe.shuffle(seed=0) if shuffle else pipe
         return pipe.batch(work.batch, collate_fn=work.collate)
     kind = torch.utils.data.DataLoader if face == "torch" else ps.DataLoader
@@ -192,16 +192,16 @@ class Trainer:
     def explain(self) -> dict[str, Any]:
         """Return what the loader's `explain()` says."""
         try:
-            said = self._loader.explain()
+            explanation = self._loader.explain()
         except Exception as error:  # noqa: BLE001 - the row says so
             return {"verdict": "none", "cause": f"{type(error).__name__}: {error}"}
         return {
-            "verdict": said.verdict if said.trainer.steps else "none",
-            "bottleneck": said.bottleneck,
-            "cause": said.cause,
+            "verdict": explanation.verdict if explanation.trainer.steps else "none",
+            "bottleneck": explanation.bottleneck,
+            "cause": explanation.cause,
             "stages": [
-                (each.name, each.num_parallel_workers, each.executor)
-                for each in said.stages
+                (stage.name, stage.num_parallel_workers, stage.executor)
+                for stage in explanation.stages
             ],
         }
 
@@ -219,7 +219,7 @@ def described(batch: Any) -> str:
             digest = zlib.crc32(batch.numpy().tobytes())
             return f"{batch.dtype}{tuple(batch.shape)}{digest}"
         case dict():
-            inner = [f"{key}:{described(each)}" for key, each in batch.items()]
+            inner = [f"{key}:{described(value)}" for key, value in batch.items()]
             return f"{{{','.join(inner)}}}"
         case list() | tuple():
             kind = "list" if isinstance(batch, list) else "tuple"
@@ -234,8 +234,8 @@ def be(face: str, name: str, workers: int, folder: Path) -> None:
     loader = loader_of(face, work, workers, data, shuffle=work.shuffle)
     trainer = Trainer(loader, work)
     for line in sys.stdin:
-        asked, *numbers = line.split()
-        answer = getattr(trainer, asked)(*map(float, numbers))
+        method, *numbers = line.split()
+        answer = getattr(trainer, method)(*map(float, numbers))
         print(json.dumps(answer), flush=True)
     os._exit(0)  # the interpreter's own shutdown takes longer than a window
 
@@ -255,16 +255,16 @@ class Bench:
             return [Row(name, workers, face, left_out=why) for face in faces]
         with contextlib.ExitStack() as stack:
             torchs, *ours = self._started(stack, name, workers, ["torch", *faces])
-            said = [self._warmed(subject) for subject in ours]
+            explanations = [self._warmed(subject) for subject in ours]
             error = torchs.attempt(f"train {self._pace.torch_warm_s}")[1]
             turns = [torchs, *(s for s in ours if not s.error)]
             for number in range(0 if error else self._pace.windows):
                 for subject in turns if number % 2 else reversed(turns):
                     subject.window(self._pace)
-        pairs = zip(faces, ours, said, strict=True)
+        pairs = zip(faces, ours, explanations, strict=True)
         return [
-            row_of(Row(name, workers, face), torchs, subject, found)
-            for face, subject, found in pairs
+            row_of(Row(name, workers, face), torchs, subject, explanation)
+            for face, subject, explanation in pairs
         ]
 
     def _started(
@@ -275,23 +275,23 @@ class Bench:
         faces: list[str],
     ) -> list[Measured]:
         folder = self.written(name)
-        found = []
+        subjects = []
         for face in faces:
             file = tempfile.TemporaryFile("w+")  # noqa: SIM115 the stack closes it
             noise = stack.enter_context(file)
-            given = [__file__, "--subject", face, "--only", name]
-            given += ["--workers", str(workers), "--folder", str(folder)]
-            subject = Subject(*given, limit_s=LIMIT_S, stderr=noise)
-            found.append(Measured(stack.enter_context(subject), noise))
-        return found
+            arguments = [__file__, "--subject", face, "--only", name]
+            arguments += ["--workers", str(workers), "--folder", str(folder)]
+            subject = Subject(*arguments, limit_s=LIMIT_S, stderr=noise)
+            subjects.append(Measured(stack.enter_context(subject), noise))
+        return subjects
 
     def _warmed(self, subject: Measured) -> dict[str, Any]:
         """Train for the first seconds; return the verdict."""
         subject.attempt(f"train {self._pace.warm_s}")
-        said = subject.attempt("explain")[0] or {}
+        explanation = subject.attempt("explain")[0] or {}
         if self._freeze:
             subject.attempt("freeze")
-        return said
+        return explanation
 
     def written(self, name: str) -> Path:
         """Return the folder of a workload's files, made if need be."""
@@ -325,49 +325,53 @@ class Measured:
 
     def window(self, pace: Pace) -> None:
         """Measure one more window."""
-        found, error = self.attempt(f"window {pace.settle_s} {pace.window_s}")
+        answer, error = self.attempt(f"window {pace.settle_s} {pace.window_s}")
         if not error:
-            self.rates.append(found[0])
-            self.cores.append(found[1])
+            self.rates.append(answer[0])
+            self.cores.append(answer[1])
 
 
-def row_of(row: Row, torchs: Measured, ours: Measured, said: dict[str, Any]) -> Row:
+def row_of(
+    row: Row, torchs: Measured, ours: Measured, explanation: dict[str, Any]
+) -> Row:
     """Return the row with everything that was measured."""
     error = ours.error or (torchs.error and f"torch: {torchs.error}")
-    known: dict[str, Any] = asdict(row) | said
-    known |= {"torch": torchs.rates, "ours": ours.rates, "error": error}
+    fields: dict[str, Any] = asdict(row) | explanation
+    fields |= {"torch": torchs.rates, "ours": ours.rates, "error": error}
     if not error:
-        known["ratio"], known["low"], known["high"] = compared(ours.rates, torchs.rates)
+        fields["ratio"], fields["low"], fields["high"] = compared(
+            ours.rates, torchs.rates
+        )
         middle = map(statistics.median, (torchs.cores, ours.cores))
-        known["cores"] = tuple(round(each, 2) for each in middle)
+        fields["cores"] = tuple(round(value, 2) for value in middle)
         rate = statistics.median(ours.rates)
-        known["right"] = is_right(WORKLOADS[row.workload], said, rate)
-    return Row(**known)
+        fields["right"] = is_right(WORKLOADS[row.workload], explanation, rate)
+    return Row(**fields)
 
 
 def compared(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
     """Return the ratio of medians, and its 95 % interval: pairs are drawn together."""
     pairs = np.array([ours, theirs])
-    drawn = np.random.default_rng(0).integers(len(ours), size=(DRAWS, len(ours)))
-    first, second = np.median(pairs[:, drawn], axis=-1)
+    draws = np.random.default_rng(0).integers(len(ours), size=(DRAWS, len(ours)))
+    first, second = np.median(pairs[:, draws], axis=-1)
     low, high = np.quantile(first / second, (0.025, 0.975))
     return float(np.divide(*np.median(pairs, axis=-1))), float(low), float(high)
 
 
-def is_right(work: Workload, said: dict[str, Any], rate: float) -> bool:
+def is_right(work: Workload, explanation: dict[str, Any], rate: float) -> bool:
     """Whether verdict, stage and cause are those that the workload declares.
 
     A slow trainer may still lose a little to loading, as its rate shows.
     """
     if "trainer" in work.slow:
-        lost = 1.0 - rate * work.step_s / work.batch
-        low, high = LOST.get(said["verdict"], (1.0, 0.0))
-        return low <= lost <= high
-    named = said.get("bottleneck")
-    if said["verdict"] != "input-bound" or named is None:
+        lost_share = 1.0 - rate * work.step_s / work.batch
+        low, high = LOST.get(explanation["verdict"], (1.0, 0.0))
+        return low <= lost_share <= high
+    name = explanation.get("bottleneck")
+    if explanation["verdict"] != "input-bound" or name is None:
         return False
-    stage = "collate" if re.search("collate|batch", named, re.IGNORECASE) else "read"
-    return stage in work.slow and said["cause"].startswith(work.causes)
+    stage = "collate" if re.search("collate|batch", name, re.IGNORECASE) else "read"
+    return stage in work.slow and explanation["cause"].startswith(work.causes)
 
 
 # The file, and the table of it
@@ -384,8 +388,8 @@ def read_rows(path: Path) -> dict[Key, Row]:
 def show(rows: dict[Key, Row]) -> None:
     """Print the table, the worst first."""
     best: dict[str, float] = {}
-    measured = [row for row in rows.values() if not row.error and not row.left_out]
-    for row in measured:
+    measured_rows = [row for row in rows.values() if not row.error and not row.left_out]
+    for row in measured_rows:
         rate = statistics.median(row.torch)
         best[row.workload] = max(best.get(row.workload, 0.0), rate)
     print(
@@ -395,12 +399,12 @@ def show(rows: dict[Key, Row]) -> None:
     for row in sorted(rows.values(), key=lambda row: row.high):
         print(line_of(row, best.get(row.workload, 1.0)))
     failing = sum(row.fails for row in rows.values())
-    right = sum(row.right for row in measured)
+    right = sum(row.right for row in measured_rows)
     print(f"\n{failing} of {len(rows)} rows fail; the verdict is right on {right}.")
     for face in FACES:
         shares = [
             statistics.median(row.ours) / best[row.workload]
-            for row in measured
+            for row in measured_rows
             if row.face == face
         ]
         if shares:
@@ -430,15 +434,15 @@ def run(options: argparse.Namespace, bench: Bench) -> None:
     path = options.resume or Path(tempfile.mkstemp(".jsonl", "ordinary-")[1])
     there = read_rows(path)
     print(f"rows are added to {path}", flush=True)
-    done = {key for key, row in there.items() if not row.left_out}
+    done_keys = {key for key, row in there.items() if not row.left_out}
     if options.again:
-        done = {key for key, row in there.items() if not row.fails}
+        done_keys = {key for key, row in there.items() if not row.fails}
     for name in options.only:
         for workers in options.workers:
-            wanted = [f for f in options.faces if (name, workers, f) not in done]
+            faces = [f for f in options.faces if (name, workers, f) not in done_keys]
             if options.again:
-                wanted = [f for f in wanted if (name, workers, f) in there]
-            for row in bench.measure(name, workers, wanted) if wanted else []:
+                faces = [f for f in faces if (name, workers, f) in there]
+            for row in bench.measure(name, workers, faces) if faces else []:
                 with path.open("a") as file:
                     file.write(json.dumps(asdict(row)) + "\n")
                 print(line_of(row, max(row.torch, default=1.0)), flush=True)
@@ -475,13 +479,13 @@ def first(loader: Any) -> list[str]:
 
 
 def numbers(text: str) -> list[int]:
-    return [int(each) for each in text.split(",")]
+    return [int(number) for number in text.split(",")]
 
 
 def names(text: str) -> list[str]:
-    if unknown := set(found := text.split(",")) - WORKLOADS.keys() - set(FACES):
+    if unknown := set(parts := text.split(",")) - WORKLOADS.keys() - set(FACES):
         raise argparse.ArgumentTypeError(f"no such name: {', '.join(unknown)}")
-    return found
+    return parts
 
 
 def main() -> None:

@@ -119,7 +119,7 @@ def pad(rows: list[Any]) -> dict[str, torch.Tensor]:
     ids = [torch.tensor(ids) for ids, _ in rows]
     return {
         "ids": pad_sequence(ids, batch_first=True),
-        "mask": pad_sequence([torch.ones_like(each) for each in ids], batch_first=True),
+        "mask": pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
         "label": torch.tensor([label for _, label in rows]),
     }
 
@@ -137,15 +137,15 @@ def tokenizer() -> Any:
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     numbers = {word: number for number, word in enumerate(("[PAD]", *WORDS))}
-    made = Tokenizer(models.WordLevel(numbers, unk_token="[PAD]"))  # noqa: S106
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.enable_padding()
-    return made
+    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="[PAD]"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_padding()
+    return tokenizer
 
 
 def tokenized(rows: list[str]) -> torch.Tensor:
     """Tokenize a whole batch at once, in native code."""
-    return torch.tensor([each.ids for each in tokenizer().encode_batch(rows)])
+    return torch.tensor([encoding.ids for encoding in tokenizer().encode_batch(rows)])
 
 
 def write_tokens(folder: Path) -> None:
@@ -254,8 +254,8 @@ def hugging_face(_: Path) -> Any:
 
     draw = generator()
     ids = draw.integers(0, 30_000, (5000, 64))
-    found = datasets.Dataset.from_dict({"ids": ids, "label": ids[:, 0] % 10})
-    return datasets.concatenate_datasets([found] * 50).with_format("torch")
+    dataset = datasets.Dataset.from_dict({"ids": ids, "label": ids[:, 0] % 10})
+    return datasets.concatenate_datasets([dataset] * 50).with_format("torch")
 
 
 def hugging_face_iterable(_: Path) -> Any:
@@ -264,8 +264,8 @@ def hugging_face_iterable(_: Path) -> Any:
 
     draw = generator()
     ids = draw.integers(0, 30_000, (20_000, 64))
-    found = datasets.Dataset.from_dict({"ids": ids, "label": ids[:, 0] % 10})
-    return found.to_iterable_dataset(num_shards=4).with_format("torch")
+    dataset = datasets.Dataset.from_dict({"ids": ids, "label": ids[:, 0] % 10})
+    return dataset.to_iterable_dataset(num_shards=4).with_format("torch")
 
 
 # Images, sound, graphs
@@ -438,8 +438,8 @@ def web_dataset(folder: Path) -> Any:
     import webdataset
 
     shards = [str(folder / f"{number}.tar") for number in range(8)]
-    found = webdataset.WebDataset(shards, shardshuffle=False)
-    return found.decode().to_tuple("npy", "cls")
+    dataset = webdataset.WebDataset(shards, shardshuffle=False)
+    return dataset.decode().to_tuple("npy", "cls")
 
 
 # Sizes, delays, habits

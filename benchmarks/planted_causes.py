@@ -150,13 +150,13 @@ class Plant:
     """What the program itself sets."""
 
 
-def reading(data: Data, **given: Any) -> Made:
-    return lambda more: ps.Pipeline.from_dataset(data, **{**given, **more}).batch(BATCH)
+def reading(data: Data, **stage: Any) -> Made:
+    return lambda more: ps.Pipeline.from_dataset(data, **{**stage, **more}).batch(BATCH)
 
 
-def mapping(function: Callable[[Any], Any], **given: Any) -> Made:
+def mapping(function: Callable[[Any], Any], **stage: Any) -> Made:
     return lambda more: (
-        ps.Pipeline.from_dataset(Data()).map(function, **{**given, **more}).batch(BATCH)
+        ps.Pipeline.from_dataset(Data()).map(function, **{**stage, **more}).batch(BATCH)
     )
 
 
@@ -166,10 +166,10 @@ def cached(more: dict[str, Any]) -> ps.Pipeline:
     return few.cache(ram=more.get("ram", "4MB")).batch(BATCH)
 
 
-def loading(data: Data, **given: Any) -> Made:
+def loading(data: Data, **settings: Any) -> Made:
     """Return a loader of torch's face, which penstock loads though it is not tuned."""
-    given = {"batch_size": BATCH, "sample_seeding": True, **given}
-    return lambda more: ps.DataLoader(data, **{**given, **more})
+    settings = {"batch_size": BATCH, "sample_seeding": True, **settings}
+    return lambda more: ps.DataLoader(data, **{**settings, **more})
 
 
 def photographs(more: dict[str, Any]) -> ps.Pipeline:
@@ -180,15 +180,15 @@ def photographs(more: dict[str, Any]) -> ps.Pipeline:
     (Path(folder) / "all").mkdir()
     for number in range(200):
         Image.fromarray(smooth).save(f"{folder}/all/{number}.jpg", quality=90)
-    read = ps.Pipeline.from_folder(folder)
+    files = ps.Pipeline.from_folder(folder)
     crop = ps.image.random_resized_crop(224)
-    whole = read.map(whole_photograph, name="decode").map(crop)
-    return more.get("stages", lambda _: whole)(read).batch(BATCH)
+    whole = files.map(whole_photograph, name="decode").map(crop)
+    return more.get("stages", lambda _: whole)(files).batch(BATCH)
 
 
 def whole_photograph(sample: Any) -> Any:
-    encoded, label = sample
-    return np.asarray(Image.open(io.BytesIO(encoded))), label
+    content, label = sample
+    return np.asarray(Image.open(io.BytesIO(content))), label
 
 
 def collating(_: dict[str, Any]) -> ps.Pipeline:
@@ -338,11 +338,18 @@ def be(name: str, advice: list[str]) -> None:
         counts[passed_s > seconds / 2] += BATCH
         if passed_s > seconds:
             break
-    told = pipe.explain()
+    explanation = pipe.explain()
     rate = counts[1] / (seconds / 2)
-    seen = {"rate": rate, "cause": told.cause, "stage": told.bottleneck}
-    seen |= {"times": told.headspace, "truly": free / rate}
-    print(json.dumps({**seen, "line": told.line, "advice": told.advice}), flush=True)
+    figures = {
+        "rate": rate,
+        "cause": explanation.cause,
+        "stage": explanation.bottleneck,
+    }
+    figures |= {"times": explanation.headspace, "truly": free / rate}
+    print(
+        json.dumps({**figures, "line": explanation.line, "advice": explanation.advice}),
+        flush=True,
+    )
     pipe.close()
 
 
@@ -374,8 +381,8 @@ def run(name: str, *advice: str) -> Any:
 
 
 def ended(process: subprocess.Popen[str]) -> Any:
-    told, errors = process.communicate()
-    lines = told.splitlines()
+    output, errors = process.communicate()
+    lines = output.splitlines()
     if not lines:
         sys.exit(errors)
     return json.loads(lines[-1])
@@ -384,46 +391,49 @@ def ended(process: subprocess.Popen[str]) -> Any:
 def two_ranks(*settings: str) -> list[str]:
     """Return the causes that two ranks name beside each other."""
     both = [begun("ranks", *settings) for _ in range(2)]
-    return [ended(each)["cause"] for each in both]
+    return [ended(process)["cause"] for process in both]
 
 
-def told_rightly(plant: Plant, seen: Any) -> bool:
-    stage = seen["stage"]
+def told_rightly(plant: Plant, figures: Any) -> bool:
+    stage = figures["stage"]
     blamed = stage is None if plant.stage is None else plant.stage in (stage or "")
     if plant.stage is None and plant.step is not None:
         blamed = True  # what lengthens the trainer's own part is no stage
-    return blamed and seen["cause"].startswith(plant.causes)
+    return blamed and figures["cause"].startswith(plant.causes)
 
 
 def followed(name: str, *settings: str) -> str:
     """Train a plant, then with the advice it gets; return what is wrong, or nothing."""
-    plant, seen = PLANTS[name], run(name, *settings)
+    plant, figures = PLANTS[name], run(name, *settings)
     about = f"{name}{', in processes' if settings else ''}"
-    told = (
-        f"{seen['rate']:,.0f} samples/s\n    {seen['line']} Truly {seen['truly']:.1f}x."
-        f"\n    cause: {seen['cause']}"
+    report = (
+        f"{figures['rate']:,.0f} samples/s\n    {figures['line']}"
+        f" Truly {figures['truly']:.1f}x."
+        f"\n    cause: {figures['cause']}"
     )
-    print(f"{about}: {told}", flush=True)
-    wrong = "" if told_rightly(plant, seen) else f"{about}: {told}"
-    advice = [line for line in seen["advice"] if not line.startswith(TUNE)]
+    print(f"{about}: {report}", flush=True)
+    wrong = "" if told_rightly(plant, figures) else f"{about}: {report}"
+    advice = [line for line in figures["advice"] if not line.startswith(TUNE)]
     if advice:
         most = max(float(PROMISED.findall(line)[-1]) for line in advice)
         rate = run(name, *settings, *advice)["rate"]
-        times = rate / seen["rate"]
+        times = rate / figures["rate"]
         gain = f"{'; '.join(advice)}: {rate:,.0f}, {times:.2f} times as fast"
         print(f"    try: {gain}", flush=True)
-        kept = GAIN <= times <= OFF * most
-        wrong = wrong or ("" if kept else f"{about}: {told}\n    {gain}")
+        as_promised = GAIN <= times <= OFF * most
+        wrong = wrong or ("" if as_promised else f"{about}: {report}\n    {gain}")
     return wrong
 
 
 def tuned(name: str) -> bool:
     """Train a plant with the tuner, and print what it made of it."""
-    seen = run(name, TUNE)
-    truth = f"Truly {seen['truly']:.1f}x."
-    print(f"    tuned: {seen['rate']:,.0f}\n    {seen['line']} {truth}")
-    print(f"    cause: {seen['cause']}", flush=True)
-    return told_rightly(PLANTS[name], seen) or seen["line"].startswith("not input")
+    figures = run(name, TUNE)
+    truth = f"Truly {figures['truly']:.1f}x."
+    print(f"    tuned: {figures['rate']:,.0f}\n    {figures['line']} {truth}")
+    print(f"    cause: {figures['cause']}", flush=True)
+    return told_rightly(PLANTS[name], figures) or figures["line"].startswith(
+        "not input"
+    )
 
 
 def names(text: str) -> list[str]:

@@ -49,14 +49,14 @@ def main() -> None:
     parser.add_argument("--actors", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--warm", type=float, default=18.0)
-    told = parser.parse_args()
-    ray.init("local", num_cpus=told.actors, include_dashboard=False)
-    for actors in range(1, told.actors + 1):
-        fixed, _ = rate(actors, 6.0, told.seconds)
+    options = parser.parse_args()
+    ray.init("local", num_cpus=options.actors, include_dashboard=False)
+    for actors in range(1, options.actors + 1):
+        fixed, _ = rate(actors, 6.0, options.seconds)
         print(f"{actors} actors: {fixed:.0f} samples/s")
     ps.set_enable_autotune(True)
-    found, actors = rate((1, 64), told.warm, told.seconds)
-    print(f"tuned: {found:.0f} samples/s with {actors} actors")
+    tuned_rate, actors = rate((1, 64), options.warm, options.seconds)
+    print(f"tuned: {tuned_rate:.0f} samples/s with {actors} actors")
     ray.shutdown()
 
 

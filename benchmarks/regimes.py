@@ -171,7 +171,7 @@ def rate(times: list[float]) -> float:
 
 def workers_of(run: Run) -> int:
     """Return how many there are."""
-    return sum(each.num_parallel_workers for each in run.recent().segments)
+    return sum(segment.num_parallel_workers for segment in run.recent().segments)
 
 
 def change(world: World, row: Row) -> None:
@@ -183,14 +183,14 @@ def change(world: World, row: Row) -> None:
 
 def optimum(row: Row) -> float:
     """Return the steps per second of the best fixed setting in the changed world."""
-    found = [row.best]
+    rates = [row.best]
     for workers in () if row.best else row.fixed:
         with closing(World()) as world:
             vars(world).update(row.begin)
             change(world, row)
             with closing(running(row, world, workers)) as run:
-                found.append(rate(train(run, world, SEARCH_S)))
-    return max(found)
+                rates.append(rate(train(run, world, SEARCH_S)))
+    return max(rates)
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def course(row: Row) -> Course:
                 change(world, row)
                 times = train(run, world, AFTER_S)
             final = rate(times)
-            there = (at for at, each in gliding(times) if each >= 0.95 * final)
+            there = (at for at, value in gliding(times) if value >= 0.95 * final)
             settled_s = next(there, times[-1]) - times[0]
             return Course(final / best, settled_s, (before, workers_of(run)))
 
@@ -233,7 +233,7 @@ def main() -> None:
         runs = [course(row) for _ in range(options.repeats)]
         shares = [went.share for went in runs]
         counts = zip(*(went.workers for went in runs), strict=True)
-        before, after = (statistics.median(each) for each in counts)
+        before, after = (statistics.median(column) for column in counts)
         print(
             f"{name:<15} {statistics.median(shares):6.2f}"
             f" ({min(shares):.2f}-{max(shares):.2f})"

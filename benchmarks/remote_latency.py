@@ -197,8 +197,10 @@ def be(subject: str, iterations: int) -> None:
         print(json.dumps(next(windows)), flush=True)
     if hasattr(source, "explain"):
         for stage in source.explain().to_dict()["stages"]:
-            told = (stage[key] for key in ("name", "num_parallel_workers", "executor"))
-            print(*told, file=sys.stderr)
+            fields = (
+                stage[key] for key in ("name", "num_parallel_workers", "executor")
+            )
+            print(*fields, file=sys.stderr)
 
 
 # In the process that asks
@@ -239,15 +241,15 @@ def main() -> None:
     results = {
         name: Result(
             name,
-            tuple(rate for rate, _ in found),
-            statistics.median(cores for _, cores in found),
+            tuple(rate for rate, _ in pairs),
+            statistics.median(cores for _, cores in pairs),
         )
-        for name, found in windows.items()
+        for name, pairs in windows.items()
     }
     show("20 ms of waiting, 1 ms of Python", list(results.values()), [TORCH])
     print("Of what bare Python did right after (medians of the windows):")
-    for name, each in shares.items():
-        conclude(name, each, statistics.median(memory[name]))
+    for name, ratios in shares.items():
+        conclude(name, ratios, statistics.median(memory[name]))
 
 
 def conclude(name: str, shares: list[float], memory_mb: float) -> None:

@@ -103,9 +103,9 @@ def epoch(url: str, count: int, *, hedge: bool, prefetch: int) -> float:
     )
     with pipe.batch(BATCH, collate_fn=list) as batches:
         begun_s = time.perf_counter()
-        found = [content for batch in batches for content in batch]
+        contents = [content for batch in batches for content in batch]
         spent_s = time.perf_counter() - begun_s
-    assert found == [body(number) for number in range(count)]
+    assert contents == [body(number) for number in range(count)]
     return count / spent_s
 
 
@@ -115,18 +115,20 @@ def main() -> None:
     parser.add_argument("--objects", type=int, default=1200)
     parser.add_argument("--no-unhedged", action="store_true")
     parser.add_argument("--prefetch", type=int, default=8)
-    asked = parser.parse_args()
-    ways = WAYS[:2] if asked.no_unhedged else WAYS
+    options = parser.parse_args()
+    ways = WAYS[:2] if options.no_unhedged else WAYS
     context = get_context("spawn")
     ours, theirs = context.Pipe()
-    server = context.Process(target=serve, args=(asked.objects, theirs), daemon=True)
+    server = context.Process(target=serve, args=(options.objects, theirs), daemon=True)
     server.start()
     plain, faulty = ours.recv()
     rates: dict[str, list[float]] = {way.name: [] for way in ways}
-    for number in range(asked.rounds + 1):
+    for number in range(options.rounds + 1):
         for way in ways:
             url = faulty if way.faults else plain
-            rate = epoch(url, asked.objects, hedge=way.hedge, prefetch=asked.prefetch)
+            rate = epoch(
+                url, options.objects, hedge=way.hedge, prefetch=options.prefetch
+            )
             print(f"round {number}: {way.name}: {rate:.0f}/s", file=sys.stderr)
             if number:
                 rates[way.name].append(rate)
@@ -134,10 +136,10 @@ def main() -> None:
     server.terminate()
     server.join()
     best = statistics.median(rates[ways[0].name])
-    print(f"samples a second, {READERS} readers, medians of {asked.rounds}, in turn")
-    for name, each in rates.items():
-        rate = statistics.median(each)
-        low, high = min(each), max(each)
+    print(f"samples a second, {READERS} readers, medians of {options.rounds}, in turn")
+    for name, values in rates.items():
+        rate = statistics.median(values)
+        low, high = min(values), max(values)
         print(f"{name:24} {rate:6.0f}  {rate / best:5.2f}x  ({low:.0f} to {high:.0f})")
     reached = statistics.median(rates[ways[1].name]) / best
     print(f"aim: {AIM} with faults; {'reached' if reached >= AIM else 'missed'}")

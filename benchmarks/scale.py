@@ -93,8 +93,8 @@ class Epoch:
 
     def rows_per_s(self, ranks: int) -> float:
         """Samples per second of all ranks, once prefetched batches are used up."""
-        counted = self.ends_s[WARMING - 1 :]
-        return ranks * BATCH * (len(counted) - 1) / (counted[-1] - counted[0])
+        counted_s = self.ends_s[WARMING - 1 :]
+        return ranks * BATCH * (len(counted_s) - 1) / (counted_s[-1] - counted_s[0])
 
 
 # In the process of one rank
@@ -118,12 +118,12 @@ def be(rank: int, run: Run) -> None:
         .batch(BATCH)
     )
     dice = random.Random(rank)
-    found = []
+    epochs = []
     for _ in range(2):
         dist.barrier()
-        found.append(train(pipe, run.step_s, dice).__dict__)
+        epochs.append(train(pipe, run.step_s, dice).__dict__)
     pipe.close()
-    (Path(run.folder) / f"{rank}.json").write_text(json.dumps(found))
+    (Path(run.folder) / f"{rank}.json").write_text(json.dumps(epochs))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -143,8 +143,8 @@ def train(pipe: Any, step_s: float, dice: random.Random) -> Epoch:
 
 def cpu_now_s() -> float:
     """Return the CPU seconds of this process."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
 # In the process that asks
@@ -167,7 +167,7 @@ def measured(url: str, ranks: int, steps: int, step_s: float) -> list[Epoch]:
         if any(process.exitcode for process in processes):
             raise RuntimeError(f"one of {ranks} ranks failed")
         text = (Path(folder) / "0.json").read_text()
-    return [Epoch(**each) for each in json.loads(text)]
+    return [Epoch(**fields) for fields in json.loads(text)]
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def check(steps: int) -> list[Point]:
         draw_photos(folder, PHOTOS, size=SIZE)
         photos = [path.read_bytes() for path in sorted(Path(folder).rglob("*.jpg"))]
     row_bytes = statistics.fmean(map(len, photos))
-    found = []
+    points = []
     with served(photos, FILES_PER_S * row_bytes) as url:
         one = calibrated(url, row_bytes, steps)
         print(
@@ -232,10 +232,10 @@ def check(steps: int) -> list[Point]:
             epochs = measured(url, ranks, steps, STEP_S)
             for epoch, name in zip(epochs, ("cold", "warm"), strict=True):
                 node = on_this_host(one, ranks)
-                said = node.speed(ranks, warm=name == "warm").rows_per_s
-                found.append(Point(ranks, name, said, epoch.rows_per_s(ranks)))
-                print(found[-1], file=sys.stderr, flush=True)
-    return found
+                prediction = node.speed(ranks, warm=name == "warm").rows_per_s
+                points.append(Point(ranks, name, prediction, epoch.rows_per_s(ranks)))
+                print(points[-1], file=sys.stderr, flush=True)
+    return points
 
 
 def main() -> None:

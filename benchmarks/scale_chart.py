@@ -115,7 +115,7 @@ def predicted() -> Values:
 def table(values: Values) -> str:
     """Return the curves as rows of Markdown."""
     head = "| nodes | " + " | ".join(curve.label for curve in CURVES) + " |"
-    columns = [each[::BETWEEN] for each in values]
+    columns = [heights[::BETWEEN] for heights in values]
     rows = [
         f"| {nodes:,} | " + " | ".join(f"{value:.2f}" for value in row) + " |"
         for nodes, *row in zip(COUNTS, *columns, strict=True)
@@ -167,8 +167,8 @@ def _frame() -> Iterator[str]:
 
 
 def _curves(values: Values) -> Iterator[str]:
-    found = zip(CURVES, COLOURS, values, strict=True)
-    for at, (curve, colour, heights) in enumerate(found):
+    curves = zip(CURVES, COLOURS, values, strict=True)
+    for at, (curve, colour, heights) in enumerate(curves):
         places = zip(DRAWN, heights, strict=True)
         path = "M" + "L".join(f"{_x(nodes)},{_y(value)}" for nodes, value in places)
         yield _line(path, colour, ' stroke-width="2"')

@@ -203,12 +203,12 @@ ROWS = {
 
 def epochs(batches: Batches, least_s: float) -> float:
     """Read everything until time is up; return the samples a second."""
-    begun_s, found = time.perf_counter(), 0
-    while (spent_s := time.perf_counter() - begun_s) < least_s or not found:
+    begun_s, total = time.perf_counter(), 0
+    while (spent_s := time.perf_counter() - begun_s) < least_s or not total:
         count = sum(map(len, batches))
         assert count == N, count
-        found += count
-    return found / spent_s
+        total += count
+    return total / spent_s
 
 
 def values(sample: Any) -> Any:
@@ -252,16 +252,18 @@ def measure(name: str, rounds: int) -> None:
             statistics.median(first_epoch(loaders[way]) for _ in range(rounds))
             for way in ("theirs", "same")
         ]
-        open_ones = {way: stack.enter_context(each()) for way, each in loaders.items()}
+        open_ones = {
+            way: stack.enter_context(loader()) for way, loader in loaders.items()
+        }
         rates: dict[str, list[float]] = {way: [] for way in loaders}
         for number in range(rounds + 1):
             for way, batches in open_ones.items():
                 ps.set_enable_autotune(way == "tuned")
                 warm_s = TUNING_S if way == "tuned" and not number else TURN_S
-                found = epochs(batches, warm_s)
+                rate = epochs(batches, warm_s)
                 if number:
-                    rates[way].append(found)
-    best, same, tuned = (statistics.median(each) for each in rates.values())
+                    rates[way].append(rate)
+    best, same, tuned = (statistics.median(speeds) for speeds in rates.values())
     print(
         f"{name:12} {best:9.0f} {same:9.0f} {same / best:6.2f}x"
         f" {tuned:9.0f} {tuned / best:6.2f}x {first[0]:9.2f} {first[1]:9.2f}",
@@ -273,11 +275,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="*", default=[*ROWS], choices=[*ROWS])
-    asked = parser.parse_args()
+    options = parser.parse_args()
     print(f"samples a second, {WORKERS} workers; aims {EQUAL}x and {TUNED}x when tuned")
     print("source         library  penstock             tuned           first s   ours")
-    for name in asked.only:
-        measure(name, asked.rounds)
+    for name in options.only:
+        measure(name, options.rounds)
 
 
 if __name__ == "__main__":

@@ -52,14 +52,14 @@ class Subject:
         """
         self._limit_s = limit_s
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-subject-")
-        given = os.environ if environment is None else environment
+        variables = os.environ if environment is None else environment
         self._process = subprocess.Popen(
             [python, "-W", "ignore", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
-            env={**given, "XDG_RUNTIME_DIR": self._folder.name},
+            env={**variables, "XDG_RUNTIME_DIR": self._folder.name},
         )
 
     def __enter__(self) -> Self:
@@ -71,9 +71,9 @@ class Subject:
         family = list(self._family())
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.communicate(timeout=PATIENCE_S)
-        for each in family:
+        for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
+                process.kill()
         self._process.communicate()
         self._folder.cleanup()
 
@@ -83,15 +83,15 @@ class Subject:
         Raises:
             Ended: it did not answer.
         """
-        asked, told = self._process.stdin, self._process.stdout
-        assert asked is not None
-        assert told is not None
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
         self._signal(signal.SIGCONT)
         with contextlib.suppress(BrokenPipeError):
-            print(question, file=asked, flush=True)
-        if not select.select([told], [], [], self._limit_s)[0]:
+            print(question, file=stdin, flush=True)
+        if not select.select([stdout], [], [], self._limit_s)[0]:
             raise Ended(f"no answer to {question!r} after {self._limit_s:.0f} s")
-        line = told.readline()
+        line = stdout.readline()
         if not line:
             raise Ended(f"ended when asked {question!r}")
         self._signal(signal.SIGSTOP)
@@ -100,15 +100,15 @@ class Subject:
     def pss_mb(self) -> float:
         """Return its memory and that of all its children, shared pages once."""
         total = 0
-        for each in self._family():
+        for process in self._family():
             with contextlib.suppress(psutil.NoSuchProcess):
-                total += each.memory_full_info().pss
+                total += process.memory_full_info().pss
         return total / 1e6
 
     def _signal(self, number: signal.Signals) -> None:
-        for each in self._family():
+        for process in self._family():
             with contextlib.suppress(psutil.NoSuchProcess):
-                each.send_signal(number)
+                process.send_signal(number)
 
     def _family(self) -> Iterator[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):

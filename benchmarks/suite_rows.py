@@ -152,10 +152,10 @@ def three(*seconds: float) -> Callable[[int], ps.Pipeline]:
     """Return a maker of pipelines of three stages that wait."""
 
     def make(workers: int) -> ps.Pipeline:
-        asked: Any = {"executor": "thread", "num_parallel_workers": workers}
-        pipe = ps.Pipeline.from_dataset(Sleep(seconds[0]), **asked)
-        for each in seconds[1:]:
-            pipe = pipe.map(Sleep(each), **asked)
+        settings: Any = {"executor": "thread", "num_parallel_workers": workers}
+        pipe = ps.Pipeline.from_dataset(Sleep(seconds[0]), **settings)
+        for wait_s in seconds[1:]:
+            pipe = pipe.map(Sleep(wait_s), **settings)
         return pipe.batch(1)
 
     return make
@@ -163,9 +163,9 @@ def three(*seconds: float) -> Callable[[int], ps.Pipeline]:
 
 def sequential(workers: int) -> ps.Pipeline:
     """A stage limited to one worker, after a stage that may have more."""
-    asked: Any = {"executor": "thread", "num_parallel_workers": workers}
+    settings: Any = {"executor": "thread", "num_parallel_workers": workers}
     one: Any = {"executor": "thread", "num_parallel_workers": (1, 1)}
-    source = ps.Pipeline.from_dataset(Sleep(0.005), **asked)
+    source = ps.Pipeline.from_dataset(Sleep(0.005), **settings)
     return source.map(Sleep(0.010), **one).batch(4)
 
 

@@ -82,8 +82,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "table.parquet"
         write(path, options.rows)
-        read = ps.Pipeline.from_parquet(str(path))
-        with read.shuffle(seed=0, window=WINDOW).batch(BATCH) as pipe:
+        source = ps.Pipeline.from_parquet(str(path))
+        with source.shuffle(seed=0, window=WINDOW).batch(BATCH) as pipe:
             both: dict[str, Callable[[], int]] = {
                 "by hand": lambda: by_hand(path, as_tensors),
                 "by column": lambda: by_hand(path, by_column),
@@ -93,9 +93,9 @@ def main() -> None:
             for _ in range(EPOCHS + 1):
                 for name, epoch in both.items():
                     rates[name].append(rate(epoch))
-    middle = {name: statistics.median(found[1:]) for name, found in rates.items()}
-    for name, found in middle.items():
-        print(f"  {name:<10} {found:>12,.0f} rows/s {found / middle['by hand']:6.2f}x")
+    middle = {name: statistics.median(speeds[1:]) for name, speeds in rates.items()}
+    for name, speed in middle.items():
+        print(f"  {name:<10} {speed:>12,.0f} rows/s {speed / middle['by hand']:6.2f}x")
 
 
 if __name__ == "__main__":

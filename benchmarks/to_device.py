@@ -37,9 +37,9 @@ class Images(torchs.Dataset[tuple[torch.Tensor, int]]):
 
     def __init__(self, length: int, *, floats: bool) -> None:
         self.length = length
-        made = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
         images = torch.randint(
-            0, 256, (IMAGES, 224, 224, 3), dtype=torch.uint8, generator=made
+            0, 256, (IMAGES, 224, 224, 3), dtype=torch.uint8, generator=generator
         )
         self.images = normalised(images, "cpu") if floats else images
 
@@ -88,16 +88,16 @@ def compare(
 ) -> None:
     """Print one table."""
     data = Images(BATCHES * batch, floats=floats)
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "batch_size": batch,
         "num_workers": workers,
         "pin_memory": True,
         "persistent_workers": workers > 0,
     }
-    ours = ps.DataLoader(data, **given)
+    ours = ps.DataLoader(data, **settings)
     pipe = ps.Pipeline.from_dataset(data).batch(batch)
     pipe = pipe.to_device("cuda", normalize=None if floats else (MEAN, STD))
-    theirs = torchs.DataLoader(data, **given)
+    theirs = torchs.DataLoader(data, **settings)
     with pipe:
         candidates: dict[str, Callable[[], Iterable[Any]]] = {
             "torch": lambda: moved(theirs, floats=floats),

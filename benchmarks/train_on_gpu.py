@@ -65,20 +65,20 @@ class Trained(NamedTuple):
     verdict: str = ""
 
 
-def trained(batches: Iterable[Any], told: Options) -> Trained:
+def trained(batches: Iterable[Any], options: Options) -> Trained:
     """Train on batches that are on the device, `uint8 [N, H, W, 3]` or normalised."""
     import torchvision
 
     torch.backends.cudnn.benchmark = True
-    model = torchvision.models.get_model(told.model).cuda()
+    model = torchvision.models.get_model(options.model).cuda()
     model = model.to(memory_format=torch.channels_last)
     optimiser = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     mean, std = (torch.tensor(v, device="cuda").view(1, 3, 1, 1) for v in (MEAN, STD))
     own: list[float] = []
-    begun, start = time.perf_counter(), 0.0
+    begin_s, start = time.perf_counter(), 0.0
     for images, labels in batches:
         arrived = time.perf_counter()
-        if not start and arrived - begun > told.settled_s:
+        if not start and arrived - begin_s > options.settled_s:
             start = arrived
         if images.dtype == torch.uint8:
             images = (images.permute(0, 3, 1, 2) / 255 - mean) / std  # noqa: PLW2901
@@ -92,7 +92,7 @@ def trained(batches: Iterable[Any], told: Options) -> Trained:
         now = time.perf_counter()
         if start:
             own.append(now - arrived)
-            if now - start > told.seconds:
+            if now - start > options.seconds:
                 break
     return Trained(len(own) * BATCH / (now - start), statistics.median(own))
 
@@ -103,30 +103,30 @@ def on_device(batches: Iterable[Any]) -> Iterator[Any]:
         yield images.to("cuda", non_blocking=True), labels.to("cuda", non_blocking=True)
 
 
-def device_alone(told: Options) -> Trained:
+def device_alone(options: Options) -> Trained:
     """Train on one batch that is on the device."""
     images = torch.randint(0, 256, (BATCH, SIZE, SIZE, 3), dtype=torch.uint8)
     labels = torch.randint(0, CLASSES, (BATCH,))
-    return trained(repeat((images.cuda(), labels.cuda())), told)
+    return trained(repeat((images.cuda(), labels.cuda())), options)
 
 
-def decode_for(told: Options, first: int) -> float:
+def decode_for(options: Options, first: int) -> float:
     """Decode photographs one after another; return how many a second."""
     torch.set_num_threads(1)
-    folder = Folder.scan(told.data)
+    folder = Folder.scan(options.data)
     decode = ps.image.decode_random_resized_crop(SIZE, flip=0.5)
     rng = np.random.default_rng(first)
-    done, start = 0, time.perf_counter()
-    while time.perf_counter() - start < told.seconds:
-        decode(folder[(first + done) % len(folder)], rng=rng)
-        done += 1
-    return done / (time.perf_counter() - start)
+    count, start = 0, time.perf_counter()
+    while time.perf_counter() - start < options.seconds:
+        decode(folder[(first + count) % len(folder)], rng=rng)
+        count += 1
+    return count / (time.perf_counter() - start)
 
 
-def cores_alone(told: Options) -> Trained:
+def cores_alone(options: Options) -> Trained:
     """Decode in one process a core, and do nothing else."""
     with ProcessPoolExecutor(CORES, get_context("fork")) as pool:
-        rates = pool.map(partial(decode_for, told), range(CORES))
+        rates = pool.map(partial(decode_for, options), range(CORES))
         return Trained(sum(rates))
 
 
@@ -157,55 +157,57 @@ class Photographs(torchs.Dataset[Any]):
         return self.folder[index % len(self.folder)]
 
 
-def of_torch(told: Options) -> Trained:
+def of_torch(options: Options) -> Trained:
     """Train on torch's DataLoader."""
     settings: Any = {"pin_memory": True, "persistent_workers": True}
     loader = torchs.DataLoader(
-        Photographs(told.data),
+        Photographs(options.data),
         BATCH,
         shuffle=True,
-        num_workers=told.workers,
+        num_workers=options.workers,
         **settings,
     )
-    return trained(on_device(loader), told)
+    return trained(on_device(loader), options)
 
 
-def of_our_loader(told: Options) -> Trained:
+def of_our_loader(options: Options) -> Trained:
     """Train on the same program with penstock's DataLoader, from its defaults."""
     ps.set_enable_autotune(True)
-    dataset = Photographs(told.data)
+    dataset = Photographs(options.data)
     loader = ps.DataLoader(dataset, BATCH, shuffle=True, pin_memory=True)
-    seen = trained(on_device(loader), told)
-    return seen._replace(verdict=loader.explain().line)
+    result = trained(on_device(loader), options)
+    return result._replace(verdict=loader.explain().line)
 
 
-def of_pipeline(told: Options, **stage: Any) -> Trained:
+def of_pipeline(options: Options, **stage: Any) -> Trained:
     """Train on a pipeline whose decoding runs with these settings."""
-    photographs = ps.Pipeline.from_folder(told.data).shuffle(seed=0).repeat(1000)
+    photographs = ps.Pipeline.from_folder(options.data).shuffle(seed=0).repeat(1000)
     crop = ps.image.decode_random_resized_crop(SIZE, flip=0.5)
     with photographs.map(crop, **stage).batch(BATCH).to_device("cuda") as pipe:
-        return trained(pipe, told)._replace(verdict=pipe.explain().line)
+        return trained(pipe, options)._replace(verdict=pipe.explain().line)
 
 
-def tuned(told: Options) -> Trained:
+def tuned(options: Options) -> Trained:
     """Train on the pipeline as it tunes itself, from its defaults."""
     ps.set_enable_autotune(True)
-    return of_pipeline(told)
+    return of_pipeline(options)
 
 
-def by_hand(told: Options) -> Trained:
+def by_hand(options: Options) -> Trained:
     """Train on the pipeline with processes that decode, and no tuner."""
-    return of_pipeline(told, executor="process", num_parallel_workers=told.workers)
+    return of_pipeline(
+        options, executor="process", num_parallel_workers=options.workers
+    )
 
 
-def of_spdl(told: Options) -> Trained:
+def of_spdl(options: Options) -> Trained:
     """Train on SPDL: whole batches on threads, by simplejpeg and cv2."""
     import cv2
     import simplejpeg
     from spdl.pipeline import PipelineBuilder
 
     cv2.setNumThreads(1)
-    folder = Folder.scan(told.data)
+    folder = Folder.scan(options.data)
 
     def batch_of(number: int) -> Any:
         rng = np.random.default_rng(number)
@@ -221,10 +223,10 @@ def of_spdl(told: Options) -> Trained:
         return torch.from_numpy(images).pin_memory(), torch.from_numpy(labels)
 
     builder = PipelineBuilder().add_source(range(1 << 30))
-    builder = builder.pipe(batch_of, concurrency=told.workers, output_order="input")
-    built = builder.add_sink(3).build(num_threads=told.workers + 1)
+    builder = builder.pipe(batch_of, concurrency=options.workers, output_order="input")
+    built = builder.add_sink(3).build(num_threads=options.workers + 1)
     with built.auto_stop():
-        return trained(on_device(built.get_iterator()), told)
+        return trained(on_device(built.get_iterator()), options)
 
 
 def main() -> None:
@@ -239,27 +241,33 @@ def main() -> None:
         "--rows", default="", help="parts of names, with commas between"
     )
     parser.add_argument("--row", default="", help="train on this one, here")
-    given = parser.parse_args()
-    told = Options(given.data, given.model, given.settled, given.seconds, given.workers)
+    arguments = parser.parse_args()
+    options = Options(
+        arguments.data,
+        arguments.model,
+        arguments.settled,
+        arguments.seconds,
+        arguments.workers,
+    )
     rows: dict[str, Callable[[Options], Trained]] = {
         "the device alone": device_alone,
         "cores alone": cores_alone,
-        f"DataLoader, torchvision, {told.workers} workers": of_torch,
+        f"DataLoader, torchvision, {options.workers} workers": of_torch,
         "penstock.DataLoader, the same": of_our_loader,
         "Pipeline, crop operator, tuned": tuned,
-        f"the same by hand, {told.workers} processes": by_hand,
+        f"the same by hand, {options.workers} processes": by_hand,
     }
     if importlib.util.find_spec("spdl") and importlib.util.find_spec("simplejpeg"):
-        rows[f"SPDL, simplejpeg, {told.workers} threads"] = of_spdl
-    if given.row:
-        seen = rows[given.row](told)
-        own = f"own part of a step {seen.own_s * 1e3:5.1f} ms" if seen.own_s else ""
-        print(f"  {given.row:<40} {seen.rate:>8,.0f}/s  {own}  {seen.verdict}")
+        rows[f"SPDL, simplejpeg, {options.workers} threads"] = of_spdl
+    if arguments.row:
+        result = rows[arguments.row](options)
+        own = f"own part of a step {result.own_s * 1e3:5.1f} ms" if result.own_s else ""
+        print(f"  {arguments.row:<40} {result.rate:>8,.0f}/s  {own}  {result.verdict}")
         return
-    wanted = given.rows.split(",")
-    print(f"{told.model}, {CORES} cores", flush=True)
+    parts = arguments.rows.split(",")
+    print(f"{options.model}, {CORES} cores", flush=True)
     for name in rows:
-        if any(part in name for part in wanted):
+        if any(part in name for part in parts):
             subprocess.run([sys.executable, *sys.argv, "--row", name], check=True)
 
 

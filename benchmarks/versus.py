@@ -39,10 +39,10 @@ def cpu_s() -> float:
     total = times.user + times.system + times.children_user + times.children_system
     for child in process.children(recursive=True):
         try:
-            spent = child.cpu_times()
+            child_times = child.cpu_times()
         except psutil.NoSuchProcess:
             continue
-        total += spent.user + spent.system
+        total += child_times.user + child_times.system
     return total
 
 
@@ -63,10 +63,10 @@ def versus(
             print(f"round {number} of {rounds}: {name}", file=sys.stderr, flush=True)
             start, cpu = time.perf_counter(), cpu_s()
             epoch()
-            spent = time.perf_counter() - start
+            spent_s = time.perf_counter() - start
             if number:
-                rates[name].append(samples / spent)
-                cores[name].append((cpu_s() - cpu) / spent)
+                rates[name].append(samples / spent_s)
+                cores[name].append((cpu_s() - cpu) / spent_s)
     return [
         Result(name, tuple(rates[name]), statistics.median(cores[name]))
         for name in candidates

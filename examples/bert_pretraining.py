@@ -97,11 +97,11 @@ def seen(batch: Any, plan: Any) -> dict[bytes, bytes]:
 
 def of_all_ranks(blocks: dict[bytes, bytes]) -> dict[bytes, bytes]:
     """Return the blocks that all ranks have seen, and check that no two share one."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, blocks)
-    merged = dict(chain.from_iterable(each.items() for each in found))
-    assert len(merged) == sum(map(len, found)), "two ranks have seen the same block"
-    return merged
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, blocks)
+    all_blocks = dict(chain.from_iterable(part.items() for part in parts))
+    assert len(all_blocks) == sum(map(len, parts)), "two ranks have seen the same block"
+    return all_blocks
 
 
 def check(epochs: list[dict[bytes, bytes]], blocks: ps.text.PackedBlocks) -> None:
@@ -115,17 +115,17 @@ def check(epochs: list[dict[bytes, bytes]], blocks: ps.text.PackedBlocks) -> Non
     again = sum(first[block] == last[block] for block in whole)
     assert again == 0, f"{again} blocks have the same mask in two epochs"
     tokens = int(sum(blocks.lengths + 1))
-    chosen = sum(map(sum, first.values()))
+    mask_count = sum(map(sum, first.values()))
     print(
         f"{len(whole)} blocks, {tokens / (len(whole) * blocks.size):.1%} of them"
-        f" tokens, {chosen / tokens:.1%} masked, none twice the same way"
+        f" tokens, {mask_count / tokens:.1%} masked, none twice the same way"
     )
 
 
 def train(options: argparse.Namespace) -> None:
     """Train, and check the blocks that were seen."""
     documents = made_up(options.documents)
-    lengths = [len(each) for each in documents]
+    lengths = [len(document) for document in documents]
     blocks = ps.text.PackedBlocks(
         documents, lengths, size=options.size, eos_id=SEPARATOR, split=False, pad_id=PAD
     )

@@ -98,7 +98,7 @@ def train(options: argparse.Namespace) -> None:
     deepspeed.checkpointing.configure(None, partition_activations=False)
     losses = []
     for _ in range(options.epochs):
-        seen: list[int] = []
+        own_ids: list[int] = []
         for parts in pipe:
             means = []
             for values, labels, indices in parts:
@@ -106,16 +106,16 @@ def train(options: argparse.Namespace) -> None:
                 engine.backward(loss)
                 engine.step()  # of the optimiser, after the last part
                 means.append(loss.item())
-                seen += indices.tolist()
+                own_ids += indices.tolist()
             assert engine.global_steps == pipe.plan.step + 1, "a batch is a step"
             losses.append(sum(means) / len(means))
-        found: list[Any] = [None] * world
+        rank_ids: list[Any] = [None] * world
         # A group of its own ends here. DeepSpeed keeps the default one and its threads
         # alive; one that still frees the last collective at exit aborts the process.
         group = dist.new_group()
-        dist.all_gather_object(found, seen, group)
+        dist.all_gather_object(rank_ids, own_ids, group)
         dist.destroy_process_group(group)
-        ids = [each for rank in found for each in rank]
+        ids = [sample_id for rank in rank_ids for sample_id in rank]
         assert len({*ids}) == len(ids) == len(pipe) * options.batch, "each sample once"
     if dist.get_rank() == 0:
         print(f"ZeRO {options.stage}: {engine.global_steps} steps on {world} ranks")

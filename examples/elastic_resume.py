@@ -59,22 +59,22 @@ def save(path: Path, parts: dict[str, Any]) -> None:
 
 def gathered(ids: torch.Tensor) -> list[int]:
     """Return the ids of all ranks, in rank order."""
-    padded = torch.full((GLOBAL_BATCH,), -1)
-    padded[: len(ids)] = ids
-    parts = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, padded)
+    padded_ids = torch.full((GLOBAL_BATCH,), -1)
+    padded_ids[: len(ids)] = ids
+    parts = [torch.empty_like(padded_ids) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, padded_ids)
     return [int(i) for part in parts for i in part if i >= 0]
 
 
 class Steps:
     """The samples of each finished step, one line per step. Rank 0 writes it."""
 
-    def __init__(self, path: Path, done: int) -> None:
-        """Keep the lines before step `done`; later steps will be repeated."""
+    def __init__(self, path: Path, step: int) -> None:
+        """Keep the lines before `step`; later steps will be repeated."""
         lines = path.read_text().splitlines() if path.exists() else []
-        kept = [line for line in lines if json.loads(line)["step"] < done]
+        earlier_lines = [line for line in lines if json.loads(line)["step"] < step]
         new = path.with_suffix(".new")
-        new.write_text("".join(f"{line}\n" for line in kept))
+        new.write_text("".join(f"{line}\n" for line in earlier_lines))
         os.replace(new, path)
         self._path = path
 

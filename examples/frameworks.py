@@ -51,13 +51,13 @@ class Model(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.layer = nn.Linear(FEATURES, 1)
-        self.seen: list[list[int]] = []
+        self.samples: list[list[int]] = []
         self.losses: list[float] = []
 
     def forward(self, values: Any, labels: Any, index: Any) -> dict[str, Any]:
         """Return the loss, as the models of transformers do."""
         loss = nn.functional.mse_loss(self.layer(values).squeeze(-1), labels)
-        self.seen.append(index.tolist())
+        self.samples.append(index.tolist())
         self.losses.append(loss.item())
         return {"loss": loss}
 
@@ -167,34 +167,34 @@ def on_ray(settings: dict[str, str]) -> None:
             optimizer.zero_grad()
             wrapped(**batch)["loss"].backward()
             optimizer.step()
-    told = check(model)
+    summary = check(model)
     if dist.get_rank() == 0:
-        Path(settings["told"]).write_text(told)
+        Path(settings["told"]).write_text(summary)
 
 
 def check(model: Model) -> str:
     """Check that the ranks saw every sample once per epoch; print the result."""
-    found: list[Any] = [None] * dist.get_world_size()
+    ranks: list[Any] = [None] * dist.get_world_size()
     # A group of its own ends here. Frameworks keep the default one and its threads
     # alive; one that still frees the last collective at exit aborts the process.
     group = dist.new_group()
-    dist.all_gather_object(found, model.seen, group)
+    dist.all_gather_object(ranks, model.samples, group)
     dist.destroy_process_group(group)
-    steps = SAMPLES // (BATCH * len(found))
+    steps = SAMPLES // (BATCH * len(ranks))
     for first in range(0, EPOCHS * steps, steps):
-        batches = chain.from_iterable(rank[first : first + steps] for rank in found)
+        batches = chain.from_iterable(rank[first : first + steps] for rank in ranks)
         ids = sorted(chain.from_iterable(batches))
         assert ids == list(range(SAMPLES)), "an epoch has each sample once"
-    assert all(len(rank) == EPOCHS * steps for rank in found)
+    assert all(len(rank) == EPOCHS * steps for rank in ranks)
     return (
-        f"{EPOCHS} epochs on {len(found)} ranks, each sample once in each\n"
+        f"{EPOCHS} epochs on {len(ranks)} ranks, each sample once in each\n"
         f"loss {model.losses[0]:.3f} -> {model.losses[-1]:.3f}"
     )
 
 
 def main() -> None:
     """Parse the command line, and train."""
-    ways = {each.__name__: each for each in (lightning, accelerate, transformers)}
+    ways = {way.__name__: way for way in (lightning, accelerate, transformers)}
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("framework", choices=[*ways, "ray"])
     framework = parser.parse_args().framework
@@ -204,9 +204,9 @@ def main() -> None:
     dist.init_process_group("gloo")  # otherwise each framework makes its own
     model = Model()
     ways[framework](model)
-    told = check(model)
+    summary = check(model)
     if dist.get_rank() == 0:
-        print(told, flush=True)
+        print(summary, flush=True)
     dist.destroy_process_group()
 
 

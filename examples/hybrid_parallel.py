@@ -57,8 +57,8 @@ def build(mesh: DeviceMesh) -> nn.Module:
     torch.manual_seed(0)  # each rank makes all of it, then keeps its part
     model = nn.Sequential(Block(), Block(), nn.Linear(FEATURES, CLASSES))
     for block in model[:2]:
-        split = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-        parallelize_module(block, mesh["tp"], split)
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        parallelize_module(block, mesh["tp"], plan)
         fully_shard(block, mesh=mesh["dp"])
     fully_shard(model, mesh=mesh["dp"])
     return model
@@ -66,18 +66,18 @@ def build(mesh: DeviceMesh) -> nn.Module:
 
 def digest(batch: Any) -> torch.Tensor:
     """Return a digest of 63 bits of a batch's bytes."""
-    found = xxhash.xxh3_64()
+    hasher = xxhash.xxh3_64()
     for tensor in batch:
-        found.update(tensor.numpy().tobytes())
-    return torch.tensor([found.intdigest() >> 1])
+        hasher.update(tensor.numpy().tobytes())
+    return torch.tensor([hasher.intdigest() >> 1])
 
 
 def along(mesh: DeviceMesh, name: str, value: torch.Tensor) -> list[int]:
     """Return the values of all ranks along a dimension of the mesh."""
     group = mesh.get_group(name)
-    found = [torch.empty_like(value) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(found, value, group=group)
-    return [int(each) for each in found]
+    rank_values = [torch.empty_like(value) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(rank_values, value, group=group)
+    return [int(number) for number in rank_values]
 
 
 def train(options: argparse.Namespace) -> None:
@@ -97,26 +97,26 @@ def train(options: argparse.Namespace) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     losses, steps = [], 0
     for _ in range(options.epochs):
-        seen: list[int] = []
+        ids: list[int] = []
         for values, labels, indices in pipe:
             plan = pipe.plan
             mine = digest((values, labels, indices))
             assert len({*along(mesh, "tp", mine)}) == 1, "ranks of one model differ"
             assert len({*along(mesh, "dp", mine)}) == shape[0], "shards are the same"
             scores = model(values)[: plan.n_local]
-            each = nn.functional.cross_entropy(
+            row_losses = nn.functional.cross_entropy(
                 scores, labels[: plan.n_local], reduction="none"
             )
-            loss = each.sum() / max(plan.n_local, 1)
+            loss = row_losses.sum() / max(plan.n_local, 1)
             optimizer.zero_grad()
             (loss * plan.loss_weight).backward()
             optimizer.step()
             losses.append(loss.item())
             steps += 1
-            padded = torch.full((plan.n_rows,), -1)
-            padded[: plan.n_local] = indices[: plan.n_local]
-            seen += [int(i) for i in gathered(mesh, padded) if i >= 0]
-        assert sorted(seen) == list(range(options.samples)), "an epoch has each once"
+            padded_ids = torch.full((plan.n_rows,), -1)
+            padded_ids[: plan.n_local] = indices[: plan.n_local]
+            ids += [int(i) for i in gathered(mesh, padded_ids) if i >= 0]
+        assert sorted(ids) == list(range(options.samples)), "an epoch has each once"
     if dist.get_rank() == 0:
         print(f"{steps} steps on {shape} ranks, the same bytes along tp in each")
         print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
@@ -125,9 +125,9 @@ def train(options: argparse.Namespace) -> None:
 def gathered(mesh: DeviceMesh, values: torch.Tensor) -> torch.Tensor:
     """Return the values of all data-parallel ranks, one after another."""
     group = mesh.get_group("dp")
-    found = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(found, values, group=group)
-    return torch.cat(found)
+    parts = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, values, group=group)
+    return torch.cat(parts)
 
 
 def main() -> None:

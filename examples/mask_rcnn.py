@@ -51,8 +51,12 @@ class Scenes:
             image[top:down, left:right, label] = 220
             mask[top:down, left:right] = 1
             boxes.append((left, top, right, down))
-        found = {"boxes": np.array(boxes, np.float32), "labels": labels, "masks": masks}
-        return image, {**found, "image_id": index}
+        target = {
+            "boxes": np.array(boxes, np.float32),
+            "labels": labels,
+            "masks": masks,
+        }
+        return image, {**target, "image_id": index}
 
 
 class Detector(nn.Module):
@@ -83,27 +87,27 @@ class Detector(nn.Module):
         ahead = (boxes - middles[:, None]) * torch.tensor([-1, -1, 1, 1])
         inside, owner = (ahead > 0).all(2).max(1)
         scores, edges = proposed[0].flatten(), STRIDE * proposed[1:].flatten(1).T
-        wanted = ahead[torch.arange(len(cells)), owner]
-        found = functional.binary_cross_entropy_with_logits(scores, inside.float())
-        apart = functional.l1_loss(edges[inside], wanted[inside], reduction="sum")
+        targets = ahead[torch.arange(len(cells)), owner]
+        score_loss = functional.binary_cross_entropy_with_logits(scores, inside.float())
+        apart = functional.l1_loss(edges[inside], targets[inside], reduction="sum")
         # Second stage: on the true boxes and as many proposals, labelled by overlap.
         best = scores.topk(len(boxes)).indices
-        guessed = middles[best] + edges[best].detach() * torch.tensor([-1, -1, 1, 1])
-        regions = [pooled(features, each / STRIDE, POOLED) for each in guessed]
-        true = [pooled(features, each / STRIDE, POOLED) for each in boxes]
+        guesses = middles[best] + edges[best].detach() * torch.tensor([-1, -1, 1, 1])
+        regions = [pooled(features, box / STRIDE, POOLED) for box in guesses]
+        true = [pooled(features, box / STRIDE, POOLED) for box in boxes]
         names = torch.cat(
             [labels, torch.where(inside[best], labels[owner[best]], CLASSES)]
         )
-        judged = self.classes(torch.stack(true + regions).flatten(1))
+        logits = self.classes(torch.stack(true + regions).flatten(1))
         shapes = self.masks(torch.stack(true))[torch.arange(len(boxes)), labels]
         masks = torch.as_tensor(target["masks"])[:, None].float()
         outlines = [
-            pooled(*each, 2 * POOLED) for each in zip(masks, boxes, strict=True)
+            pooled(*pair, 2 * POOLED) for pair in zip(masks, boxes, strict=True)
         ]
         return (
-            found
+            score_loss
             + apart / (STRIDE * 4 * max(int(inside.sum()), 1))
-            + functional.cross_entropy(judged, names)
+            + functional.cross_entropy(logits, names)
             + functional.binary_cross_entropy_with_logits(shapes, torch.cat(outlines))
         )
 
@@ -147,7 +151,7 @@ def train(options: argparse.Namespace) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     means, pixels, areas = [], 0, 0
     for _ in range(options.epochs):
-        seen, total = [], 0.0
+        image_ids, total = [], 0.0
         for images, targets, sizes in pipe:
             plan = pipe.plan
             check(targets, sizes)
@@ -158,14 +162,14 @@ def train(options: argparse.Namespace) -> None:
             (loss * plan.loss_weight).backward()
             optimizer.step()
             total += float(losses.detach().sum())
-            seen += [int(each["image_id"]) for each in targets[: plan.n_local]]
+            image_ids += [int(target["image_id"]) for target in targets[: plan.n_local]]
             pixels += int(sizes.prod(1).sum())
             areas += images.shape[0] * images.shape[2] * images.shape[3]
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, (seen, total))
-        ids = sorted(each for part, _ in found for each in part)
+        by_rank: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(by_rank, (image_ids, total))
+        ids = sorted(image_id for part, _ in by_rank for image_id in part)
         assert ids == list(range(len(scenes))), "an epoch has each image once"
-        means.append(sum(part for _, part in found) / len(scenes))
+        means.append(sum(part for _, part in by_rank) / len(scenes))
     if dist.get_rank() == 0:
         print(f"each image once an epoch; {1 - pixels / areas:.0%} of the pixels pad")
         print(f"loss {means[0]:.3f} -> {means[-1]:.3f}")

@@ -56,19 +56,19 @@ def build(mesh: DeviceMesh) -> tuple[nn.ModuleList, list[PipelineStage]]:
 
 def digest(parts: list[Any]) -> torch.Tensor:
     """Return a digest of 63 bits of a batch's bytes."""
-    found = xxhash.xxh3_64()
+    hasher = xxhash.xxh3_64()
     for values, labels in parts:
-        found.update(values.numpy().tobytes())
-        found.update(labels.numpy().tobytes())
-    return torch.tensor([found.intdigest() >> 1])
+        hasher.update(values.numpy().tobytes())
+        hasher.update(labels.numpy().tobytes())
+    return torch.tensor([hasher.intdigest() >> 1])
 
 
 def along(mesh: DeviceMesh, name: str, value: torch.Tensor) -> list[int]:
     """Return the values of all ranks along a dimension of the mesh."""
     group = mesh.get_group(name)
-    found = [torch.empty_like(value) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(found, value, group=group)
-    return [int(each) for each in found]
+    rank_values = [torch.empty_like(value) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(rank_values, value, group=group)
+    return [int(number) for number in rank_values]
 
 
 def train(options: argparse.Namespace) -> None:
@@ -113,11 +113,11 @@ def run(schedule: Any, stages: Any, parts: list[Any], losses: list[Any]) -> None
     """Run one batch forwards and backwards through the stages of all ranks."""
     inputs = torch.cat([values for values, _ in parts])
     targets = torch.cat([labels for _, labels in parts])
-    given = (inputs,) if any(stage.is_first for stage in stages) else ()
+    arguments = (inputs,) if any(stage.is_first for stage in stages) else ()
     if any(stage.is_last for stage in stages):
-        schedule.step(*given, target=targets, losses=losses)
+        schedule.step(*arguments, target=targets, losses=losses)
     else:
-        schedule.step(*given)
+        schedule.step(*arguments)
 
 
 def average(modules: nn.Module, mesh: DeviceMesh) -> None:

@@ -58,10 +58,10 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        spent = time.perf_counter() - start
+        spent_s = time.perf_counter() - start
         print(
             f"epoch {epoch}: loss {loss.item():.3f},"
-            f" {options.samples / spent:.0f} samples/s"
+            f" {options.samples / spent_s:.0f} samples/s"
         )
 
 

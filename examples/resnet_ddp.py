@@ -104,7 +104,7 @@ def train(options: argparse.Namespace, folder: Path) -> None:
         if first:
             print(pipe.explain(), flush=True)
     if first and options.rows:
-        text = "".join(json.dumps(each) + "\n" for each in rows)
+        text = "".join(json.dumps(row) + "\n" for row in rows)
         options.rows.write_text(text)
 
 
@@ -112,15 +112,15 @@ def learn(model: Any, images: Any, labels: Any, plan: Any, at_once: int) -> floa
     """Add up the gradients of one batch, part by part; return this rank's mean loss."""
     # Rows beyond `n_local` pad an epoch's last batch, and do not count.
     counts = torch.arange(len(images)) < plan.n_local
-    parts = [each.split(at_once) for each in (images, labels, counts)]
+    parts = [tensor.split(at_once) for tensor in (images, labels, counts)]
     total = 0.0
-    for done, (some, classes, count) in enumerate(zip(*parts, strict=True), 1):
-        is_last = done == len(parts[0])
+    for number, (some, classes, count) in enumerate(zip(*parts, strict=True), 1):
+        is_last = number == len(parts[0])
         # The ranks exchange gradients once per batch, after its last part.
         with contextlib.nullcontext() if is_last else model.no_sync():
-            scaled = some.permute(0, 3, 1, 2).float().div_(255).sub_(0.45).div_(0.25)
+            pixels = some.permute(0, 3, 1, 2).float().div_(255).sub_(0.45).div_(0.25)
             with torch.autocast("cpu", torch.bfloat16):
-                scores = model(scaled)
+                scores = model(pixels)
             losses = nn.functional.cross_entropy(
                 scores.float(), classes, reduction="none"
             )
@@ -164,10 +164,10 @@ def main() -> None:
         options.rates, options.momenta = SMALL_RATES, SMALL_MOMENTA
         options.at_once, options.lr = 6, 0.02
     dist.init_process_group("gloo")
-    with tempfile.TemporaryDirectory() as drawn:
+    with tempfile.TemporaryDirectory() as workspace:
         folder = options.data
         if folder is None:
-            folder = Path(drawn)
+            folder = Path(workspace)
             ps.testing.draw_photos(folder, 160, classes=4)
         train(options, folder)
     dist.destroy_process_group()

@@ -42,9 +42,9 @@ assert TITLES.keys() == BATCH.keys()
 
 def names(text: str) -> list[str]:
     """Return the workloads or peers of a list."""
-    if unknown := set(found := text.split(",")) - TITLES.keys() - PEERS.keys():
+    if unknown := set(parts := text.split(",")) - TITLES.keys() - PEERS.keys():
         raise argparse.ArgumentTypeError(f"no such name: {', '.join(unknown)}")
-    return found
+    return parts
 
 
 def main() -> None:

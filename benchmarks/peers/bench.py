@@ -136,18 +136,18 @@ class Process:
             Ended: there is none, or it is an error.
         """
         try:
-            found: dict[str, Any] = self._subject.ask(json.dumps({"do": do, **more}))
+            answer: dict[str, Any] = self._subject.ask(json.dumps({"do": do, **more}))
         except Ended as error:
             self._noise.seek(0)
             raise Ended(f"{error}: {self._noise.read()[-TAIL:]}") from None
-        if "error" in found:
-            raise Ended(found["error"])
-        return found
+        if "error" in answer:
+            raise Ended(answer["error"])
+        return answer
 
     def rate(self, settle_s: float, seconds: float) -> tuple[float, float]:
         """Return the samples per second, and the cores kept busy."""
-        found = self.ask("window", settle_s=settle_s, seconds=seconds)
-        return found["samples"] / found["seconds"], found["cpu_s"] / found["seconds"]
+        reply = self.ask("window", settle_s=settle_s, seconds=seconds)
+        return reply["samples"] / reply["seconds"], reply["cpu_s"] / reply["seconds"]
 
     def memory_mb(self) -> float:
         """Return the memory of its processes."""
@@ -191,13 +191,13 @@ class Bench:
         with contextlib.ExitStack() as stack:
             try:
                 process = stack.enter_context(self._started(peer, workload))
-                said = process.ask("settings")
+                answer = process.ask("settings")
             except (Unavailable, Ended) as error:
-                said = {"left_out": str(error)}
-            if "left_out" in said:
-                yield Row(workload, peer, peer, error=said["left_out"])
+                answer = {"left_out": str(error)}
+            if "left_out" in answer:
+                yield Row(workload, peer, peer, error=answer["left_out"])
                 return
-            for name, settings in said["rows"].items():
+            for name, settings in answer["rows"].items():
                 row = Row(workload, peer, name, settings[0])
                 if len(settings) > 1:
                     process = self._try(row, settings, process, stack)
@@ -222,18 +222,18 @@ class Bench:
                 rate = process.rate(pace.settle_s + tunes_s, pace.trial_s)[0]
             except Ended as error:
                 rate, row.error = 0.0, str(error)
-                started = self._started(row.peer, row.workload)
-                process = stack.enter_context(started)
+                replacement = self._started(row.peer, row.workload)
+                process = stack.enter_context(replacement)
             row.tried.append((setting, rate))
             say(f"{row.workload}: {row.name}, tried {setting}: {rate:,.0f}/s")
-        row.setting, best = max(row.tried, key=lambda each: each[1])
+        row.setting, best = max(row.tried, key=lambda pair: pair[1])
         row.error = "" if best else row.error
         return process
 
     def _begin(self, row: Row, process: Process) -> None:
         tunes = row.setting.get("autotune")
-        kept = self._kept(row)
-        answer = process.ask("open", setting=row.setting, keep=kept)
+        path = self._kept(row)
+        answer = process.ask("open", setting=row.setting, keep=path)
         row.first_s = answer["first_s"]
         process.rate(self._pace.tune_s if tunes else self._pace.warm_s, 0.0)
         row.memory_mb = process.memory_mb()
@@ -248,11 +248,11 @@ class Bench:
 
     def _compare(self, rows: list[Row]) -> None:
         """Compare first batches with those of the first row."""
-        found = [row for row in rows if not row.error]
-        if not found:
+        valid_rows = [row for row in rows if not row.error]
+        if not valid_rows:
             return
-        first = np.load(self._kept(found[0])).astype(np.float64)
-        for row in found:
+        first = np.load(self._kept(valid_rows[0])).astype(np.float64)
+        for row in valid_rows:
             row.differs = difference(np.load(self._kept(row)), first)
 
     def _kept(self, row: Row) -> str:
@@ -295,8 +295,8 @@ def read_rows(path: Path) -> dict[str, list[Row]]:
     rows: dict[str, list[Row]] = {}
     if path.exists():
         for line in path.read_text().splitlines():
-            found = [Row(**each) for each in json.loads(line)]
-            rows[found[0].workload] = found
+            workload_rows = [Row(**fields) for fields in json.loads(line)]
+            rows[workload_rows[0].workload] = workload_rows
     return rows
 
 
@@ -308,7 +308,7 @@ def add_rows(path: Path, rows: list[Row]) -> None:
 
 def report(rows: list[Row], title: str) -> None:
     """Print the table of one workload."""
-    measured = [row for row in rows if row.rates and not row.error]
+    measured_rows = [row for row in rows if row.rates and not row.error]
     results = [
         Result(
             row.title,
@@ -317,12 +317,12 @@ def report(rows: list[Row], title: str) -> None:
             row.memory_mb,
             row.note,
         )
-        for row in measured
+        for row in measured_rows
     ]
-    peers = [row.title for row in measured if row.same and row.peer != OURS]
-    if measured:
-        by_rate = sorted(results, key=lambda each: -each.rate)
-        show(title, by_rate, peers or [row.title for row in measured])
+    peers = [row.title for row in measured_rows if row.same and row.peer != OURS]
+    if measured_rows:
+        by_rate = sorted(results, key=lambda result: -result.rate)
+        show(title, by_rate, peers or [row.title for row in measured_rows])
     for row in rows:
         if row.error:
             print(f"  {row.name}: not measured: {' '.join(row.error.split())}")

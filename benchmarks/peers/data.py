@@ -161,9 +161,9 @@ def pad(rows: Iterable[tuple[list[int], int]]) -> dict[str, np.ndarray]:
     lists, labels = zip(*rows, strict=True)
     ids = np.zeros((len(lists), max(map(len, lists))), np.int64)
     mask = np.zeros_like(ids)
-    for at, each in enumerate(lists):
-        ids[at, : len(each)] = each
-        mask[at, : len(each)] = 1
+    for at, tokens in enumerate(lists):
+        ids[at, : len(tokens)] = tokens
+        mask[at, : len(tokens)] = 1
     return {"ids": ids, "mask": mask, "label": np.array(labels)}
 
 
@@ -318,5 +318,5 @@ def main_part(batch: Any) -> np.ndarray:
         batch = tuple(batch.values())
     part = batch[0] if isinstance(batch, list | tuple) else batch
     if isinstance(part, list | tuple):
-        return np.stack([np.asarray(each) for each in part])
+        return np.stack([np.asarray(value) for value in part])
     return np.asarray(part)

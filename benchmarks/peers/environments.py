@@ -77,21 +77,21 @@ def python_of(peer: str, envs: Path) -> str:
         return sys.executable
     folder = envs / peer
     python = folder / "bin" / "python"
-    wanted = f"{sys.version}\n{(REQUIREMENTS / f'{peer}.txt').read_text()}"
+    contents = f"{sys.version}\n{(REQUIREMENTS / f'{peer}.txt').read_text()}"
     ready = folder / READY
-    if not ready.exists() or ready.read_text() != wanted:
+    if not ready.exists() or ready.read_text() != contents:
         print(f"{peer}: installing it into {folder}", file=sys.stderr, flush=True)
         make(peer, folder, python)
-        ready.write_text(wanted)
+        ready.write_text(contents)
     return str(python)
 
 
 def make(peer: str, folder: Path, python: Path) -> None:
     """Install a peer, and import it once."""
     venv.create(folder, clear=True, with_pip=True)
-    listed = REQUIREMENTS / f"{peer}.txt"
+    requirements = REQUIREMENTS / f"{peer}.txt"
     pip = ["-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-deps"]
-    run(peer, python, *pip, "-r", str(listed))
+    run(peer, python, *pip, "-r", str(requirements))
     if PEERS[peer].beside_torch:
         share(folder)
     run(peer, python, "-c", f"import {PEERS[peer].imports}")
@@ -116,21 +116,21 @@ def run(peer: str, python: Path, *arguments: str) -> None:
     """
     environment = os.environ | PEERS[peer].variables
     environment.pop("PYTHONPATH", None)
-    done = subprocess.run(
+    process = subprocess.run(
         [python, *arguments],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode:
-        raise Unavailable(reason(done.stderr, PEERS[peer].hint))
+    if process.returncode:
+        raise Unavailable(reason(process.stderr, PEERS[peer].hint))
 
 
-def reason(said: str, hint: str) -> str:
+def reason(output: str, hint: str) -> str:
     """Return the most informative line of a failed command's output."""
-    lines = [line.strip() for line in said.splitlines() if "Error" in line]
-    lines = lines or [line for line in said.splitlines() if line.strip()][-1:]
+    lines = [line.strip() for line in output.splitlines() if "Error" in line]
+    lines = lines or [line for line in output.splitlines() if line.strip()][-1:]
     return "; ".join([*(line[:SAID] for line in lines[-1:]), *filter(None, [hint])])
 
 

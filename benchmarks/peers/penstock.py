@@ -44,9 +44,11 @@ SETTINGS: dict[str, Any] = {
     "photographs": {
         "penstock, autotune": [AUTOTUNE],
         "penstock, by hand": THREADS,
-        "penstock, Pillow": [each | {"decoder": "pillow"} for each in THREADS[1:3]],
+        "penstock, Pillow": [
+            setting | {"decoder": "pillow"} for setting in THREADS[1:3]
+        ],
         "penstock, decoding less": [
-            each | {"decoder": "less"} for each in THREADS[1:3]
+            setting | {"decoder": "less"} for setting in THREADS[1:3]
         ],
     },
     "tiny": ORDINARY,

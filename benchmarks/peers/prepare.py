@@ -37,8 +37,8 @@ def prepare(folder: Path, data: Path | None, most: int) -> Given:
     else:
         copy(photographs, data, most)
     paths = sorted(map(str, photographs.glob("*/*")))
-    wanted = [part_of(path, number) for number, path in enumerate(paths)]
-    boxes, flips = map(list, zip(*wanted, strict=True))
+    parts = [part_of(path, number) for number, path in enumerate(paths)]
+    boxes, flips = map(list, zip(*parts, strict=True))
     given = Given(str(folder), paths, boxes, flips, rounds_for(0.001))
     given.write()
     return given

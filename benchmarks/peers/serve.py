@@ -43,14 +43,14 @@ class Server:
         self._workload, self._given = workload, given
         self._batches: Iterator[Any] = iter(())
 
-    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Carry out a request, and return the answer, which may be an error."""
         try:
-            found = getattr(self, asked.pop("do"))(**asked)
+            answer = getattr(self, request.pop("do"))(**request)
         except Exception as error:  # noqa: BLE001 - the table says so
             return {"error": f"{type(error).__name__}: {error}"[:TAIL]}
-        assert isinstance(found, dict)
-        return found
+        assert isinstance(answer, dict)
+        return answer
 
     def settings(self) -> dict[str, Any]:
         """Return the settings of each row."""
@@ -90,8 +90,8 @@ class Server:
         for path in self._given.paths[:DECODED]:
             with Image.open(path) as image:
                 pixels = np.asarray(image).astype(np.int16)
-            found = decode(Path(path).read_bytes()).astype(np.int16)
-            most = max(most, int(np.abs(found - pixels).max()))
+            peer_pixels = decode(Path(path).read_bytes()).astype(np.int16)
+            most = max(most, int(np.abs(peer_pixels - pixels).max()))
         return {"differs": most}
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from .data import (
 
 def of(*workers: int, **more: Any) -> list[dict[str, Any]]:
     """Return a setting for each number of workers."""
-    return [{"workers": each, **more} for each in workers]
+    return [{"workers": count, **more} for count in workers]
 
 
 SETTINGS = {
@@ -89,7 +89,7 @@ def arrays(given: Given, *, workers: int) -> Iterator[Any]:
 
 def padded(rows: list[Any]) -> dict[str, torch.Tensor]:
     """Make a batch of tensors."""
-    return {key: torch.from_numpy(each) for key, each in pad(rows).items()}
+    return {key: torch.from_numpy(array) for key, array in pad(rows).items()}
 
 
 def text(given: Given, *, workers: int) -> Iterator[Any]:

@@ -67,15 +67,15 @@ def loaded(
             persistent_workers=workers > 0,
         )
     elif kind == "samples":
-        each: Any = IterableWrapper(range(EPOCH))
-        each = ParallelMapper(each, rows.__getitem__, workers, method=method)
-        batches = Batcher(each, size)
+        samples: Any = IterableWrapper(range(EPOCH))
+        samples = ParallelMapper(samples, rows.__getitem__, workers, method=method)
+        batches = Batcher(samples, size)
         loader = Loader(Mapper(batches, COLLATE.get(workload, stacked)))
     else:
         whole = batches_of(workload, given)
         numbers = IterableWrapper(range(len(whole)))
-        taken = ParallelMapper(numbers, whole.__getitem__, workers, method=method)
-        loader = Loader(Prefetcher(taken, 2))
+        mapper = ParallelMapper(numbers, whole.__getitem__, workers, method=method)
+        loader = Loader(Prefetcher(mapper, 2))
     return endless(lambda: loader)
 
 
