@@ -63,7 +63,13 @@ class HillClimb:
             expected = 1.0 + GAIN / ASKED_SHARE if step > 0 else 1.0
             old, new = knob.value, knob.value + step
             decision = Decision(
-                segment.name, WORKERS, old, new, "hill", "as it climbs", expected
+                segment.name,
+                WORKERS,
+                old,
+                new,
+                rule="hill",
+                reason="as it climbs",
+                expected=expected,
             )
             return (decision,)
         return ()

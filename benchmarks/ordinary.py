@@ -79,7 +79,7 @@ class Pace:
     windows: int = 7
 
 
-QUICK = Pace(4.0, 1.0, 0.25, 0.05, 5)
+QUICK = Pace(warm_s=4.0, torch_warm_s=1.0, window_s=0.25, settle_s=0.05, windows=5)
 
 
 @dataclass(frozen=True)

@@ -281,24 +281,24 @@ PLANTS: dict[str, Plant] = {
     "gil of the trainer": Plant(
         mapping(python, executor="thread", num_parallel_workers=2),
         ("loading slows", "the GIL", "contention"),
-        None,
-        0.001,
-        launches,
+        stage=None,
+        step_s=0.001,
+        step=launches,
     ),
     "cores of the trainer": Plant(
         mapping(sort, num_parallel_workers=2),
         ("loading slows", *CPU),
-        None,
-        0.0,
-        computes,
+        stage=None,
+        step_s=0.0,
+        step=computes,
     ),
 }
 RANKS = Plant(
     mapping(sort, num_parallel_workers=2),
     ("loading slows", *CPU),
-    None,
-    0.0,
-    launches_alone,
+    stage=None,
+    step_s=0.0,
+    step=launches_alone,
 )
 """One of two ranks, whose trainers launch operations all the time."""
 

@@ -48,7 +48,7 @@ class Pace:
 
 
 FULL = Pace()
-QUICK = Pace(0.5, 1.0, 12.0, 0.2, 0.7)
+QUICK = Pace(trial_s=0.5, warm_s=1.0, tune_s=12.0, settle_s=0.2, window_s=0.7)
 
 
 @dataclass
@@ -314,8 +314,8 @@ def report(rows: list[Row], title: str) -> None:
             row.title,
             tuple(row.rates),
             statistics.median(row.cores),
-            row.memory_mb,
-            row.note,
+            memory_mb=row.memory_mb,
+            note=row.note,
         )
         for row in measured_rows
     ]

@@ -39,7 +39,7 @@ def prepare(folder: Path, data: Path | None, most: int) -> Given:
     paths = sorted(map(str, photographs.glob("*/*")))
     parts = [part_of(path, number) for number, path in enumerate(paths)]
     boxes, flips = map(list, zip(*parts, strict=True))
-    given = Given(str(folder), paths, boxes, flips, rounds_for(0.001))
+    given = Given(str(folder), paths, boxes, flips, rounds=rounds_for(0.001))
     given.write()
     return given
 
