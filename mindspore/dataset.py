@@ -438,11 +438,11 @@ class Dataset(Known):
                 f" and {', '.join(part.columns)}; rename() some",
             )
         sources = [part.source for part in parts]
-        whole = any(source is None for source in sources)
+        lacks_source = any(source is None for source in sources)
         facts = replace(
             self.facts,
             size=lambda: sum(part.get_dataset_size() for part in parts),
-            source=None if whole else ConcatDataset(sources),
+            source=None if lacks_source else ConcatDataset(sources),
             first=None,
             unbatched=None,
             parents=tuple(parts),

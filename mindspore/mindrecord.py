@@ -87,13 +87,13 @@ def MindDataset(
     make = partial(row_of, schema=schema, columns=columns)
     extents = [*map(extents_of, files, headers)]
     rows: Any = Records(files, extents, make, "MindRecord")
-    known_reading = {"num_parallel_workers": num_parallel_workers, **reading}
+    settings = {"num_parallel_workers": num_parallel_workers, **reading}
     if padded_sample and num_padded:
         more = Slices(
             [[np.asarray(padded_sample[name])] * num_padded for name in columns]
         )
-        return padded_by(rows, more, columns, known_reading)
-    return of_records(rows, columns, known_reading)
+        return padded_by(rows, more, columns, settings)
+    return of_records(rows, columns, settings)
 
 
 def padded_by(

@@ -204,8 +204,8 @@ def measured_lengths(documents: Any) -> Ids:
     """
     numbers = range(len(documents))
     parts = (numbers[at : at + MEASURED] for at in numbers[::MEASURED])
-    batches = chain.from_iterable(read(documents, [*part]) for part in parts)
-    return np.fromiter((len(tokens_of(document)) for document in batches), np.int64)
+    stream = chain.from_iterable(read(documents, [*part]) for part in parts)
+    return np.fromiter((len(tokens_of(document)) for document in stream), np.int64)
 
 
 def checked_lengths(lengths: Any, count: int) -> Ids:
