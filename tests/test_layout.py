@@ -34,18 +34,19 @@ OWN_PIPES = {"penstock.engine.far.handover"}
 # and 46 modules merged (docs/decisions/0015-whole-ideas-in-one-module.md). Since then:
 # a close that does not wait for a listener of verdicts that never returns, 13; workers
 # that collect garbage though they were forked while that was postponed, 13; blocks of
-# a row of documents without a plan of all pieces 12, as it was before.
+# a row of documents without a plan of all pieces 12, as it was before; Ray actors that
+# end when they are told to, 3; an S3 connection for each coroutine, 2.
 # Statements that a package of the root may have, docstrings included.
 STATEMENTS = {
     "autotune": 3260,
     "cache": 2290,
     "demo": 206,
-    "engine": 10400,
+    "engine": 10403,
     "integrations": 159,
     "mindspore": 2600,
-    "pipeline": 5453,
+    "pipeline": 5454,
     "system": 576,
-    "": 508,
+    "": 509,
 }
 # All modules, 20 of them MindSpore's names.
 MODULES = 157
