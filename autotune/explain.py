@@ -27,7 +27,7 @@ from .causes import (
     WORTHWHILE,
     Cause,
     Restricted,
-    Window,
+    Suspect,
     found_gain,
     of_slowdown,
     promised,
@@ -219,17 +219,17 @@ def explain(
     copy_share = share * min(1.0, ratio(trainer.copy_s, trainer.wait_s))
     silent = observation.trainer.steps == 0 and outbox(observation).empty < MOSTLY
     verdict: Verdict = "balanced" if silent else verdict_of(cost)
-    window = Window(observation, busiest(observation), budget, tuned)
+    suspect = Suspect(observation, busiest(observation), budget, tuned)
     bottleneck = None
     if silent:
         cause = Cause("nothing is known yet: no batch was delivered in this window.")
     elif verdict == "not input-bound":
         cause = of_trainer(share)
     else:
-        causes = (cause for rule in RULES for cause in rule(window))
+        causes = (cause for rule in RULES for cause in rule(suspect))
         slowed = slowed_share(observation) > share
-        cause = of_slowdown(window) if slowed else next(causes)
-        bottleneck = cause.stage or window.part.name
+        cause = of_slowdown(suspect) if slowed else next(causes)
+        bottleneck = cause.stage or suspect.part.name
     return Explanation(
         verdict=verdict,
         bottleneck=bottleneck,

@@ -91,10 +91,10 @@ def request(decision: Decision) -> str:
     )
 
 
-def outcome(seen: DecisionOutcome) -> str:
+def outcome(result: DecisionOutcome) -> str:
     """A change was kept or rolled back."""
-    decision, before, after = seen.decision, seen.before, seen.after
-    verb = "kept" if seen.kept else "rolled back"
+    decision, before, after = result.decision, result.before, result.after
+    verb = "kept" if result.kept else "rolled back"
     return (
         f"{decision.operator}: {decision.knob} {decision.old} -> {decision.new} {verb}:"
         f" {per_s(before.rows_per_s)} -> {per_s(after.rows_per_s)} samples/s,"

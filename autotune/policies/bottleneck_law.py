@@ -199,7 +199,7 @@ class _Law(Case):
 
     def starved(self) -> bool:
         """Whether the trainer waits for loading, not for the hand-over of batches."""
-        return wait_share(self.seen) >= WORTH and not always_ready(self.seen)
+        return wait_share(self.window) >= WORTH and not always_ready(self.window)
 
     def staffed(self, decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:
         """Return a move, with as many processes as the law says if they are short."""
@@ -212,7 +212,7 @@ class _Law(Case):
     @property
     def rate(self) -> float:
         """Present rows per second."""
-        return ratio(1.0, cost_s(self.seen))
+        return ratio(1.0, cost_s(self.window))
 
     def possible(self, *, moves: bool = False) -> float:
         """Rows per second that CPU, GIL, trainer and bounded segments allow.
@@ -221,7 +221,7 @@ class _Law(Case):
         Threads that take turns at the GIL may use the rest of it; processes (if
         everything `moves` there) have their own.
         """
-        window, rate = self.seen, self.rate
+        window, rate = self.window, self.rate
         demand = demand_rows_per_s(window) or inf
         cpu_s_per_row = ratio(busy_cores(window), rate)
         cpu = self.cores / cpu_s_per_row if cpu_s_per_row > 0 else inf
@@ -243,19 +243,19 @@ class _Law(Case):
 
     def _cpu_bound(self, share: float = CPU_USED) -> bool:
         """Whether no core is free, or loading uses this share of what it may."""
-        return self._spent() or cores_used(self.seen, self.situation.budget, share)
+        return self._spent() or cores_used(self.window, self.situation.budget, share)
 
     def _spent(self) -> bool:
         """Whether workers with work to do wait for a core, or take turns at the GIL."""
-        return self._turns() or queued(self.seen.segments) >= QUEUED
+        return self._turns() or queued(self.window.segments) >= QUEUED
 
     def _turns(self) -> bool:
         """Whether threads take turns at the GIL."""
-        return any(take_turns(self.seen, segment) for segment in self.seen.segments)
+        return any(take_turns(self.window, segment) for segment in self.window.segments)
 
     def _cores_of(self, segment: SegmentObservation) -> float:
         """Return the cores that a segment's workers can use at once."""
-        return 1.0 if take_turns(self.seen, segment) else self.cores
+        return 1.0 if take_turns(self.window, segment) else self.cores
 
     # What to add
 
@@ -275,7 +275,7 @@ class _Law(Case):
         """
         if self.rate <= 0:
             return ()
-        segments, most = self.seen.segments, JUMP * self.rate
+        segments, most = self.window.segments, JUMP * self.rate
         if moves or all(segment.executor == "process" for segment in segments):
             slowest_s = max(segment.run_s_per_row for segment in segments)
             most = max(most, ratio(BUSY * self.cores, slowest_s))  # one for each core
@@ -320,8 +320,8 @@ class _Law(Case):
         outlast the batches ahead, more workers alone would bring nothing.
         """
         queue = segment.queue_name
-        if outlasts(self.seen, segment):
-            batches = needed_prefetch(self.seen, segment)
+        if outlasts(self.window, segment):
+            batches = needed_prefetch(self.window, segment)
             reason = phrases.outlasted(queue)
         elif mostly_waits(segment):
             batches = ceil(ratio(ROWS_EACH * workers, batch_rows(segment)))
@@ -342,8 +342,8 @@ class _Law(Case):
         key: KnobKey = (segment.queue_name, "prefetch_size")
         if (knob := self.knob(*key)) is not None:
             new = min(batches, knob.upper, MAX_PREFETCH)
-            new = fitting(self.seen, self.situation.budget, knob.value, new)
-            evidence = {"predicted_bytes": (new - knob.value) * self.seen.batch_bytes}
+            new = fitting(self.window, self.situation.budget, knob.value, new)
+            evidence = {"predicted_bytes": (new - knob.value) * self.window.batch_bytes}
             yield from self.change(
                 key, new, rule, reason, evidence=evidence, expected=expected
             )
@@ -373,7 +373,7 @@ class _Law(Case):
 
     def _bottleneck(self) -> SegmentObservation | None:
         """The segment whose workers are always busy, or would be on another machine."""
-        busiest = max(self.seen.segments, key=busy)
+        busiest = max(self.window.segments, key=busy)
         return busiest if busy(busiest) >= BUSY or self._spent() else None
 
     def search(self) -> Iterator[Decision]:
@@ -384,9 +384,9 @@ class _Law(Case):
             return
         rates = dict(self.curves.get(segment.name, ()))
         key: KnobKey = (segment.name, WORKERS)
-        cores = ratio(segment.cpu_s, self.seen.window_s)
+        cores = ratio(segment.cpu_s, self.window.window_s)
         lower = min(knob.value, max(knob.lower, ceil(cores / CHEAPER)))
-        only = len(self.seen.segments) == 1
+        only = len(self.window.segments) == 1
         if only and segment.alone_s_per_row:  # the trainer was one worker
             rates.setdefault(1, 1.0 / segment.alone_s_per_row)
         new = probe(
@@ -411,11 +411,11 @@ class _Law(Case):
 
     def wider_queues(self) -> Iterator[Decision]:
         """Prefetch more batches if workers are held back and none is busy."""
-        short = () if self._bottleneck() else self.seen.segments
+        short = () if self._bottleneck() else self.window.segments
         for segment in short:
-            share = held_back(self.seen, segment)
+            share = held_back(self.window, segment)
             if share >= HELD_BACK:
-                batches = min(needed_prefetch(self.seen, segment), MAX_PREFETCH)
+                batches = min(needed_prefetch(self.window, segment), MAX_PREFETCH)
                 yield from self._further_ahead(
                     segment,
                     batches,
@@ -432,7 +432,7 @@ class _Law(Case):
 
     def relieved(self) -> Iterator[Decision]:
         """Reduce workers that cost the trainer more of its own part than they spare."""
-        window = self.seen
+        window = self.window
         if slowed_share(window) < max(WORTH, wait_share(window)):
             return
         knobs = [entry for entry in self.tunable(WORKERS) if entry[0].is_here]
@@ -454,7 +454,7 @@ class _Law(Case):
         cores, key = self._cores_of(segment), (segment.name, WORKERS)
         many = self._spent() and knob.value >= CROWD**3 * cores
         fewer = max(knob.lower, ceil(cores), knob.value // (4 if many else 2))
-        if many and take_turns(self.seen, segment):
+        if many and take_turns(self.window, segment):
             fewer = min(fewer, max(knob.lower, int(CROWD)))  # one has it, one waits
         while fewer < knob.value and not self.backoffs.allows(key, fewer):
             fewer = ceil((fewer + knob.value + 1) / 2)

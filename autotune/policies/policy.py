@@ -404,7 +404,7 @@ class Case:
     backoffs: Backoffs
 
     @property
-    def seen(self) -> Observation:
+    def window(self) -> Observation:
         """The window."""
         return self.situation.observation
 
@@ -416,13 +416,13 @@ class Case:
     def at_ease(self) -> bool:
         """Whether the trainer finds its batches ready."""
         # If one is always there, the trainer waits for the hand-over.
-        fed = wait_share(self.seen) < WAIT_NONE or always_ready(self.seen)
-        stocked = outbox(self.seen).utilization >= EASE_UTILIZATION
-        return self.seen.trainer.steps > 0 and fed and stocked
+        fed = wait_share(self.window) < WAIT_NONE or always_ready(self.window)
+        stocked = outbox(self.window).utilization >= EASE_UTILIZATION
+        return self.window.trainer.steps > 0 and fed and stocked
 
     def within_budget(self) -> Iterator[Decision]:
         """Remove a worker from the segment that uses most of too many cores."""
-        cores = self.seen.cpu_cores
+        cores = self.window.cpu_cores
         if self.situation.budget.whole_machine or cores <= CPU_EXCEEDED * self.cores:
             return
         above = [
@@ -449,7 +449,7 @@ class Case:
         If the trainer lives on stock, the workers that will have to produce what it
         takes count as busy.
         """
-        window, waiting = self.seen, wait_share(self.seen) >= WORTH
+        window, waiting = self.window, wait_share(self.window) >= WORTH
         for segment, key, knob in self.tunable("num_parallel_workers"):
             if segment.rows == 0 < window.trainer.rows:
                 continue
@@ -499,14 +499,14 @@ class Case:
 
     def expected(self, factor: float) -> float:
         """Return a gain of `factor`, limited to what free loading would bring."""
-        gap = 1.0 - wait_share(self.seen) if self.seen.trainer.steps else 0.0
+        gap = 1.0 - wait_share(self.window) if self.window.trainer.steps else 0.0
         return min(factor, 1.0 / gap) if gap > 0 else factor
 
     def tunable(
         self, name: KnobName
     ) -> Iterator[tuple[SegmentObservation, KnobKey, KnobView]]:
         """Yield each segment whose knob of this name may be tuned, its key, and it."""
-        for segment in self.seen.segments:
+        for segment in self.window.segments:
             of_queue = name == "prefetch_size"
             key: KnobKey = (segment.queue_name if of_queue else segment.name, name)
             if (knob := self.knob(*key)) is not None:

@@ -143,10 +143,10 @@ def drawn(course: Course) -> dict[str, Any]:
     ]
     marks = [
         {**moment._asdict(), "at_s": course.at(moment.time_s)}
-        for moment in moments(course.seen)
+        for moment in moments(course.pipeline)
     ]
     return {
-        "rank": course.seen.rank,
+        "rank": course.pipeline.rank,
         "seconds": ends[-1],
         "charts": [chart for chart in charts if chart["curves"]],
         "marks": marks[-MAX_MARKS:],
@@ -156,7 +156,7 @@ def drawn(course: Course) -> dict[str, Any]:
 def _changes(course: Course, knob: str, end_s: float) -> dict[str, Any]:
     """Return a chart of the operators whose knob has changed."""
     histories: dict[str, dict[float, float]] = {}
-    for time_s, (operator, name), value in course.seen.history:
+    for time_s, (operator, name), value in course.pipeline.history:
         if name == knob:  # what it had first, it had from the beginning
             at_s = course.at(time_s) if operator in histories else 0.0
             histories.setdefault(operator, {})[at_s] = float(value)

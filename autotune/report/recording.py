@@ -214,7 +214,7 @@ class Course:
     Its seconds are those of the trainer's steps: breaks between loops are left out.
     """
 
-    seen: Recorded
+    pipeline: Recorded
     intervals: Sequence[Spent]
     """What it did in each."""
     when: str
@@ -223,7 +223,7 @@ class Course:
     @property
     def whole(self) -> Spent:
         """What it did in all."""
-        return self.seen.points[-1]
+        return self.pipeline.points[-1]
 
     @property
     def last(self) -> Spent:
@@ -232,13 +232,13 @@ class Course:
 
     def at(self, time_s: float) -> float:
         """Return a time of the log as seconds of the run, rounded for charts."""
-        points = self.seen.points
+        points = self.pipeline.points
         later = bisect_left(points, time_s, key=attrgetter("time_s"))
         return round(points[min(later, len(points) - 1)].whole_s, 2)
 
     def __str__(self) -> str:
         """How long the trainer waited in the whole run, when, and the final rate."""
-        wait_s, before, parts = self.whole.wait_s, self.seen.undecided, ""
+        wait_s, before, parts = self.whole.wait_s, self.pipeline.undecided, ""
         if before is not None:
             parts = (
                 f": {figures(before.wait_s)} s before the first decision,"
