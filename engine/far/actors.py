@@ -10,7 +10,7 @@ machine from then on.
 
 A process has one connection to Ray. If the program has called `ray.init()`, that one is
 used. Otherwise the first engine that wants actors connects, and Ray is shut down when
-no stage claims any more. Ray's own channel pickles what it carries: it is for a trusted
+no stage has any there. Ray's own channel pickles what it carries: it is for a trusted
 cluster.
 """
 
@@ -65,8 +65,8 @@ PROBE_S = 5.0
 CONNECT_S = 2.0
 # Options of an actor that claim a resource of a node, and its name there.
 DEMAND = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
-# A stage with actors: its engine, and the number of its segment there.
-Claim = tuple[object, int]
+# A stage with actors on a cluster: its engine, and the number of its segment there.
+Tenant = tuple[object, int]
 # Number of actors that fit on any node if they claim nothing.
 UNBOUNDED = 1 << 16
 
@@ -136,7 +136,7 @@ class ActorPool(FarPool[RemoteActor]):
         connector: where leases come from.
         recipe: the engine's recipe.
         cluster: where the actors live.
-        claim: the stage that has joined the cluster, and whose pool this is.
+        tenant: the stage that has joined the cluster, and whose pool this is.
         seeds: seeds the global generators of each actor.
         options: Ray's options for each actor.
 
@@ -152,7 +152,7 @@ class ActorPool(FarPool[RemoteActor]):
         connector: Connector,
         recipe: Recipe,
         cluster: RayCluster,
-        claim: Claim,
+        tenant: Tenant,
         seeds: Seeds,
         options: Mapping[str, Any],
     ) -> None:
@@ -160,7 +160,7 @@ class ActorPool(FarPool[RemoteActor]):
 
         super().__init__(connector, recipe, "Ray actors")
         self._ray = ray
-        self._cluster, self._claim = cluster, claim
+        self._cluster, self._tenant = cluster, tenant
         self._seeds, self._options = seeds, dict(options)
         self._generation = 0
         self._parcel = self._pack()
@@ -184,7 +184,7 @@ class ActorPool(FarPool[RemoteActor]):
             not actor.ready and now_s - actor.asked_s < PLACED_S for actor in actors
         )
         fresh = sum(actor.meter.begins for actor in actors)
-        most = self._cluster.room(self._claim, self._options)
+        most = self._cluster.room(self._tenant, self._options)
         return PoolStatistics(alive, starting + fresh, most)
 
     def renew(self) -> None:
@@ -243,7 +243,7 @@ class ActorPool(FarPool[RemoteActor]):
             try:
                 with self._engine_lock.lock:
                     actors = self._asked
-                self._staff(self._cluster.share(self._claim, actors, self._options))
+                self._staff(self._cluster.share(self._tenant, actors, self._options))
                 self._tell_short()
                 if self._leaving and not self._children:
                     return
@@ -345,7 +345,7 @@ class ActorPool(FarPool[RemoteActor]):
         for actor in self._children:
             self._connector.leave(actor.meter)
             self._end(actor)
-        self._cluster.leave(self._claim)
+        self._cluster.leave(self._tenant)
 
 
 def told(error: BaseException) -> str:
@@ -383,28 +383,28 @@ def demand_of(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 class RayCluster:
-    """A connection to Ray, and the stages that claim actors.
+    """A connection to Ray, and the stages that have actors there.
 
-    `_lock` guards `_claims`. Any thread may call any method.
+    `_lock` guards `_tenants`. Any thread may call any method.
 
     Args:
-        claims: the stages of the first engine.
+        tenants: the stages of the first engine.
         options: the options of its actors.
         ours: whether it is to be shut down when nobody uses it any more.
 
     Raises:
-        SpecError: as for `claim`.
+        SpecError: as for `admit`.
     """
 
     def __init__(
-        self, claims: Iterable[Claim], options: Mapping[str, Any], *, ours: bool
+        self, tenants: Iterable[Tenant], options: Mapping[str, Any], *, ours: bool
     ) -> None:
         import ray
 
         self._ray, self._ours = ray, ours
         self._lock = threading.Lock()
         # The actors that each stage wants: one, until it has a pool.
-        self._claims: dict[Claim, int] = {}
+        self._tenants: dict[Tenant, int] = {}
         self._nodes: list[Mapping[str, float]] = []
         # Address of its head: host:port.
         self.head = head_of(ray)
@@ -412,7 +412,7 @@ class RayCluster:
         # Set once Ray is shut down, or the program has another connection.
         self.ended = threading.Event()
         self._shutdown: threading.Thread | None = None
-        self.claim(claims, options)
+        self.admit(tenants, options)
         threading.Thread(
             target=self._probe, name="penstock ray probe", daemon=True
         ).start()
@@ -427,11 +427,11 @@ class RayCluster:
         """Seconds since the cluster's head last accepted a connection."""
         return time.monotonic() - self._heard_s
 
-    def claim(self, claims: Iterable[Claim], options: Mapping[str, Any]) -> None:
-        """Claim an actor for each of these stages, until they `leave`.
+    def admit(self, tenants: Iterable[Tenant], options: Mapping[str, Any]) -> None:
+        """Keep room for an actor for each of these stages, until they `leave`.
 
         Args:
-            claims: the stages of an engine.
+            tenants: the stages of an engine.
             options: the options of its actors.
 
         Raises:
@@ -447,7 +447,7 @@ class RayCluster:
         demand = demand_of(options)
         room = slots(self._nodes, demand)
         with self._lock:
-            stages = {**self._claims, **dict.fromkeys(claims, 1)}
+            stages = {**self._tenants, **dict.fromkeys(tenants, 1)}
             check(
                 len(stages) <= room,
                 f"the Ray cluster has room for {room} actors of {demand or 'nothing'},"
@@ -456,15 +456,15 @@ class RayCluster:
                 ' for less with options(ray_options={"num_cpus": 0.5}), or give a stage'
                 ' executor="process"',
             )
-            self._claims = stages
+            self._tenants = stages
 
-    def room(self, claim: Claim, options: Mapping[str, Any]) -> int:
+    def room(self, tenant: Tenant, options: Mapping[str, Any]) -> int:
         """Return the largest number of actors that a stage may have beside others."""
         with self._lock:
-            others = sum(self._claims.values()) - self._claims.get(claim, 0)
+            others = sum(self._tenants.values()) - self._tenants.get(tenant, 0)
         return max(1, slots(self._nodes, demand_of(options)) - others)
 
-    def share(self, claim: Claim, asked: int, options: Mapping[str, Any]) -> int:
+    def share(self, tenant: Tenant, asked: int, options: Mapping[str, Any]) -> int:
         """Return how many of the `asked` actors a stage gets; at least one of them.
 
         If all stages together want more than there is, each gets one, and its part of
@@ -472,19 +472,19 @@ class RayCluster:
         """
         room = slots(self._nodes, demand_of(options))
         with self._lock:
-            self._claims[claim] = asked
-            stages, actors = len(self._claims), sum(self._claims.values())
+            self._tenants[tenant] = asked
+            stages, actors = len(self._tenants), sum(self._tenants.values())
         if actors <= room or asked < 1:
             return asked
         return 1 + max(0, room - stages) * (asked - 1) // max(1, actors - stages)
 
-    def leave(self, *claims: Claim) -> None:
+    def leave(self, *tenants: Tenant) -> None:
         """Note that stages need no actors any more; with the last, let go of Ray."""
         with _joining:
             with self._lock:
-                for claim in claims:
-                    self._claims.pop(claim, None)
-            if self._claims or self.ended.is_set():
+                for tenant in tenants:
+                    self._tenants.pop(tenant, None)
+            if self._tenants or self.ended.is_set():
                 return
             self.ended.set()
             # The program may have shut ours down, and connected by itself since.
@@ -541,13 +541,13 @@ _joining = threading.Lock()
 _joined: RayCluster | None = None
 
 
-def join(claims: Iterable[Claim], options: Mapping[str, Any]) -> RayCluster:
+def join(tenants: Iterable[Tenant], options: Mapping[str, Any]) -> RayCluster:
     """Return this process's connection to Ray, made if there is none.
 
     `RAY_ADDRESS` names the cluster to join; without it, Ray is started here.
 
     Args:
-        claims: the stages of an engine, which must `leave` it in the end.
+        tenants: the stages of an engine, which must `leave` it in the end.
         options: the options of its actors.
 
     Raises:
@@ -564,7 +564,7 @@ def join(claims: Iterable[Claim], options: Mapping[str, Any]) -> RayCluster:
     with _joining:
         if _joined is not None:
             if _joined.connected and is_in(ray, _joined.head):
-                _joined.claim(claims, options)
+                _joined.admit(tenants, options)
                 return _joined
             _joined.ended.set()
             _joined.wait_ended(threading.TIMEOUT_MAX)
@@ -572,7 +572,7 @@ def join(claims: Iterable[Claim], options: Mapping[str, Any]) -> RayCluster:
         try:
             if ours:
                 connect(ray)
-            _joined = RayCluster(claims, options, ours=ours)
+            _joined = RayCluster(tenants, options, ours=ours)
         except BaseException:  # Ctrl-C, say: nobody else would end what has begun
             if ours:
                 ray.shutdown()

@@ -5,13 +5,13 @@ frames of pickled objects, both ways, and file descriptors along with them. Only
 processes hold an end: nothing from a disk or a network comes through here.
 
 A worker process also shares a page or two with its parent and the trainer. A worker
-posts the current sample of each lane there, the parent posts how the child ended, and
+posts the current sample of each thread there, the parent posts how the child ended, and
 faulthandler writes stacks behind that. So when a worker dies or hangs, the trainer can
 report where.
 
     word 0          how it ended: 1 + the status of waitpid, or 0 while unknown
-    word 1          until when its lanes rest before their next sample, or 0
-    words 8, 9, ..  four per lane: 1 + task or 0, row of the task, since when, 1 if it
+    word 1          until when its threads rest before their next sample, or 0
+    words 8, 9, ..  four per thread: 1 + task or 0, row of the task, since when, 1 if it
                     rests
     then            text
 """
@@ -473,10 +473,10 @@ WORDS = 2048
 TEXT_AT = 8 * WORDS
 REST = 1
 FIRST, EACH = 8, 4
-MAX_LANES = (WORDS - FIRST) // EACH
+MAX_LINES = (WORDS - FIRST) // EACH
 # Stands for all rows of a task, when they are read at once.
 ALL_ROWS = -1
-# How often a lane that rests looks whether it may go on.
+# How often a thread that rests looks whether it may go on.
 REST_LOOK_S = 0.0005
 # Asks a worker for its stacks. No library is known to use this signal.
 STACK_SIGNAL = signal.SIGRTMAX - 2
@@ -493,21 +493,21 @@ class Held:
     """By the monotonic clock, which all processes share."""
 
 
-class LaneStatus:
-    """One lane's words: posts which sample it is working on."""
+class StatusLine:
+    """A line of the page: posts which sample one thread is working on."""
 
     def __init__(
         self,
         words: memoryview[int],
-        lane: int,
+        line: int,
         ended: Callable[[], object] | None = None,
     ) -> None:
         self._words, self._ended = words, ended
-        self._at = FIRST + EACH * lane
+        self._at = FIRST + EACH * line
         self._first = 0
 
     def begin(self, task: int, first: int = 0) -> None:
-        """Note the task that the lane starts, without a particular row yet.
+        """Note the task that the thread starts, without a particular row yet.
 
         Args:
             task: its number.
@@ -521,7 +521,7 @@ class LaneStatus:
         words[at] = task + 1
 
     def end(self) -> None:
-        """Note that the lane is idle, and since when."""
+        """Note that the thread is idle, and since when."""
         self._words[self._at + 2] = time.monotonic_ns()
         self._words[self._at] = 0
         if self._ended is not None:
@@ -580,34 +580,34 @@ class StatusPage:
             os.close(descriptor)
             raise
 
-    def lane(
+    def line(
         self, number: int, ended: Callable[[], object] | None = None
-    ) -> LaneStatus:
-        """Return the part of one lane; `ended` is called at the end of each task."""
-        return LaneStatus(self._words, number, ended)
+    ) -> StatusLine:
+        """Return the line of one thread; `ended` is called at the end of each task."""
+        return StatusLine(self._words, number, ended)
 
     def held(self) -> list[Held]:
         """Return the samples being worked on, or those at the worker's death."""
         words = self._words
         return [
             Held(words[at] - 1, words[at + 1], words[at + 2])
-            for at in range(FIRST, FIRST + EACH * MAX_LANES, EACH)
+            for at in range(FIRST, FIRST + EACH * MAX_LINES, EACH)
             if words[at]
         ]
 
     def rest(self, until_ns: int) -> None:
-        """Let the lanes rest before their next sample until this moment; 0: no more."""
+        """Let the threads rest before a sample until this moment; 0: no more."""
         self._words[REST] = until_ns
 
     @property
     def at_work(self) -> bool:
-        """Whether a lane is at a sample."""
+        """Whether a thread is at a sample."""
         tasks, rests = (self._words[at::EACH].tolist() for at in (FIRST, FIRST + 3))
         return any(t and not r for t, r in zip(tasks, rests, strict=True))
 
     def moved_ns(self) -> int:
-        """Return when a lane last started or ended something; 0 if none has."""
-        return max(self._words[FIRST + 2 : FIRST + EACH * MAX_LANES : EACH])
+        """Return when a thread last started or ended something; 0 if none has."""
+        return max(self._words[FIRST + 2 : FIRST + EACH * MAX_LINES : EACH])
 
     @property
     def status(self) -> int | None:

@@ -23,7 +23,7 @@ from ..witness.hazards import Finding, find_on_device
 from ..workers import Kind, Watches, WorkerPool, no_watch
 
 if TYPE_CHECKING:
-    from .actors import ActorPool, Claim, RayCluster
+    from .actors import ActorPool, RayCluster, Tenant
     from .fork_server import ForkServer
     from .worker import Seeds
 
@@ -50,7 +50,7 @@ class FarPools(PoolMaker):
         self._fork_server: ForkServer | None = None
         self._cluster: RayCluster | None = None
         # The segments that have actors at first.
-        self._claims: list[Claim] = []
+        self._tenants: list[Tenant] = []
         self._actor_pools: list[ActorPool] = []
 
     @staticmethod
@@ -68,11 +68,11 @@ class FarPools(PoolMaker):
         kinds = [segment.executor for segment in self._recipe.segments]
         if "process" in kinds:
             self.fork()
-        self._claims = [(self, at) for at, kind in enumerate(kinds) if kind == "ray"]
-        if self._claims:
+        self._tenants = [(self, at) for at, kind in enumerate(kinds) if kind == "ray"]
+        if self._tenants:
             from .actors import join
 
-            self._cluster = join(self._claims, self._actor_options)
+            self._cluster = join(self._tenants, self._actor_options)
 
     def make(
         self, connector: Connector, recipe: SegmentRecipe, kind: Kind
@@ -88,12 +88,12 @@ class FarPools(PoolMaker):
             from .actors import ActorPool
 
             assert self._cluster is not None
-            claim, options = (self, connector.segment), self._actor_options
+            tenant, options = (self, connector.segment), self._actor_options
             pool = ActorPool(
                 connector,
                 self._recipe,
                 self._cluster,
-                claim,
+                tenant,
                 seeds=self._seeds,
                 options=options,
             )
@@ -143,7 +143,7 @@ class FarPools(PoolMaker):
         if self._fork_server is not None:
             self._fork_server.close()
         if self._cluster is not None:
-            self._cluster.leave(*self._claims)
+            self._cluster.leave(*self._tenants)
 
     @cached_property
     def _seeds(self) -> Seeds:

@@ -43,7 +43,7 @@ from ..recipe import Recipe, SegmentRecipe
 from ..trainer_cost import TrainerMeter
 from ..witness.witness import Witness
 from ..workers import Kind, Watches, no_watch
-from .child import MAX_LANES, STACK_SIGNAL, Pipe, StatusPage, leave
+from .child import MAX_LINES, STACK_SIGNAL, Pipe, StatusPage, leave
 from .handover import dumps, loads, plain_dumps, travel
 from .slabs import Returned, Sent, Shelf
 
@@ -422,7 +422,7 @@ class Worker:
         users = any(inner.per_batch for inner in recipe.segments)
         # Whether a batch is its rows, as their layout says.
         self._bare = not (users or recipe.buffers.collate)
-        numbers = cycle(range(MAX_LANES))
+        numbers = cycle(range(MAX_LINES))
         self._receiver: threading.Thread | None = None
         # Held while messages are received and heard, so that each is in its turn.
         self._taking = threading.Lock()
@@ -430,8 +430,8 @@ class Worker:
         self._engine = AssignedEngine(
             replace(recipe, buffers=replace(recipe.buffers, lend=self._lend)),
             segment,
-            status_page.lane(next(numbers)),
-            lambda: status_page.lane(next(numbers), self._listen),
+            status_page.line(next(numbers)),
+            lambda: status_page.line(next(numbers), self._listen),
         )
 
     def run(self) -> None:

@@ -31,26 +31,26 @@ def rows(status_page: StatusPage) -> dict[int, int]:
 
 
 def test_no_sample_is_shown_before_and_after_a_task(status_page: StatusPage) -> None:
-    lane = status_page.lane(0)
+    line = status_page.line(0)
     assert status_page.held() == []
-    lane.begin(7)
+    line.begin(7)
     assert rows(status_page) == {7: ALL_ROWS}
-    lane.end()
+    line.end()
     assert status_page.held() == []
 
 
 def test_the_sample_being_worked_on_is_shown(status_page: StatusPage) -> None:
-    lane = status_page.lane(0)
-    lane.begin(1)
-    seen = [(item, rows(status_page)[1]) for item in lane.each("abc", [0, 4, 5])]
+    line = status_page.line(0)
+    line.begin(1)
+    seen = [(item, rows(status_page)[1]) for item in line.each("abc", [0, 4, 5])]
     assert seen == [("a", 0), ("b", 4), ("c", 5)]
     assert rows(status_page) == {1: ALL_ROWS}
 
 
 def test_lanes_do_not_interfere(status_page: StatusPage) -> None:
-    for lane in (0, 1, 499):
-        status_page.lane(lane).begin(100 + lane)
-    status_page.lane(1).end()
+    for line in (0, 1, 499):
+        status_page.line(line).begin(100 + line)
+    status_page.line(1).end()
     assert rows(status_page) == {100: ALL_ROWS, 599: ALL_ROWS}
 
 
@@ -60,9 +60,9 @@ def test_a_killed_process_leaves_its_sample_its_status_and_its_stacks(
     pid = os.fork()
     if pid == 0:
         faulthandler.enable(status_page.descriptor)
-        lane = status_page.lane(3)
-        lane.begin(12)
-        for _ in lane.each(range(10), range(10)):
+        line = status_page.line(3)
+        line.begin(12)
+        for _ in line.each(range(10), range(10)):
             if rows(status_page)[12] == 6:
                 os.abort()
     _, status = os.waitpid(pid, 0)
@@ -87,60 +87,60 @@ def test_the_page_says_when_a_lane_last_moved(
     clock = SimpleNamespace(monotonic_ns=iter(range(5, 15, 2)).__next__)
     monkeypatch.setattr("penstock.engine.far.child.time", clock)
     assert status_page.moved_ns() == 0
-    status_page.lane(0).begin(1)
-    status_page.lane(3).begin(2)
+    status_page.line(0).begin(1)
+    status_page.line(3).begin(2)
     assert status_page.moved_ns() == 7
-    status_page.lane(0).end()
+    status_page.line(0).end()
     assert status_page.moved_ns() == 9
-    each = status_page.lane(3).each("ab", [0, 1])
+    each = status_page.line(3).each("ab", [0, 1])
     assert [status_page.moved_ns() for _ in each] == [11, 13]
 
 
-class Lane(threading.Thread):
+class Line(threading.Thread):
     """Works on three samples; the first one takes until `go` is set."""
 
     def __init__(self, status_page: StatusPage) -> None:
         super().__init__()
-        self.lane = status_page.lane(3)
+        self.line = status_page.line(3)
         self.go = threading.Event()
         self.seen = ""
 
     def run(self) -> None:
-        self.lane.begin(1)
-        for each in self.lane.each("abc", [0, 1, 2]):
+        self.line.begin(1)
+        for each in self.line.each("abc", [0, 1, 2]):
             self.seen += each
             self.go.wait()
-        self.lane.end()
+        self.line.end()
 
 
-def resting(status_page: StatusPage) -> Lane:
-    """Return a lane that rests before its second sample."""
-    lane = Lane(status_page)
-    lane.start()
+def resting(status_page: StatusPage) -> Line:
+    """Return a line that rests before its second sample."""
+    line = Line(status_page)
+    line.start()
     while not status_page.at_work:
         time.sleep(0.001)
     status_page.rest(1 << 62)
     assert status_page.at_work
-    lane.go.set()
+    line.go.set()
     while status_page.at_work:
         time.sleep(0.001)
-    assert lane.seen == "a"
-    return lane
+    assert line.seen == "a"
+    return line
 
 
 @pytest.mark.parametrize("ahead_ns", [None, 1_000_000])
 def test_a_lane_rests_before_its_next_sample_until_it_may_go_on(
     status_page: StatusPage, ahead_ns: int | None
 ) -> None:
-    lane = resting(status_page)
+    line = resting(status_page)
     status_page.rest(0 if ahead_ns is None else time.monotonic_ns() + ahead_ns)
-    lane.join(20)
-    assert lane.seen == "abc"
+    line.join(20)
+    assert line.seen == "abc"
     assert status_page.held() == []
 
 
 def test_a_rest_does_not_count_as_time_at_a_sample(status_page: StatusPage) -> None:
-    lane = resting(status_page)
+    line = resting(status_page)
     [first] = status_page.held()
     while status_page.held() == [first]:
         time.sleep(0.001)
@@ -148,4 +148,4 @@ def test_a_rest_does_not_count_as_time_at_a_sample(status_page: StatusPage) -> N
     assert (later.task, later.row) == (first.task, first.row)
     assert later.since_ns > first.since_ns
     status_page.rest(0)
-    lane.join(20)
+    line.join(20)

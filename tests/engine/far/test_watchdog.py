@@ -37,7 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def child(clock: Clock) -> Iterator[WorkerChild]:
-    """Return a child with one lane, to which task 2 is sent at 100 s."""
+    """Return a child with one line, to which task 2 is sent at 100 s."""
     nothing: Any = None
     status_page = StatusPage.make()
     made = WorkerChild(nothing, status_page, 0, 0, nothing)
@@ -59,7 +59,7 @@ def test_a_task_is_due_one_limit_after_it_began(
     child: WorkerChild, clock: Clock
 ) -> None:
     clock.now_s = 110
-    child.status_page.lane(0).begin(2)
+    child.status_page.line(0).begin(2)
     clock.now_s = 115
     assert due_in_s(child, clock) == 55.0
 
@@ -75,7 +75,7 @@ def test_a_lane_that_stops_right_after_sending_an_outcome_is_due(
     child: WorkerChild, clock: Clock
 ) -> None:
     clock.now_s = 110
-    child.status_page.lane(0).begin(1)  # the trainer has all outcomes of task 1
+    child.status_page.line(0).begin(1)  # the trainer has all outcomes of task 1
     clock.now_s = 115
     assert due_in_s(child, clock) == 55.0
 
