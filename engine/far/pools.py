@@ -59,7 +59,7 @@ class FarPools(PoolMaker):
         doubtful = any(segment.program.doubtful for segment in recipe.segments)
         if not (FORKS and doubtful) or start_method(recipe) != "fork":
             return {}
-        from .trial import opened_late
+        from .rehearsal import opened_late
 
         return opened_late(recipe, step)
 

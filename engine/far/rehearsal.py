@@ -1,4 +1,4 @@
-"""A trial in a child process: what a dataset holds after it has made samples.
+"""A rehearsal in a child process: what a dataset holds after it has made samples.
 
 Many datasets open their file at their first sample. Threads must not share that file,
 and a worker process must not inherit it. So before the engine starts, a child process
@@ -6,10 +6,10 @@ makes the first sample and another one, asks the witness what is held then, and 
 this process has opened nothing. If the witness finds a file, or anything else that
 changed, the segment gets worker processes, each with a file or state of its own.
 
-There is no trial if the samples that it takes would be missing later: if they come from
-an iterable, or if the dataset shares a queue or a counter with other processes; nor if
-it would not work in a child. In these cases, and if the child does not answer, the
-witness is asked after the threads' first lease.
+There is no rehearsal if the samples that it takes would be missing later: if they come
+from an iterable, or if the dataset shares a queue or a counter with other processes;
+nor if it would not work in a child. In these cases, and if the child does not answer,
+the witness is asked after the threads' first lease.
 """
 
 from __future__ import annotations
