@@ -33,10 +33,10 @@ GIB = 1 << 30
 FOUR = Budget(4.0, 10**9)
 
 
-def with_last(seen: Observation, **changes: Any) -> Observation:
+def with_last(window: Observation, **changes: Any) -> Observation:
     """Return the window with its last segment replaced."""
-    *before, last = seen.segments
-    return replace(seen, segments=(*before, replace(last, **changes)))
+    *before, last = window.segments
+    return replace(window, segments=(*before, replace(last, **changes)))
 
 
 def parts(*, read_s: float, decode_s: float) -> tuple[PartObservation, ...]:
@@ -49,9 +49,9 @@ def parts(*, read_s: float, decode_s: float) -> tuple[PartObservation, ...]:
 
 def test_the_longest_of_fused_operations_is_blamed() -> None:
     reads = with_last(computing(), parts=parts(read_s=0.003, decode_s=0.002))
-    found = explain(reads, ROOMY)
-    assert found.bottleneck == READ
-    assert found.cause.startswith(
+    explanation = explain(reads, ROOMY)
+    assert explanation.bottleneck == READ
+    assert explanation.cause.startswith(
         "waiting reads (I/O or locks): Folder(ID:0) is blocked for 3.00 of 3.00 ms"
     )
     decodes = with_last(computing(), parts=parts(read_s=0.002, decode_s=0.003))
@@ -73,12 +73,12 @@ def test_the_longest_of_fused_operations_is_blamed() -> None:
 def test_threads_that_are_blocked_for_microseconds_wait_for_the_gil(
     run_us: float, cpu_us: float, cause: str
 ) -> None:
-    took = PartObservation(DECODE, run_us / 1e6, 0.0, None, cpu_us / 1e6)
-    found = explain(with_last(computing(), parts=(took,)), ROOMY)
-    assert found.bottleneck == DECODE
-    assert found.cause.startswith(cause)
-    told = any("num_parallel_workers" in each for each in found.advice)
-    assert told == ("GIL" not in cause)  # no number of threads gets more of it
+    part = PartObservation(DECODE, run_us / 1e6, 0.0, None, cpu_us / 1e6)
+    explanation = explain(with_last(computing(), parts=(part,)), ROOMY)
+    assert explanation.bottleneck == DECODE
+    assert explanation.cause.startswith(cause)
+    more_workers = any("num_parallel_workers" in line for line in explanation.advice)
+    assert more_workers == ("GIL" not in cause)  # no number of threads gets more of it
 
 
 def test_processes_that_are_blocked_for_microseconds_wait_for_a_core() -> None:
@@ -87,9 +87,9 @@ def test_processes_that_are_blocked_for_microseconds_wait_for_a_core() -> None:
         (23, 5, "waiting"),
         (300, 200, "wa"),
     ):
-        took = PartObservation(DECODE, run_us / 1e6, 0.0, None, cpu_us / 1e6)
-        seen = with_last(computing(), parts=(took,), executor="process")
-        assert explain(seen, ROOMY).cause.startswith(cause)
+        part = PartObservation(DECODE, run_us / 1e6, 0.0, None, cpu_us / 1e6)
+        window = with_last(computing(), parts=(part,), executor="process")
+        assert explain(window, ROOMY).cause.startswith(cause)
 
 
 SLOWS = (
@@ -100,35 +100,39 @@ SLOWS = (
 
 def slowed() -> Observation:
     """Return a window of a trainer that never waits, and is slowed down."""
-    found = ContentionObservation(0.025, 0.010, certain=True)
+    contention = ContentionObservation(0.025, 0.010, certain=True)
     trainer = TrainerObservation(100, 6400, 0.0, 2.5)
-    return replace(at_ease(), contention=found, trainer=trainer)
+    return replace(at_ease(), contention=contention, trainer=trainer)
 
 
 def test_loading_that_slows_the_trainer_costs_as_much_as_a_wait() -> None:
-    found = explain(slowed(), FOUR)
-    assert (found.verdict, found.slowdown) == ("input-bound", 2.5)
-    assert found.headspace == pytest.approx(2.5)
-    assert ", its own part +150% beside loading; at most 2.5x faster" in found.line
-    assert found.cause == f"{SLOWS}. The 16 workers are threads, which take the GIL."
-    assert found.advice
+    explanation = explain(slowed(), FOUR)
+    assert (explanation.verdict, explanation.slowdown) == ("input-bound", 2.5)
+    assert explanation.headspace == pytest.approx(2.5)
+    assert (
+        ", its own part +150% beside loading; at most 2.5x faster" in explanation.line
+    )
+    assert (
+        explanation.cause == f"{SLOWS}. The 16 workers are threads, which take the GIL."
+    )
+    assert explanation.advice
     waits = replace(slowed(), trainer=TrainerObservation(100, 6400, 0.5, 2.5))
     assert explain(waits, FOUR).headspace == pytest.approx(3.0)
     assert explain(waits, FOUR).cause.startswith(SLOWS)
 
 
 def test_what_is_not_certain_is_not_said() -> None:
-    seen = slowed()
-    assert seen.contention is not None
-    doubtful = replace(seen, contention=replace(seen.contention, certain=False))
-    found = explain(doubtful, FOUR)
-    assert (found.verdict, found.slowdown) == ("not input-bound", 1.0)
-    assert found.cause.startswith("the trainer: loading keeps up")
+    window = slowed()
+    assert window.contention is not None
+    doubtful = replace(window, contention=replace(window.contention, certain=False))
+    explanation = explain(doubtful, FOUR)
+    assert (explanation.verdict, explanation.slowdown) == ("not input-bound", 1.0)
+    assert explanation.cause.startswith("the trainer: loading keeps up")
 
 
 def test_the_cause_of_a_slow_trainer_is_named() -> None:
-    seen = replace(slowed(), process_cpu_s=4.0 * slowed().window_s, torch_threads=2)
-    assert explain(seen, FOUR, tuned=True).cause == (
+    window = replace(slowed(), process_cpu_s=4.0 * slowed().window_s, torch_threads=2)
+    assert explain(window, FOUR, tuned=True).cause == (
         f"{SLOWS}. They share the cores: 4.0 of 4 are busy, with 16 workers beside 2"
         " threads of torch."
     )
@@ -138,32 +142,38 @@ def test_the_cause_of_a_slow_trainer_is_named() -> None:
         " workers, has 0.0 of 4, with others beside it."
     )
     away = tuple(replace(s, executor="process") for s in slowed().segments)
-    found = explain(replace(slowed(), segments=away), FOUR)
-    assert found.cause == f"{SLOWS}. They share the memory and the caches of the cores."
-    assert found.advice == ()
+    explanation = explain(replace(slowed(), segments=away), FOUR)
+    assert (
+        explanation.cause
+        == f"{SLOWS}. They share the memory and the caches of the cores."
+    )
+    assert explanation.advice == ()
 
 
 def test_a_wait_with_batches_ready_is_contention() -> None:
     trainer = TrainerObservation(steps=10, rows=640, wait_s=0.2, gap_s=0.8)
-    seen = replace(at_ease(), trainer=trainer, gil_held=0.9)
-    found = explain(seen, ROOMY)
-    assert found.cause == (
+    window = replace(at_ease(), trainer=trainer, gil_held=0.9)
+    explanation = explain(window, ROOMY)
+    assert explanation.cause == (
         "contention: a batch is ready 100% of the time, and the trainer waits 20 ms all"
         " the same, for the GIL, which the loading threads hold."
     )
-    assert found.advice == (
-        f'executor="process"  # for {found.bottleneck}, or "auto": at most 1.2x faster',
+    assert explanation.advice == (
+        (
+            f'executor="process"  # for {explanation.bottleneck}, or "auto":'
+            " at most 1.2x faster"
+        ),
     )
-    free = explain(replace(seen, gil_held=0.1), ROOMY)
+    free = explain(replace(window, gil_held=0.1), ROOMY)
     assert free.cause.endswith("for the hand-over.")
     assert free.advice == ()
 
 
 def test_most_of_a_wait_that_goes_to_the_device_is_reported_for_the_transfer() -> None:
     trainer = TrainerObservation(10, 640, 0.8, 0.2, copy_s=0.6)
-    found = explain(replace(computing(), trainer=trainer), ROOMY)
-    assert (found.bottleneck, found.advice) == ("to_device", ())
-    assert found.cause == (
+    explanation = explain(replace(computing(), trainer=trainer), ROOMY)
+    assert (explanation.bottleneck, explanation.advice) == ("to_device", ())
+    assert explanation.cause == (
         "the transfer to the device: it takes 60.00 of the 80.00 ms that each step"
         " waits; the batch itself was ready before."
     )
@@ -173,32 +183,36 @@ def test_most_of_a_wait_that_goes_to_the_device_is_reported_for_the_transfer() -
 
 def test_collating_in_the_trainer_is_reported_for_the_batch_stage() -> None:
     trainer = TrainerObservation(10, 640, 0.9, 0.1, collate_s=0.7)
-    seen = with_last(replace(computing(), trainer=trainer), queue_name="Batch(ID:2)")
-    found = explain(seen, ROOMY)
-    assert (found.bottleneck, found.advice) == ("Batch(ID:2)", ())
-    assert found.cause.startswith("collate: putting samples together takes the trainer")
+    window = with_last(replace(computing(), trainer=trainer), queue_name="Batch(ID:2)")
+    explanation = explain(window, ROOMY)
+    assert (explanation.bottleneck, explanation.advice) == ("Batch(ID:2)", ())
+    assert explanation.cause.startswith(
+        "collate: putting samples together takes the trainer"
+    )
 
 
 def test_collating_beside_all_other_work_of_the_trainer_may_go_to_workers() -> None:
     read = PartObservation(READ, 0.0002, 0.0, None)
     collate = PartObservation("Batch(ID:2)", 0.0016, 0.0, None, 0.0016)
     changes: Any = {"executor": "inline", "queue_name": "Batch(ID:2)"}
-    seen = with_last(computing(), parts=(read, collate), **changes)
-    found = explain(seen, ROOMY)
-    assert (found.bottleneck, found.advice) == (
+    window = with_last(computing(), parts=(read, collate), **changes)
+    explanation = explain(window, ROOMY)
+    assert (explanation.bottleneck, explanation.advice) == (
         "Batch(ID:2)",
         ("ps.set_enable_autotune(True)  # at most 10.0x faster",),
     )
-    assert explain(seen, ROOMY, tuned=True).advice == ()
+    assert explain(window, ROOMY, tuned=True).advice == ()
 
 
 def test_busy_threads_do_not_hide_what_the_trainer_does_itself() -> None:
-    seen = starved()
-    inline = replace(seen.segments[0], executor="inline", run_s=0.8, wait_credit_s=0.0)
-    decode = replace(seen.segments[1], run_s=0.85, cpu_s=0.8)
-    found = explain(replace(seen, segments=(inline, decode)), ROOMY)
-    assert found.bottleneck == READ
-    assert "in the trainer's own time" in found.cause
+    window = starved()
+    inline = replace(
+        window.segments[0], executor="inline", run_s=0.8, wait_credit_s=0.0
+    )
+    decode = replace(window.segments[1], run_s=0.85, cpu_s=0.8)
+    explanation = explain(replace(window, segments=(inline, decode)), ROOMY)
+    assert explanation.bottleneck == READ
+    assert "in the trainer's own time" in explanation.cause
 
 
 # Stragglers are told apart from a lack of bytes
@@ -207,9 +221,9 @@ def test_busy_threads_do_not_hide_what_the_trainer_does_itself() -> None:
 def waiting_for_slow_samples(*, workers: int = 4) -> Observation:
     """Return four workers, most of them at the bound while one sample is late."""
     trainer = TrainerObservation(steps=10, rows=64, wait_s=0.5, gap_s=0.5)
-    seen = replace(starved(), trainer=trainer)
+    window = replace(starved(), trainer=trainer)
     last = replace(
-        seen.segments[1],
+        window.segments[1],
         num_parallel_workers=workers,
         worker_s=workers,
         run_s=0.3 * workers,
@@ -218,18 +232,18 @@ def waiting_for_slow_samples(*, workers: int = 4) -> Observation:
         cpu_s=0.0,
         output=connector(0.0),
     )
-    return replace(seen, segments=(replace(seen.segments[0], run_s=0.1), last))
+    return replace(window, segments=(replace(window.segments[0], run_s=0.1), last))
 
 
 def test_workers_that_wait_at_the_bound_for_slow_samples_are_not_short_of_bytes() -> (
     None
 ):
-    found = explain(waiting_for_slow_samples(), ROOMY)
-    assert found.cause == (
+    explanation = explain(waiting_for_slow_samples(), ROOMY)
+    assert explanation.cause == (
         "uneven samples: the workers of decode are held back 70% of the time, as the 2"
         " batches that may be prefetched wait for their slowest samples."
     )
-    assert found.advice == (
+    assert explanation.advice == (
         "ps.set_enable_autotune(True)  # at most 2.0x faster",
         "ps.set_prefetch_size(4)  # at most 2.0x faster",
     )
@@ -237,18 +251,18 @@ def test_workers_that_wait_at_the_bound_for_slow_samples_are_not_short_of_bytes(
 
 
 def test_prefetching_stays_within_the_memory_budget() -> None:
-    seen = replace(waiting_for_slow_samples(), batch_bytes=GIB, held_bytes=2 * GIB)
+    window = replace(waiting_for_slow_samples(), batch_bytes=GIB, held_bytes=2 * GIB)
     tight, roomy = Budget(4.0, 2 * GIB), Budget(4.0, 5 * GIB)
     twice = ('ps.set_memory_budget("4GiB")  # at most 2.0x faster',)
-    assert explain(seen, tight).advice == twice
-    assert explain(seen, replace(tight, free_bytes=GIB)).advice == ()
-    assert "ps.set_prefetch_size(4)" in str(explain(seen, roomy))
+    assert explain(window, tight).advice == twice
+    assert explain(window, replace(tight, free_bytes=GIB)).advice == ()
+    assert "ps.set_prefetch_size(4)" in str(explain(window, roomy))
 
 
 def test_as_many_batches_are_prefetched_as_bridge_the_longest_samples() -> None:
-    seen = waiting_for_slow_samples()
+    window = waiting_for_slow_samples()
     for lease_s, prefetch in ((0.01, 4), (0.2, 5), (0.5, 11), (9.0, 16)):
-        slow = with_last(seen, settled_s=0.3, settled_s2=0.3 * lease_s)
+        slow = with_last(window, settled_s=0.3, settled_s2=0.3 * lease_s)
         assert f"ps.set_prefetch_size({prefetch})" in explain(slow, ROOMY).advice[1]
     slow = replace(slow, batch_bytes=GIB, held_bytes=2 * GIB)
     # Where there is no room for as many, it is as many as fit, nearly.
@@ -256,74 +270,78 @@ def test_as_many_batches_are_prefetched_as_bridge_the_longest_samples() -> None:
 
 
 def test_leases_that_outlast_the_queue_need_a_longer_one_beside_workers() -> None:
-    seen, prefetch = with_last(computing(), cpu_s=0.0), "ps.set_prefetch_size"
-    short = with_last(seen, settled_s=1.0, settled_s2=0.02)
+    window, prefetch = with_last(computing(), cpu_s=0.0), "ps.set_prefetch_size"
+    short = with_last(window, settled_s=1.0, settled_s2=0.02)
     assert not any(prefetch in line for line in explain(short, ROOMY).advice)
-    long = with_last(seen, settled_s=1.0, settled_s2=0.4)
+    long = with_last(window, settled_s=1.0, settled_s2=0.4)
     assert any(prefetch in line for line in explain(long, ROOMY).advice)
 
 
 def test_threads_that_wait_for_one_lock_take_turns() -> None:
     changes: Any = {"num_parallel_workers": 8, "run_s": 8.0, "cpu_s": 0.1}
-    seen = with_last(computing(), worker_s=8.0, looked=80, lined=70, **changes)
-    found = explain(seen, ROOMY)
-    assert found.cause == (
+    window = with_last(computing(), worker_s=8.0, looked=80, lined=70, **changes)
+    explanation = explain(window, ROOMY)
+    assert explanation.cause == (
         "a lock: the 8 threads of decode wait for one lock 88% of their time, so they"
         " take turns."
     )
-    assert found.advice == (
+    assert explanation.advice == (
         'executor="process"  # for Map(ID:1) decode, or "auto": at most 8.0x faster',
     )
-    assert not explain(seen, ROOMY, tuned=True).advice  # the tuner tries that
+    assert not explain(window, ROOMY, tuned=True).advice  # the tuner tries that
     for few in ({"lined": 30}, {"looked": 8, "lined": 7}, {"executor": "process"}):
-        assert explain(with_last(seen, **few), ROOMY).cause.startswith("waiting")
-    short = with_last(seen, rows=100_000)  # they meet at the engine's own lock
+        assert explain(with_last(window, **few), ROOMY).cause.startswith("waiting")
+    short = with_last(window, rows=100_000)  # they meet at the engine's own lock
     assert "a lock" not in explain(short, ROOMY).cause
 
 
 def test_the_memory_budget_may_have_no_work_for_more_workers() -> None:
     changes: Any = {"num_parallel_workers": 60, "worker_s": 60.0, "run_s": 60.0}
-    seen = with_last(computing(), cpu_s=0.1, **changes)
-    seen = replace(seen, batch_bytes=GIB, held_bytes=GIB)
-    found = explain(seen, Budget(100.0, GIB, free_bytes=64 * GIB))
-    assert found.cause == (
+    window = with_last(computing(), cpu_s=0.1, **changes)
+    window = replace(window, batch_bytes=GIB, held_bytes=GIB)
+    explanation = explain(window, Budget(100.0, GIB, free_bytes=64 * GIB))
+    assert explanation.cause == (
         "the memory budget: it has room for only one batch (1.0 GiB of 1.0 GiB), so the"
         " next one is not made before the trainer has taken it."
     )
-    trainer = replace(seen.trainer, rows=240)  # batches of 30
-    found = explain(
-        replace(seen, trainer=trainer, held_bytes=2 * GIB),
+    trainer = replace(window.trainer, rows=240)  # batches of 30
+    explanation = explain(
+        replace(window, trainer=trainer, held_bytes=2 * GIB),
         Budget(100.0, 2 * GIB, free_bytes=64 * GIB),
     )
-    assert found.cause == (
+    assert explanation.cause == (
         "the memory budget: it has room for 2 batches (2.0 GiB held of 2.0 GiB), whose"
         " samples are no work for more than 60 workers."
     )
-    assert found.advice == ('ps.set_memory_budget("4GiB")  # at most 2.0x faster',)
+    assert explanation.advice == (
+        'ps.set_memory_budget("4GiB")  # at most 2.0x faster',
+    )
 
 
 def short_of_bytes(**changes: Any) -> Observation:
-    seen = starved()
-    read = replace(seen.segments[0], run_s=0.1, wait_credit_s=0.9, wait_memory_s=0.8)
-    return replace(seen, segments=(read, seen.segments[1]), **changes)
+    window = starved()
+    read = replace(window.segments[0], run_s=0.1, wait_credit_s=0.9, wait_memory_s=0.8)
+    return replace(window, segments=(read, window.segments[1]), **changes)
 
 
 def test_batches_too_large_for_the_memory_budget_are_reported_as_such() -> None:
-    seen = short_of_bytes(held_bytes=3 * GIB // 2, batch_bytes=3 * GIB // 2)
-    found = explain(seen, Budget(4.0, 2 * GIB, free_bytes=64 * GIB))
-    assert found.cause == (
+    window = short_of_bytes(held_bytes=3 * GIB // 2, batch_bytes=3 * GIB // 2)
+    explanation = explain(window, Budget(4.0, 2 * GIB, free_bytes=64 * GIB))
+    assert explanation.cause == (
         "the memory budget: it has room for only one batch (1.5 GiB of 2.0 GiB), so the"
         " next one is not made before the trainer has taken it."
     )
-    assert found.advice == ('ps.set_memory_budget("4GiB")  # at most 2.0x faster',)
+    assert explanation.advice == (
+        'ps.set_memory_budget("4GiB")  # at most 2.0x faster',
+    )
 
 
 @pytest.mark.parametrize("free", [GIB, 3 * GIB, 5 * GIB, 64 * GIB])
 def test_advice_on_bytes_never_lowers_the_budget_or_exceeds_memory(
     free: int,
 ) -> None:
-    seen = short_of_bytes(held_bytes=2 * GIB)
-    advice = explain(seen, Budget(4.0, 2 * GIB, free_bytes=free)).advice
+    window = short_of_bytes(held_bytes=2 * GIB)
+    advice = explain(window, Budget(4.0, 2 * GIB, free_bytes=free)).advice
     lines = {
         5 * GIB: ('ps.set_memory_budget("2560MiB")  # at most 1.3x faster',),
         64 * GIB: ('ps.set_memory_budget("4GiB")  # at most 2.0x faster',),
@@ -345,8 +363,8 @@ def as_code(line: str) -> str:
 GAIN = re.compile(r"(?:# |: )at most (?!1\.0)[0-9.]+x faster$")
 
 
-def told(seen: Observation, face: Any) -> Explanation:
-    return explain(replace(seen, face=face), ROOMY)
+def told(window: Observation, face: Any) -> Explanation:
+    return explain(replace(window, face=face), ROOMY)
 
 
 @pytest.mark.parametrize("face", ["Pipeline", "DataLoader"])
@@ -384,24 +402,28 @@ def test_a_loader_is_advised_on_its_own_arguments() -> None:
 
 
 def test_a_computing_stage_is_not_advised_more_workers_than_cores() -> None:
-    seen = with_last(computing(), num_parallel_workers=2)
+    window = with_last(computing(), num_parallel_workers=2)
     line = "num_parallel_workers={}  # for {}: at most {}x faster"
-    assert line.format(4, DECODE, "2.0") in explain(seen, FOUR).advice
+    assert line.format(4, DECODE, "2.0") in explain(window, FOUR).advice
     few = explain(computing(), FOUR).advice
     assert line.format(3, DECODE, "3.0") in few  # three times as many
     assert line.format(3, READ, "3.0") in explain(starved(), FOUR).advice
 
 
 def test_advice_never_breaks_a_bound_and_always_suits_the_data() -> None:
-    seen = starved()
-    iterable = replace(seen.segments[0], iterable=True)
-    found = explain(replace(seen, segments=(iterable, seen.segments[1])), ROOMY)
-    assert "one worker reads an iterable, in order (keep it cheap" in found.cause
-    assert found.advice == ()
-    bounded = replace(seen.segments[0], max_workers=1)
-    found = explain(replace(seen, segments=(bounded, seen.segments[1])), ROOMY)
-    assert "it is limited to 1 worker, and this trainer needs 10.0" in found.cause
-    assert found.advice == ()
+    window = starved()
+    iterable = replace(window.segments[0], iterable=True)
+    explanation = explain(
+        replace(window, segments=(iterable, window.segments[1])), ROOMY
+    )
+    assert "one worker reads an iterable, in order (keep it cheap" in explanation.cause
+    assert explanation.advice == ()
+    bounded = replace(window.segments[0], max_workers=1)
+    explanation = explain(
+        replace(window, segments=(bounded, window.segments[1])), ROOMY
+    )
+    assert "it is limited to 1 worker, and this trainer needs 10.0" in explanation.cause
+    assert explanation.advice == ()
 
 
 def test_processes_are_not_advised_where_they_were_tried_or_no_core_is_free() -> None:
@@ -416,51 +438,51 @@ def test_processes_are_not_advised_where_they_were_tried_or_no_core_is_free() ->
 def test_one_pass_over_images_is_advised_for_folders_of_images_alone() -> None:
     assert any("ps.image" in line for line in explain(computing(), ROOMY).advice)
     sounds = replace(computing().segments[0], name="Dataset(ID:0) Sounds")
-    seen = replace(computing(), segments=(sounds, computing().segments[1]))
-    assert not any("ps.image" in line for line in explain(seen, ROOMY).advice)
+    window = replace(computing(), segments=(sounds, computing().segments[1]))
+    assert not any("ps.image" in line for line in explain(window, ROOMY).advice)
 
 
 @pytest.mark.parametrize("placing_cpu_s", [0.000_01, 0.005])
 def test_threads_at_the_gil_are_told_apart_by_what_they_compute(
     placing_cpu_s: float,
 ) -> None:
-    spent = (
+    operations = (
         PartObservation(READ, 0.010, 0.0, None, 0.004),
         PartObservation("Batch(ID:2)", 0.015, 0.0, None, placing_cpu_s),
     )
-    turns = with_last(computing(), parts=spent, num_parallel_workers=4)
-    found = explain(replace(turns, gil_held=0.95), ROOMY)
-    assert found.bottleneck == READ
-    assert found.cause.startswith("the GIL: held 95% of the time")
+    turns = with_last(computing(), parts=operations, num_parallel_workers=4)
+    explanation = explain(replace(turns, gil_held=0.95), ROOMY)
+    assert explanation.bottleneck == READ
+    assert explanation.cause.startswith("the GIL: held 95% of the time")
     assert explain(turns, ROOMY).bottleneck == "Batch(ID:2)"
 
 
 def test_a_wait_for_first_batches_is_not_blamed_on_uneven_samples() -> None:
-    held = waiting_for_slow_samples()
-    short = replace(held, trainer=replace(held.trainer, first_s=0.4))
+    window = waiting_for_slow_samples()
+    short = replace(window, trainer=replace(window.trainer, first_s=0.4))
     assert explain(short, ROOMY).cause.startswith(
         "the beginning of epochs: 80% of the wait"
     )
-    alone = replace(held, trainer=replace(held.trainer, first_s=0.2))
+    alone = replace(window, trainer=replace(window.trainer, first_s=0.2))
     assert explain(alone, ROOMY).cause.startswith("uneven samples")
 
 
 def test_workers_held_back_while_others_begin_are_not_blamed_on_uneven_samples() -> (
     None
 ):
-    held = waiting_for_slow_samples()
-    workers = held.segments[-1].num_parallel_workers
-    half = with_last(held, wait_credit_s=0.35 * workers)
+    window = waiting_for_slow_samples()
+    workers = window.segments[-1].num_parallel_workers
+    half = with_last(window, wait_credit_s=0.35 * workers)
     assert explain(half, ROOMY).cause.startswith("uneven samples")
-    begun = replace(half, trainer=replace(half.trainer, first_s=0.2))
-    assert "uneven" not in explain(begun, ROOMY).cause
+    beginning = replace(half, trainer=replace(half.trainer, first_s=0.2))
+    assert "uneven" not in explain(beginning, ROOMY).cause
 
 
 def test_nothing_is_promised_for_the_first_batches_of_short_epochs() -> None:
     """Workers that stay make them no sooner: a loader draws its order as it begins."""
-    held = waiting_for_slow_samples()
-    trainer = replace(held.trainer, first_s=0.4, loops=4)
-    short = explain(replace(held, trainer=trainer, face="DataLoader"), ROOMY)
+    window = waiting_for_slow_samples()
+    trainer = replace(window.trainer, first_s=0.4, loops=4)
+    short = explain(replace(window, trainer=trainer, face="DataLoader"), ROOMY)
     assert short.cause.startswith("the beginning of epochs")
     assert short.advice == ()
 
@@ -468,9 +490,9 @@ def test_nothing_is_promised_for_the_first_batches_of_short_epochs() -> None:
 # What advice promises
 
 
-def gain(seen: Observation, start: str, budget: Budget = ROOMY) -> float:
+def gain(window: Observation, start: str, budget: Budget = ROOMY) -> float:
     """Return the gain that is promised for the line with this start; 1.0 if none is."""
-    lines = [line for line in explain(seen, budget).advice if line.startswith(start)]
+    lines = [line for line in explain(window, budget).advice if line.startswith(start)]
     return float(lines[0].split()[-2][:-1]) if lines else 1.0
 
 
@@ -478,8 +500,8 @@ def test_no_more_is_promised_than_the_trainer_can_take() -> None:
     """Three times the workers would do three times as much; it cannot take that."""
     for wait_s, times in ((0.9, 3.0), (0.5, 2.0), (0.3, 1.4)):
         trainer = replace(starved().trainer, wait_s=wait_s, gap_s=1.0 - wait_s)
-        seen = replace(starved(), trainer=trainer)
-        assert gain(seen, "num_parallel_workers") == times
+        window = replace(starved(), trainer=trainer)
+        assert gain(window, "num_parallel_workers") == times
 
 
 def test_no_more_is_promised_than_the_cores_can_do() -> None:
@@ -493,29 +515,31 @@ def test_no_more_is_promised_than_the_other_segments_can_do() -> None:
     """They keep their workers, unless the tuner is asked to look after all."""
     read, decode = starved().segments
     for busy, times in ((0.04, 3.0), (0.5, 2.0), (0.99, 1.0)):
-        seen = replace(starved(), segments=(read, replace(decode, run_s=busy)))
-        assert gain(seen, "num_parallel_workers") == times
-        assert gain(seen, "ps.set_enable_autotune") == 10.0
+        window = replace(starved(), segments=(read, replace(decode, run_s=busy)))
+        assert gain(window, "num_parallel_workers") == times
+        assert gain(window, "ps.set_enable_autotune") == 10.0
 
 
 def test_no_more_threads_are_advised_where_one_has_the_gil() -> None:
-    for held, times in ((0.3, 3.0), (0.6, 1.7), (0.97, 1.0)):
-        seen = replace(computing(), gil_held=held)
-        assert gain(seen, "num_parallel_workers") == times
+    for gil_held, times in ((0.3, 3.0), (0.6, 1.7), (0.97, 1.0)):
+        window = replace(computing(), gil_held=gil_held)
+        assert gain(window, "num_parallel_workers") == times
 
 
 def test_nothing_is_advised_that_brings_next_to_nothing() -> None:
     trainer = replace(starved().trainer, wait_s=0.04, gap_s=0.96)
-    found = explain(replace(starved(), trainer=trainer), ROOMY)
-    assert (found.verdict, found.advice) == ("balanced", ())
+    explanation = explain(replace(starved(), trainer=trainer), ROOMY)
+    assert (explanation.verdict, explanation.advice) == ("balanced", ())
 
 
 def test_a_loop_that_does_nothing_needs_no_number_of_workers() -> None:
     """It would be a large one, and say nothing: no trainer waits there."""
     trainer = replace(starved().trainer, gap_s=0.002, steps=8, rows=64)
-    found = explain(replace(starved(), trainer=trainer), ROOMY)
-    assert "; 1 worker, and this trainer takes all it can get" in found.cause
-    assert "num_parallel_workers=3  # for Folder(ID:0): at most 3.0x" in str(found)
+    explanation = explain(replace(starved(), trainer=trainer), ROOMY)
+    assert "; 1 worker, and this trainer takes all it can get" in explanation.cause
+    assert "num_parallel_workers=3  # for Folder(ID:0): at most 3.0x" in str(
+        explanation
+    )
     trains = replace(starved(), trainer=replace(trainer, gap_s=0.01))
     assert "this trainer needs about 100" in explain(trains, ROOMY).cause
 
@@ -527,25 +551,27 @@ def test_a_cache_that_takes_longer_than_what_it_keeps_is_the_cause() -> None:
     """A sample takes its stage 15.6 ms, though it is made in 2 of these."""
     part = PartObservation(READ, 0.0156, 16384.0, 4000)
     read = replace(starved().segments[0], parts=(part,))
-    seen = replace(starved(), segments=(read, starved().segments[1]))
+    window = replace(starved(), segments=(read, starved().segments[1]))
     cache = CacheStatistics(misses=1000, compute_ns=2 * 10**9, name="Cache(ID:1)")
-    found = explain(replace(seen, caches=(cache,)), ROOMY)
-    assert (found.bottleneck, found.advice) == ("Cache(ID:1)", ())
-    assert found.cause == (
+    explanation = explain(replace(window, caches=(cache,)), ROOMY)
+    assert (explanation.bottleneck, explanation.advice) == ("Cache(ID:1)", ())
+    assert explanation.cause == (
         "a cache: Cache(ID:1) takes 13.60 ms a sample to find or keep what is made in"
         " 2.00 ms; without this cache, the pipeline is faster."
     )
     few, slow = replace(cache, misses=99), replace(cache, compute_ns=10**10)
     elsewhere = replace(cache, name="Cache(ID:0)")
-    for each in (few, slow, elsewhere):
-        assert "a cache" not in explain(replace(seen, caches=(each,)), ROOMY).cause
+    for statistics in (few, slow, elsewhere):
+        assert (
+            "a cache" not in explain(replace(window, caches=(statistics,)), ROOMY).cause
+        )
 
 
 @pytest.mark.parametrize(("executor", "rows"), [("thread", 1), ("process", 64)])
 def test_even_samples_are_not_called_uneven(executor: str, rows: int) -> None:
     """A worker is found at work as long as any takes; a process, at a whole batch."""
-    seen = with_last(waiting_for_slow_samples(), executor=executor, settled_s=0.3)
+    window = with_last(waiting_for_slow_samples(), executor=executor, settled_s=0.3)
     mean_s = rows * 0.3 / 64
     for times, uneven in ((1.1, False), (3.0, True)):
-        found = explain(with_last(seen, settled_s2=0.3 * times * mean_s), ROOMY)
-        assert found.cause.startswith("uneven samples") == uneven
+        explanation = explain(with_last(window, settled_s2=0.3 * times * mean_s), ROOMY)
+        assert explanation.cause.startswith("uneven samples") == uneven

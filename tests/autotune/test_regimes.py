@@ -24,8 +24,8 @@ ROUND_S = 20.0
 
 def loading(wait_s: float, regime: str) -> Workload:
     """Return a store with this time a row, for a trainer of 640 rows a second."""
-    read = SimulatedStage("read", wait_s=wait_s, cpu_s=0.0001, row_bytes=1000.0)
-    return Workload((read,), Trainer(gap_s=0.05), regime=regime)
+    store = SimulatedStage("read", wait_s=wait_s, cpu_s=0.0001, row_bytes=1000.0)
+    return Workload((store,), Trainer(gap_s=0.05), regime=regime)
 
 
 LIGHT, HEAVY = loading(0.010, SMALL), loading(0.080, LARGE)
@@ -36,7 +36,7 @@ class Course:
 
     def __init__(
         self,
-        found: Mapping[str, Values] | None = None,
+        regimes: Mapping[str, Values] | None = None,
         log: AutotuneLog | None = None,
     ) -> None:
         self.machine = Machine(CORES, 0)
@@ -46,7 +46,7 @@ class Course:
             BottleneckLaw(),
             Budget(CORES, 1 << 40),
             log or AutotuneLog(),
-            found=found,
+            found=regimes,
         )
 
     def run(self, workload: Workload, seconds: float) -> float:
@@ -108,15 +108,15 @@ def test_a_run_through_regimes_can_be_replayed(tmp_path: Path) -> None:
             course.run(workload, ROUND_S)
     policy = PerRegime(BottleneckLaw())
     memory = policy.start()
-    made, again = [], []
+    rows, again = [], []
     for row in map(json.loads, (tmp_path / "run_0.jsonl").read_text().splitlines()):
         if row["event"] == "decision":
-            made.append((row["op"], row["knob"], row["old"], row["new"], row["rule"]))
+            rows.append((row["op"], row["knob"], row["old"], row["new"], row["rule"]))
         elif row["event"] == "observation":
-            found, memory = policy.decide(Situation.from_row(row), memory)
-            again += [(d.operator, d.knob, d.old, d.new, d.rule) for d in found]
-    assert made == again
-    assert "regime" in {rule for *_, rule in made}
+            decisions, memory = policy.decide(Situation.from_row(row), memory)
+            again += [(d.operator, d.knob, d.old, d.new, d.rule) for d in decisions]
+    assert rows == again
+    assert "regime" in {rule for *_, rule in rows}
 
 
 POLICY: PerRegime[LawMemory] = PerRegime(BottleneckLaw())
