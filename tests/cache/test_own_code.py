@@ -32,9 +32,9 @@ def test_a_cache_after_an_operator_of_ours_is_found_again(
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "1.jpg").write_bytes(b"1")
     folder = Folder.scan(tmp_path)
-    found = [fingerprint(folder, [("map", operator)]) for _ in range(2)]
-    assert found[0].private_because is None
-    assert found[0].key(0, None) == found[1].key(0, None)
+    fingerprints = [fingerprint(folder, [("map", operator)]) for _ in range(2)]
+    assert fingerprints[0].private_because is None
+    assert fingerprints[0].key(0, None) == fingerprints[1].key(0, None)
 
 
 def test_every_file_of_ours_counts(
@@ -64,7 +64,7 @@ def test_every_file_of_ours_counts(
     assert {seen()} <= before
     assert len(before) == 7
     assert None not in before
-    for each in (f"torch {torch.__version__}", module.PYTHON):
-        assert each.split()[-1] in str(seen())
+    for version in (f"torch {torch.__version__}", module.PYTHON):
+        assert version.split()[-1] in str(seen())
     (tmp_path / "top.py").touch()  # changed since this process began
     assert module.own_release.__wrapped__() is None

@@ -67,17 +67,17 @@ def took(rows: int, run_ns: int) -> Outcome:
 def test_a_step_works_on_one_lease_and_says_whether_there_was_one() -> None:
     inline, connected = working(took(4, 100), took(2, 100))
     assert [inline.step() for _ in range(3)] == [True, True, False]
-    assert [each.done for each in connected.settled] == [4, 2]
+    assert [outcome.done for outcome in connected.settled] == [4, 2]
     assert inline.done == 6
     assert connected.begun == 0
 
 
 def test_its_speed_is_that_of_all_but_the_first_and_the_slowest_lease() -> None:
     inline, _ = working(took(4, 9000), took(4, 400), took(4, 800), took(2, 100))
-    told = [inline.tally]
+    tallies = [inline.tally]
     while inline.step():
-        told.append(inline.tally)
-    assert told == [(0, 0), (0, 0), (4, 400), (4, 400), (6, 500)]
+        tallies.append(inline.tally)
+    assert tallies == [(0, 0), (0, 0), (4, 400), (4, 400), (6, 500)]
 
 
 def test_ctrl_c_in_a_users_function_reaches_the_loop_at_once() -> None:
@@ -91,10 +91,10 @@ def test_ctrl_c_in_a_users_function_reaches_the_loop_at_once() -> None:
 def test_there_is_one_worker_until_it_retires() -> None:
     inline, connected = working()
     inline.resize(5)
-    found = inline.statistics()
-    assert (inline.executor, found.alive) == ("inline", 1)
+    statistics = inline.statistics()
+    assert (inline.executor, statistics.alive) == ("inline", 1)
     assert inline.threads() == []
     assert inline.close() == []
     assert connected.left == 1
-    found = inline.statistics()
-    assert found.alive == 0
+    statistics = inline.statistics()
+    assert statistics.alive == 0

@@ -79,18 +79,18 @@ def test_a_ramp_announces_each_change_of_its_value_and_no_other(
     now = 0
     while (change := curve.next_change(at(now))) is not None:
         assert change.value > now
-        held = curve.at(at(now))
-        assert curve.at(at(change.value - 1)) == held
-        assert curve.at(at(change.value)) != held
+        value = curve.at(at(now))
+        assert curve.at(at(change.value - 1)) == value
+        assert curve.at(at(change.value)) != value
         now = change.value
     assert curve.at(at(now)) == curve.at(at(10**7))
 
 
 def test_a_policy_string_is_read_as_moxing_writes_it() -> None:
     schedule = ps.schedule.policy("1:128-100, 2:224-100,3:288-50")
-    found = settings(schedule, world=2)
-    seen = [(s.global_size, s.image_size) for s in found]
-    assert seen == [(200, 128)] * 5 + [(200, 224)] * 5 + [(100, 288)] * 10
+    steps = settings(schedule, world=2)
+    sizes = [(s.global_size, s.image_size) for s in steps]
+    assert sizes == [(200, 128)] * 5 + [(200, 224)] * 5 + [(100, 288)] * 10
 
 
 def test_a_policy_accepts_tables_for_the_learning_rate_and_the_momentum() -> None:
@@ -100,8 +100,8 @@ def test_a_policy_accepts_tables_for_the_learning_rate_and_the_momentum() -> Non
         lr_mult=ps.schedule.steps({0: 1.0, 3: 0.1}),
         momentum=ps.schedule.steps({0: 0.85, 2: 0.9}),
     )
-    told = schedule.preview(LENGTH, world=2).splitlines()[1:-1]
-    rows = [line.split() for line in told]
+    lines = schedule.preview(LENGTH, world=2).splitlines()[1:-1]
+    rows = [line.split() for line in lines]
     assert [(row[0], row[4], row[5]) for row in rows] == [
         ("0", "1", "0.85"),
         ("2", "0.5", "0.9"),
@@ -126,8 +126,8 @@ def test_the_learning_rate_is_coupled_to_the_batch_size(
 ) -> None:
     batches = ps.schedule.steps({0: 50, 1: 200})
     schedule = ps.schedule.of(batch_size=batches, coupling=coupling)
-    found = settings(schedule, world=3)
-    assert [found[0].lr_mult, found[-1].lr_mult] == pytest.approx(factors)
+    steps = settings(schedule, world=3)
+    assert [steps[0].lr_mult, steps[-1].lr_mult] == pytest.approx(factors)
     halved = ps.schedule.of(batch_size=batches, coupling="linear", base_batch=100)
     assert settings(halved)[0].lr_mult == 0.5
 
@@ -154,11 +154,11 @@ def test_a_row_of_a_table_of_stages_inherits_what_it_leaves_out() -> None:
         {"until": 2, "momentum": 0.9},
         {"until": 3, "batch_size": 200, "strength": 2},
     )
-    found = settings(schedule)
-    told = [(s.global_size, s.momentum, s.strength) for s in found]
-    assert told[0] == (100, 0.8, 1)
-    assert told[10] == (100, 0.9, 1)
-    assert told[-1] == (200, 0.9, 2)
+    steps = settings(schedule)
+    values = [(s.global_size, s.momentum, s.strength) for s in steps]
+    assert values[0] == (100, 0.8, 1)
+    assert values[10] == (100, 0.9, 1)
+    assert values[-1] == (200, 0.9, 2)
     with pytest.raises(ps.SpecError, match="must set `momentum`"):
         ps.schedule.stages({"until": 1, "batch_size": 1}, {"until": 2, "momentum": 1})
 

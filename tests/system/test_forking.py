@@ -28,12 +28,12 @@ def latch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[types.ModuleType]:
     """Return the event that a module called `slow_import` waits for on import."""
-    made = types.ModuleType("slow_import_latch")
-    made.entered, made.leave = threading.Event(), threading.Event()  # type: ignore[attr-defined]
+    module = types.ModuleType("slow_import_latch")
+    module.entered, module.leave = threading.Event(), threading.Event()  # type: ignore[attr-defined]
     (tmp_path / "slow_import.py").write_text(SLOW)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(sys.modules, "slow_import_latch", made)
-    yield made
+    monkeypatch.setitem(sys.modules, "slow_import_latch", module)
+    yield module
     sys.modules.pop("slow_import", None)
 
 
@@ -105,8 +105,8 @@ end.set()
 def test_a_fork_is_not_stuck_if_garbage_is_collected_meanwhile() -> None:
     command = [sys.executable, "-P", "-W", "ignore", "-c", FORKS_BESIDE_GARBAGE]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = warm.run(command, env=variables, timeout=60)
-    assert done.returncode == 0, done.stderr
+    process = warm.run(command, env=variables, timeout=60)
+    assert process.returncode == 0, process.stderr
 
 
 def exit_code_of(pid: int) -> int:

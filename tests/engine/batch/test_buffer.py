@@ -66,8 +66,8 @@ def finish(
     in_flight.failures = [
         Failure(ValueError(f"row {row}"), "Map(ID:1) f", row, row) for row in failed
     ]
-    made = buffers.finish(in_flight)
-    return made.collate() if isinstance(made, Gathered) else made
+    batch = buffers.finish(in_flight)
+    return batch.collate() if isinstance(batch, Gathered) else batch
 
 
 def buffers(**options: Any) -> Buffers:
@@ -127,8 +127,8 @@ def test_a_collate_fn_gets_the_samples_in_row_order() -> None:
 
 
 def test_a_collate_fn_receives_substitutes_too() -> None:
-    made = finish(buffers(collate=list, substitute=True), "abc", failed=[1])
-    assert data_of(made) == ["a", "c", "c"]
+    batch = finish(buffers(collate=list, substitute=True), "abc", failed=[1])
+    assert data_of(batch) == ["a", "c", "c"]
 
 
 def test_an_error_in_a_collate_fn_names_its_batch() -> None:
@@ -164,8 +164,8 @@ def test_samples_that_make_no_batch_are_described() -> None:
 
 
 def test_a_batch_after_a_filter_has_the_kept_samples_by_row() -> None:
-    made = data_of(finish(buffers(keep=True), "abcd", failed=[]))
-    assert list(made.items()) == [(0, "a"), (1, "b"), (2, "c"), (3, "d")]
+    batch = data_of(finish(buffers(keep=True), "abcd", failed=[]))
+    assert list(batch.items()) == [(0, "a"), (1, "b"), (2, "c"), (3, "d")]
 
 
 def test_each_image_size_has_its_own_layout() -> None:

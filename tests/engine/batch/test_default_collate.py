@@ -48,5 +48,5 @@ def test_samples_of_that_class_are_collated_by_its_function(
     monkeypatch.setitem(default_collate_fn_map, Apart, of_library)
     data = [{"at": at, "apart": Apart()} for at in range(8)]
     for batch in ps.DataLoader(data, 4):  # type: ignore[arg-type]
-        assert [type(each) for each in batch["apart"]] == [Apart] * 4
+        assert [type(sample) for sample in batch["apart"]] == [Apart] * 4
         assert isinstance(batch["at"], torch.Tensor)

@@ -63,9 +63,9 @@ def test_empty_full_and_partly_full_add_up_to_the_time(
         full_s += pause_s * (level >= 3)
         level = following
         gauge.move(level, now_s * S)
-    read = gauge.read(now_s * S, 1.0)
-    seen = read.occupancy, read.empty, read.full
-    assert seen == pytest.approx((area, empty_s, full_s))
+    reading = gauge.read(now_s * S, 1.0)
+    shares = reading.occupancy, reading.empty, reading.full
+    assert shares == pytest.approx((area, empty_s, full_s))
 
 
 def test_a_worker_waits_for_one_thing_at_a_time() -> None:
@@ -75,9 +75,9 @@ def test_a_worker_waits_for_one_thing_at_a_time() -> None:
     meter.wait(Wait.CREDIT, 4 * S)
     meter.start(9 * S)
     assert meter.waiting_for is None
-    read = meter.read(10 * S)
-    assert (read.wait_input_s, read.wait_credit_s) == (3, 5)
-    assert read.worker_s == 10
+    total = meter.read(10 * S)
+    assert (total.wait_input_s, total.wait_credit_s) == (3, 5)
+    assert total.worker_s == 10
 
 
 def test_a_wait_or_a_lease_still_open_is_counted() -> None:
@@ -87,11 +87,11 @@ def test_a_wait_or_a_lease_still_open_is_counted() -> None:
     meter.start(60 * S)
     assert meter.read(65 * S).run_s == 5
     meter.stop(3, 6 * S, 2 * S, 66 * S)
-    read = meter.read(70 * S)
-    assert (read.rows, read.run_s, read.cpu_s, read.wait_credit_s) == (3, 6, 2, 60)
+    total = meter.read(70 * S)
+    assert (total.rows, total.run_s, total.cpu_s, total.wait_credit_s) == (3, 6, 2, 60)
 
 
-NAMES = [each.name for each in fields(WorkerReading)]
+NAMES = [field.name for field in fields(WorkerReading)]
 NUMBERS = st.builds(WorkerReading, **dict.fromkeys(NAMES, st.integers(0, 9)))
 
 
@@ -156,16 +156,16 @@ def test_the_cpu_clock_is_read_for_long_pieces_and_for_few_short_ones(
 def test_waits_for_a_core_are_read_for_long_pieces_and_stand_for_short_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    counted, reads = [0], []
+    counter, reads = [0], []
 
     def waited_ns(thread: str) -> int:
         assert thread == "/proc/thread-self"
         reads.append(thread)
-        return counted[0]
+        return counter[0]
 
     def work(run_ns: int, waited_ns: int) -> int:
         queue.begin()
-        counted[0] += waited_ns
+        counter[0] += waited_ns
         return queue.end(run_ns)
 
     monkeypatch.setattr("penstock.engine.core.connector.waited_ns", waited_ns)

@@ -33,10 +33,10 @@ SEEDS = 7, 2, 0
 @pytest.fixture(autouse=True)
 def _undisturbed() -> Iterator[None]:
     """Restore what an actor has for itself in its own process."""
-    known, threads = states(), torch.get_num_threads()
+    generator_states, threads = states(), torch.get_num_threads()
     environment = dict(os.environ)
     yield
-    restore(known)
+    restore(generator_states)
     torch.set_num_threads(threads)
     os.environ.clear()
     os.environ.update(environment)
@@ -99,43 +99,43 @@ def begun(
     recipe = compiled(source, *stages, BatchStage(6, collate_fn=collate))
     parcel = pack((recipe.elsewhere(0), recipe.segments[0]), "work")
     actor = Actor()
-    begun = actor.begin(np.frombuffer(parcel, np.uint8), seeds, number)
-    assert str(os.getpid()) in begun
+    process = actor.begin(np.frombuffer(parcel, np.uint8), seeds, number)
+    assert str(os.getpid()) in process
     return actor
 
 
 def outcome(
     actor: Actor, *, whole: bool = False, inputs: list[Any] | None = None
 ) -> Outcome:
-    given, chunk, plan = None if inputs is None else dumps(inputs), CHUNK, PLAN
+    parcel, chunk, plan = None if inputs is None else dumps(inputs), CHUNK, PLAN
     if whole:
         chunk = Chunk(3, 0, chunk.indices, chunk.rounds, chunk.context)
         plan = plan._replace(n_rows=len(chunk))
     rows = PlannedRows(chunk.indices, chunk.rounds)
-    planned = PlannedBatch(plan, rows, chunk.first_row, whole)
-    assignment = Assignment(planned, 0, given)
+    batch = PlannedBatch(plan, rows, chunk.first_row, whole)
+    assignment = Assignment(batch, 0, parcel)
     result: Result = restored(actor.run(assignment))
-    found = result.outcome
+    answer = result.outcome
     if result.whole:
-        found.made = Finished(result.sent)
+        answer.made = Finished(result.sent)
     else:
-        found.outputs = result.sent
-    return found
+        answer.outputs = result.sent
+    return answer
 
 
 def test_rows_are_made_as_by_any_other_worker() -> None:
     draws = MapStage(drawn, executor="ray")
-    found = outcome(begun(Rows(), draws))
+    answer = outcome(begun(Rows(), draws))
     random = SampleRandom(11)
     expected = [
         (index, int(random.at(round_, index, 1).integers(1 << 40)))
         for round_, index in enumerate(range(10, 16))
         if index != 13
     ]
-    assert found.outputs == expected
-    assert found.offsets == [0, 1, 2, 4, 5]
-    assert found.done == 6
-    (failure,) = found.failures
+    assert answer.outputs == expected
+    assert answer.offsets == [0, 1, 2, 4, 5]
+    assert answer.done == 6
+    (failure,) = answer.failures
     assert (failure.index, failure.row) == (13, 7)
     error = failure.error
     assert isinstance(error, ValueError)
@@ -143,9 +143,9 @@ def test_rows_are_made_as_by_any_other_worker() -> None:
 
 
 def test_a_whole_batch_is_made_of_them_where_that_is_asked_for() -> None:
-    found = outcome(begun(list(range(100))), whole=True)
-    assert isinstance(found.made, Finished)
-    assert found.made.data.tolist() == list(range(10, 16))
+    answer = outcome(begun(list(range(100))), whole=True)
+    assert isinstance(answer.made, Finished)
+    assert answer.made.data.tolist() == list(range(10, 16))
     failed = outcome(begun(Rows()), whole=True)
     assert isinstance(failed.made, FailedBatch)
     assert failed.failures == []
@@ -161,29 +161,29 @@ def test_inputs_come_from_the_stage_before() -> None:
     parcel = pack((recipe.elsewhere(1), recipe.segments[1]), "work")
     actor = Actor()
     actor.begin(np.frombuffer(parcel, np.uint8), SEEDS, 0)
-    found = outcome(actor, inputs=list(range(6)))
-    assert found.outputs == [0, 2, 4, 6, 8, 10]
+    answer = outcome(actor, inputs=list(range(6)))
+    assert answer.outputs == [0, 2, 4, 6, 8, 10]
 
 
 def test_what_cannot_be_sent_is_the_error_of_its_row() -> None:
-    found = outcome(begun(list(range(100)), MapStage(refused, executor="ray")))
-    assert found.outputs is None
-    assert [failure.row for failure in found.failures] == list(range(4, 10))
-    text = str(found.failures[0].error)
+    answer = outcome(begun(list(range(100)), MapStage(refused, executor="ray")))
+    assert answer.outputs is None
+    assert [failure.row for failure in answer.failures] == list(range(4, 10))
+    text = str(answer.failures[0].error)
     assert "a sample made by Map(ID:1) refused cannot be sent" in text
 
 
 def test_a_batch_that_cannot_be_sent_comes_as_its_samples() -> None:
-    found = outcome(begun(list(range(100)), collate=with_a_lock), whole=True)
-    assert (found.made, found.outputs) == (None, list(range(10, 16)))
-    assert found.offsets == list(range(6))
+    answer = outcome(begun(list(range(100)), collate=with_a_lock), whole=True)
+    assert (answer.made, answer.outputs) == (None, list(range(10, 16)))
+    assert answer.offsets == list(range(6))
 
 
 def test_an_input_that_cannot_be_restored_is_the_error_of_its_row() -> None:
     actor = begun(Rows())
-    found = outcome(actor, inputs=[Broken()] * 6)
-    assert len(found.failures) == 6
-    assert {str(failure.error) for failure in found.failures} == {INVALID}
+    answer = outcome(actor, inputs=[Broken()] * 6)
+    assert len(answer.failures) == 6
+    assert {str(failure.error) for failure in answer.failures} == {INVALID}
     assert outcome(actor).done == 6  # it goes on
 
 

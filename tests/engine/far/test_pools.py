@@ -27,24 +27,24 @@ class Played:
     def leave(self, *claims: Any) -> None:
         self.calls.append(("leave", *claims))
 
-    def pool(self, *given: Any) -> Any:
-        self.calls.append(("pool", *given))
-        made = SimpleNamespace(given=given)
-        made.renew = lambda: self.calls.append(("renew", made))
-        return made
+    def pool(self, *arguments: Any) -> Any:
+        self.calls.append(("pool", *arguments))
+        pool = SimpleNamespace(arguments=arguments)
+        pool.renew = lambda: self.calls.append(("renew", pool))
+        return pool
 
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> Played:
-    played = Played()
-    monkeypatch.setattr(actors, "join", played.join)
-    monkeypatch.setattr(actors, "ActorPool", played.pool)
-    return played
+    stand_in = Played()
+    monkeypatch.setattr(actors, "join", stand_in.join)
+    monkeypatch.setattr(actors, "ActorPool", stand_in.pool)
+    return stand_in
 
 
 def recipe(*executors: str, ray_options: Any = None, context: Any = None) -> Any:
     segments = [
-        SimpleNamespace(executor=each, subjects=(), program=None) for each in executors
+        SimpleNamespace(executor=kind, subjects=(), program=None) for kind in executors
     ]
     options = SimpleNamespace(ray_options=ray_options, multiprocessing_context=context)
     plan = SimpleNamespace(shard=SimpleNamespace(rank=2))
@@ -71,8 +71,8 @@ def test_an_engine_without_actors_never_asks_for_ray(played: Played) -> None:
 def test_an_engine_joins_ray_once_and_asks_for_room_for_each_stage(
     played: Played,
 ) -> None:
-    made = recipe("ray", "thread", "ray", ray_options={"num_cpus": 3})
-    maker = FarPools(made, 5)
+    ray_recipe = recipe("ray", "thread", "ray", ray_options={"num_cpus": 3})
+    maker = FarPools(ray_recipe, 5)
     maker.begin()
     options = {**ACTOR, "num_cpus": 3}
     assert played.calls == [("join", [(maker, 0), (maker, 2)], options)]
@@ -83,17 +83,19 @@ def test_an_engine_joins_ray_once_and_asks_for_room_for_each_stage(
 def test_pools_of_actors_are_handed_out_seeded_and_renewed_together(
     played: Played,
 ) -> None:
-    made = recipe("ray", "ray")
-    maker = FarPools(made, 5)
+    ray_recipe = recipe("ray", "ray")
+    maker = FarPools(ray_recipe, 5)
     maker.begin()
     connector: Any = SimpleNamespace(segment=0)
-    pools: list[Any] = [maker.make(connector, each, "ray") for each in made.segments]
+    pools: list[Any] = [
+        maker.make(connector, segment, "ray") for segment in ray_recipe.segments
+    ]
     for nth, pool in enumerate(pools):
-        *given, seeds, options = pool.given
-        assert (given, options) == ([connector, made, played, (maker, 0)], ACTOR)
+        *others, seeds, options = pool.arguments
+        assert (others, options) == ([connector, ray_recipe, played, (maker, 0)], ACTOR)
         # The seed, the first batch, the rank, the segment, and how many were before.
         assert (seeds(0, 3), seeds(0, nth)) == ((7, 5, 2, 0, nth), (7, 5, 2, 0, 0))
-    assert len({id(pool.given[4]) for pool in pools}) == 1  # none are given twice
+    assert len({id(pool.arguments[4]) for pool in pools}) == 1  # none are given twice
     maker.renew()
     assert played.calls[-2:] == [("renew", pool) for pool in pools]
 

@@ -42,15 +42,15 @@ def test_descriptors_come_in_order_with_the_frames_they_belong_to(ends: Ends) ->
         os.write(file, b"%d" % number)
         trainer.send(number, (file,) if number != 2 else (file, file))
         os.close(file)
-    found = []
+    contents = []
     for number in range(4):
         assert receive(worker) == number
         for _ in range(1 + (number == 2)):
             descriptor = worker.descriptors.popleft()
             assert not os.get_inheritable(descriptor)
-            found.append(os.pread(descriptor, 9, 0))
+            contents.append(os.pread(descriptor, 9, 0))
             os.close(descriptor)
-    assert found == [b"0", b"1", b"2", b"2", b"3"]
+    assert contents == [b"0", b"1", b"2", b"2", b"3"]
 
 
 def test_the_worker_waits_for_what_is_not_there_yet(ends: Ends) -> None:

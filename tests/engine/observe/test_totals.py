@@ -87,5 +87,5 @@ def test_a_share_never_exceeds_the_whole() -> None:
 def test_windows_add_up_even_if_a_total_was_estimated_too_high_at_first() -> None:
     totals = [Part(1.0, rows) for rows in (0, 20, 15, 30)]
     windows = [b - a for a, b in pairwise(totals)]
-    assert [each.rows for each in windows] == [20, -5, 15]
+    assert [window.rows for window in windows] == [20, -5, 15]
     assert reduce(add, windows).rows == 30

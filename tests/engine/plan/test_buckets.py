@@ -129,7 +129,7 @@ def test_a_run_cut_anywhere_goes_on_in_any_world(
     tokens = data.draw(st.integers(60, 400))
     whole = planned(order, lengths, tokens=tokens)
     expected = [true_rows(whole, step) for step in range(whole.first_step(3))]
-    step, found = 0, []
+    step, batches = 0, []
     cursor = whole.start(0)
     for world in worlds:
         plans = ranks(planned(order, lengths, tokens=tokens), world)
@@ -141,10 +141,10 @@ def test_a_run_cut_anywhere_goes_on_in_any_world(
         for _ in range(data.draw(st.integers(0, 2 * len(expected)))):
             if step == len(expected):
                 break
-            found.append([*chain(*(true_rows(plan, step) for plan in plans))])
+            batches.append([*chain(*(true_rows(plan, step) for plan in plans))])
             cursor = plans[0].cursor_after(plans[0].batch(step))
             step += 1
-    assert found == expected[:step]
+    assert batches == expected[:step]
 
 
 @given(lengths=lengths_of, data=st.data(), window=st.integers(1, 5))
@@ -162,8 +162,8 @@ def test_batches_of_one_size_hold_every_position_once(
 
 def lognormal(n: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return lengths distributed like those of sentences."""
-    drawn = np.random.default_rng(0).lognormal(4.0, 0.6, n)
-    return np.clip(drawn.astype(np.int64), 4, 512)
+    lengths = np.random.default_rng(0).lognormal(4.0, 0.6, n)
+    return np.clip(lengths.astype(np.int64), 4, 512)
 
 
 def padding(batches: list[list[int]], lengths: Any) -> float:
@@ -226,9 +226,9 @@ def test_threads_may_share_a_plan_and_ask_in_any_order() -> None:
     steps = np.random.default_rng(0).permutation(expected.first_step(2)).tolist()
     plan = planned(order, lengths, tokens=700, window=5)
     with ThreadPoolExecutor(8) as pool:
-        found = [*pool.map(lambda step: true_rows(plan, step), steps)]
+        rows = [*pool.map(lambda step: true_rows(plan, step), steps)]
     in_order = [true_rows(expected, step) for step in range(len(steps))]
-    assert found == [in_order[step] for step in steps]
+    assert rows == [in_order[step] for step in steps]
 
 
 def test_a_false_state_counts_as_damaged() -> None:

@@ -48,8 +48,8 @@ def test_every_rank_of_every_world_writes_the_same_state() -> None:
 def test_an_error_about_another_plans_state_names_both_values() -> None:
     order = Order.sequential(90).shuffle(3)
     other = Plan(order, ConstantSchedule(Setting(8)), Shard.single(), drop_last=True)
-    told = r"plan \(length: saved 100, now 90; order: .*; drop_last: saved 0, now 1"
-    with pytest.raises(StateError, match=told):
+    message = r"plan \(length: saved 100, now 90; order: .*; drop_last: saved 0, now 1"
+    with pytest.raises(StateError, match=message):
         other.restore(STATE)
 
 

@@ -66,9 +66,9 @@ def test_every_draw_moves_the_generators_place(draw: str) -> None:
 
 def test_all_generators_are_read_in_place() -> None:
     names = ("_PYTHON", "_PYTHONS_WORDS", "_SPARE", "_TORCH")
-    known = [getattr(randomness, name) for name in names]
+    generators = [getattr(randomness, name) for name in names]
     # Where one has another layout, reading it is slower but as good.
-    assert None not in (*known, randomness._numpys())  # noqa: SLF001
+    assert None not in (*generators, randomness._numpys())  # noqa: SLF001
 
 
 def of_numpy(seed: int) -> np.random.RandomState:
@@ -96,8 +96,8 @@ def test_a_seed_sets_each_generator_as_its_own_seed_function_does(
     torchs = torch.Generator().manual_seed(seed)
     assert random.getstate() == random.Random(seed).getstate()
     ours, theirs = (
-        {**each.get_state(legacy=False), "gauss": 0.0}
-        for each in (np.random.mtrand._rand, numpys)  # type: ignore[attr-defined]  # noqa: SLF001
+        {**generator.get_state(legacy=False), "gauss": 0.0}
+        for generator in (np.random.mtrand._rand, numpys)  # type: ignore[attr-defined]  # noqa: SLF001
     )
     assert repr(ours) == repr(theirs)
     assert np.random.permutation(700).tolist() == numpys.permutation(700).tolist()
@@ -142,20 +142,20 @@ def test_calls_are_repeatable_and_leave_the_trainers_draws_alone(
     def run(*, seeded: bool) -> tuple[list[float], tuple[object, ...]]:
         random.seed(5)
         calls = SeededCalls(None)
-        made = []
+        results = []
         for number, drawing in enumerate(draws):
             if not seeded:
                 random.random()  # the trainer's draws change nothing
             make = random.random if drawing else lambda: 0.0
-            made.append(calls.call(make, 7, number))
-        return made, next_ones()[:1]
+            results.append(calls.call(make, 7, number))
+        return results, next_ones()[:1]
 
-    made, after = run(seeded=True)
-    assert run(seeded=False)[0] == made
+    results, after = run(seeded=True)
+    assert run(seeded=False)[0] == results
     random.seed(5)
     assert after == next_ones()[:1]
-    drawn = [one for one, drawing in zip(made, draws, strict=True) if drawing]
-    assert len(set(drawn)) == len(drawn)
+    values = [one for one, drawing in zip(results, draws, strict=True) if drawing]
+    assert len(set(values)) == len(values)
 
 
 def test_where_threads_draw_meanwhile_nothing_is_drawn_again() -> None:
@@ -163,21 +163,21 @@ def test_where_threads_draw_meanwhile_nothing_is_drawn_again() -> None:
 
     def run(*, draws: bool) -> list[float]:
         random.seed(5)
-        calls, found = SeededCalls(None), []
+        calls, values = SeededCalls(None), []
         for number in range(3):
             make = random.random if draws else lambda: 0.0
-            made = calls.call(make, 7, number, apart=True)
-            assert made == calls.call(make, 7, number, apart=True)
-            found += [made] if draws else []
-            found.append(random.random())
-        return found
+            value = calls.call(make, 7, number, apart=True)
+            assert value == calls.call(make, 7, number, apart=True)
+            values += [value] if draws else []
+            values.append(random.random())
+        return values
 
     random.seed(5)
     first = random.random()
     for draws in (True, False):
-        found = run(draws=draws)
-        assert len({first, *found}) == 1 + len(found)
-        assert run(draws=draws) == found
+        values = run(draws=draws)
+        assert len({first, *values}) == 1 + len(values)
+        assert run(draws=draws) == values
 
 
 def test_a_function_is_seeded_from_its_first_draw_on(
@@ -201,14 +201,14 @@ def test_a_function_is_seeded_from_its_first_draw_on(
 
 def test_what_a_first_call_sets_up_is_no_state() -> None:
     """A tokenizer is made on first use, and says so in the environment."""
-    kept: dict[str, int] = {}
+    cache: dict[str, int] = {}
 
     def set_up() -> int:
-        return kept.setdefault("made", 1)
+        return cache.setdefault("made", 1)
 
     def count() -> int:
-        kept["calls"] = kept.get("calls", 0) + 1
-        return kept["calls"]
+        cache["calls"] = cache.get("calls", 0) + 1
+        return cache["calls"]
 
     for function, keeps in ((set_up, False), (count, True)):
         calls = SeededCalls(function)
@@ -233,15 +233,15 @@ class Keeping:
 
 def leases(data: Keeping, chunks: list[list[int]]) -> tuple[SeededRead, list[float]]:
     """Read chunks of indices, one lease each; each index is seeded with itself."""
-    read = SeededRead("read", data.__getitem__, None, WorkerStart(data, 1, None))
-    found: list[float] = []
-    for step, asked in enumerate(chunks):
-        indices = np.array(asked, np.int64)
+    operation = SeededRead("read", data.__getitem__, None, WorkerStart(data, 1, None))
+    samples: list[float] = []
+    for step, numbers in enumerate(chunks):
+        indices = np.array(numbers, np.int64)
         chunk = Chunk(step, 0, indices, indices, Context(0, step, len(indices)))
         work = Work(chunk, SampleRandom(0), [])
-        read.run(work)
-        found += work.samples
-    return read, found
+        operation.run(work)
+        samples += work.samples
+    return operation, samples
 
 
 @given(st.integers(0, 8), st.lists(st.lists(st.integers(0, 7), min_size=1)))
@@ -249,16 +249,16 @@ def test_what_a_cache_keeps_was_drawn_under_its_samples_seed(
     drawing: int, chunks: list[list[int]]
 ) -> None:
     chunks = [[7], *chunks]  # it draws in its first lease, or never
-    _, found = leases(Keeping(drawing), chunks)
+    _, samples = leases(Keeping(drawing), chunks)
     indices = [index for chunk in chunks for index in chunk]
-    assert found == [
+    assert samples == [
         random.Random(index).random() if index >= drawing else 0.0 for index in indices
     ]
 
 
 def test_a_full_cache_is_no_longer_seeded() -> None:
-    read, _ = leases(Keeping(8), 20 * [list(range(8))])
-    assert read.seeds is False
+    operation, _ = leases(Keeping(8), 20 * [list(range(8))])
+    assert operation.seeds is False
     filling, _ = leases(Keeping(99), [[index] for index in range(64)])
     assert filling.seeds is None
     drawing, _ = leases(Keeping(0), 20 * [list(range(8))])

@@ -55,13 +55,13 @@ KINDS_OF_WORKERS = {
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
     """Let loaders and pipelines believe that there is a CUDA device."""
-    made = Memory()
-    monkeypatch.setattr(lane.torch, "empty", made.allocate)
+    allocator = Memory()
+    monkeypatch.setattr(lane.torch, "empty", allocator.allocate)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
     theirs = torch.utils.data._utils.pin_memory  # noqa: SLF001
     monkeypatch.setattr(theirs, "pin_memory", lambda data: data)
-    return made
+    return allocator
 
 
 def stacked(samples: list[Any]) -> Any:
@@ -98,23 +98,23 @@ def test_a_loader_s_workers_pin_its_batches(
 ) -> None:
     memory.refusing = refusing
     data = Numbers(64)
-    wanted = list(DataLoader(data, 8, collate_fn=collate_fn))
-    given: Any = {"pin_memory": True, "collate_fn": collate_fn}
-    given |= KINDS_OF_WORKERS[kind]
-    ours = ps.DataLoader(data, 8, **given, sample_seeding=True)
+    expected = list(DataLoader(data, 8, collate_fn=collate_fn))
+    options: Any = {"pin_memory": True, "collate_fn": collate_fn}
+    options |= KINDS_OF_WORKERS[kind]
+    ours = ps.DataLoader(data, 8, **options, sample_seeding=True)
     with closing(ours):
-        found = list(ours)
-    assert len(found) == len(wanted)
-    for batch, theirs in zip(found, wanted, strict=True):
+        batches = list(ours)
+    assert len(batches) == len(expected)
+    for batch, theirs in zip(batches, expected, strict=True):
         assert all(map(torch.equal, batch, theirs))
         assert getattr(batch, "note", "") == getattr(theirs, "note", "")
     if refusing:
         assert memory.addresses == set()
     elif collate_fn is None and kind != "none":
-        assert all(map(memory.contains, found))
+        assert all(map(memory.contains, batches))
         assert threading.current_thread().name not in memory.threads
     elif kind == "processes":  # the trainer collates until it is known to be safe
-        assert memory.contains(found[-1])
+        assert memory.contains(batches[-1])
 
 
 @pytest.mark.parametrize("how", KINDS.values(), ids=KINDS)
@@ -124,8 +124,8 @@ def test_a_pipeline_to_cuda_has_its_batches_pinned_or_in_shared_memory(
 ) -> None:
     monkeypatch.setattr(run, "ways_to", lambda stage: (None, None))
     pipe = ps.Pipeline.from_dataset(Numbers(64), **how).batch(8, collate_fn=collate_fn)
-    with pipe.to_device("cuda") as moved:
-        batches = iter(moved)
+    with pipe.to_device("cuda") as on_device:
+        batches = iter(on_device)
         for _ in range(7):
             next(batches)
         last = next(batches)
@@ -146,15 +146,15 @@ def test_what_is_in_shared_memory_is_moved_only_if_asked(
     shared, heap = allocate((8,), torch.float32).fill_(1), torch.ones(3, 4).t()
     batch = {"images": [shared, heap], "again": heap, "name": "a"}
     pin = Pinning(0, slabs=slabs).pin
-    moved = pin(batch)
-    assert (moved["images"][0] is not shared) == slabs
-    assert moved["images"][1] is not heap
-    assert moved["images"][1] is moved["again"]
-    assert moved["again"].stride() == heap.stride()
-    assert torch.equal(moved["again"], heap)
-    assert torch.equal(moved["images"][0], shared)
+    copy = pin(batch)
+    assert (copy["images"][0] is not shared) == slabs
+    assert copy["images"][1] is not heap
+    assert copy["images"][1] is copy["again"]
+    assert copy["again"].stride() == heap.stride()
+    assert torch.equal(copy["again"], heap)
+    assert torch.equal(copy["images"][0], shared)
     assert (pin([shared, "a"])[0] is not shared) == slabs
-    assert moved["again"].data_ptr() in memory.addresses
+    assert copy["again"].data_ptr() in memory.addresses
     os.close(slab.descriptor)
 
 
@@ -162,10 +162,10 @@ def test_what_is_in_shared_memory_is_moved_only_if_asked(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.complex128])
 def test_every_dtype_is_copied_bit_by_bit(dtype: torch.dtype) -> None:
     tensor = torch.arange(24).reshape(2, 3, 4).to(dtype).transpose(0, 2)
-    (moved,) = Pinning(0, slabs=True).pin([tensor])
-    assert moved is not tensor
-    assert torch.equal(moved, tensor)
-    assert moved.stride() == tensor.stride()
+    (copy,) = Pinning(0, slabs=True).pin([tensor])
+    assert copy is not tensor
+    assert torch.equal(copy, tensor)
+    assert copy.stride() == tensor.stride()
 
 
 class Fragile(tuple[Any, ...]):
@@ -201,14 +201,14 @@ def test_a_batch_that_has_nothing_to_move_or_cannot_move_is_itself(
 def test_pinning_uses_the_current_device_but_begins_nothing(
     monkeypatch: pytest.MonkeyPatch, *, begun: bool
 ) -> None:
-    asked: list[int] = []
+    calls: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: begun)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: asked.append(3) or 3)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: calls.append(3) or 3)
     buffers = lane.pinned(Buffers("Batch(ID:1)"), None, slabs=True)
-    assert asked == [3] * begun
-    monkeypatch.setattr(torch.cuda, "device", lambda at: nullcontext(asked.append(at)))
+    assert calls == [3] * begun
+    monkeypatch.setattr(torch.cuda, "device", lambda at: nullcontext(calls.append(at)))
     buffers.allocate((2,), torch.int64)
-    assert asked[-1] == (3 if begun else 0)
+    assert calls[-1] == (3 if begun else 0)
 
 
 @pytest.mark.usefixtures("memory")
@@ -236,9 +236,9 @@ def test_batches_on_their_way_to_the_device_are_not_staged(
 
     monkeypatch.setattr(Bus, "pin", noted)
     pipe = ps.Pipeline.from_dataset(Numbers(400), **how).batch(8, collate_fn=collate_fn)
-    with pipe.to_device("cuda") as moved:
-        found = [label for batch in moved for label in batch[1].tolist()]
-    assert found == list(range(400))
+    with pipe.to_device("cuda") as on_device:
+        labels = [label for batch in on_device for label in batch[1].tolist()]
+    assert labels == list(range(400))
     if collate_fn is None:
         assert staged == []
 
@@ -248,15 +248,15 @@ def test_batches_on_their_way_to_the_device_are_not_staged(
 def test_a_loader_s_batches_are_pinned(
     monkeypatch: pytest.MonkeyPatch, *, workers: int
 ) -> None:
-    data, given = Numbers(64), {"num_workers": workers, "pin_memory": True}
-    theirs = list(DataLoader(data, 8, **given))
+    data, options = Numbers(64), {"num_workers": workers, "pin_memory": True}
+    theirs = list(DataLoader(data, 8, **options))
     if workers:  # not by the trainer
         by_trainer = torch.utils.data._utils.pin_memory  # noqa: SLF001
         monkeypatch.setattr(by_trainer, "pin_memory", lambda data: data)
-    ours = ps.DataLoader(data, 8, **given, sample_seeding=True)
+    ours = ps.DataLoader(data, 8, **options, sample_seeding=True)
     with closing(ours):
-        for batch, wanted in zip(ours, theirs, strict=True):
-            assert isinstance(batch, type(wanted))
+        for batch, expected in zip(ours, theirs, strict=True):
+            assert isinstance(batch, type(expected))
             assert all(tensor.is_pinned() for tensor in batch)
-            moved = [tensor.to("cuda", non_blocking=True).cpu() for tensor in batch]
-            assert all(map(torch.equal, moved, wanted))
+            copies = [tensor.to("cuda", non_blocking=True).cpu() for tensor in batch]
+            assert all(map(torch.equal, copies, expected))

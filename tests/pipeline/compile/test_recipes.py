@@ -119,8 +119,8 @@ REFUSED: dict[str, tuple[list[Stage], int, tuple[str, ...]]] = {
 def test_stages_that_make_no_pipeline_are_refused_by_value_rule_and_cure(
     case: str,
 ) -> None:
-    stages, ranks, told = REFUSED[case]
+    stages, ranks, parts = REFUSED[case]
     with pytest.raises(SpecError) as caught:
         compiled(*stages, shard=Shard(0, ranks))
-    for part in told:
+    for part in parts:
         assert part in str(caught.value)

@@ -32,8 +32,8 @@ def batches_agree(data: Any, rows: list[Any], executor: Any = "thread") -> None:
     with pipe.shuffle(seed=2).batch(16) as batched:
         batches = list(batched)
     for batch in batches:
-        wanted = default_collate([rows[at] for at in batch["at"].tolist()])
-        assert equal(batch, wanted)
+        expected = default_collate([rows[at] for at in batch["at"].tolist()])
+        assert equal(batch, expected)
     assert sorted(torch.cat([b["at"] for b in batches]).tolist()) == [*range(ROWS)]
 
 
@@ -56,10 +56,10 @@ def test_a_stack_of_arrays_is_read_by_column() -> None:
     x, at = arrays()["x"], torch.arange(ROWS)
     for data in (StackDataset(x, at), Subset(StackDataset(x, at), [*range(5, 95)])):
         with ps.Pipeline.from_dataset(data).batch(7) as pipe:
-            found = list(pipe)
+            batches = list(pipe)
         rows = [data[at] for at in range(len(data))]
-        wanted = [default_collate(rows[at : at + 7]) for at in range(0, len(rows), 7)]
-        assert equal(found, wanted)
+        expected = [default_collate(rows[at : at + 7]) for at in range(0, len(rows), 7)]
+        assert equal(batches, expected)
     assert columns_of(StackDataset(x, at)) is not None
     assert columns_of(StackDataset(x, TensorDataset(at))) is None
     assert columns_of(StackDataset(x, [*range(ROWS)])) is None
@@ -118,8 +118,8 @@ def test_tables_of_pyarrow_and_polars() -> None:
 def what_a_process_makes_once() -> None:
     """Make the locks of datasets and tqdm now, without a thread that watches bars."""
     pytest.importorskip("tqdm.std").tqdm.monitor_interval = 0
-    chosen = plain().remove_columns(["gap", "t"]).shuffle(seed=1).select(range(40))
-    assert len(chosen.with_format("torch", columns=["x"])[:2]["x"]) == 2
+    selection = plain().remove_columns(["gap", "t"]).shuffle(seed=1).select(range(40))
+    assert len(selection.with_format("torch", columns=["x"])[:2]["x"]) == 2
 
 
 def plain() -> Any:
@@ -139,10 +139,10 @@ def plain() -> Any:
 def test_datasets_of_hugging_face_are_read_by_column(executor: Any) -> None:
     data = plain().remove_columns("gap")
     batches_agree(data, [*data], executor)
-    chosen = plain().shuffle(seed=1).select(range(40)).rename_column("x", "z")
-    for each in (chosen, chosen.select_columns(["t", "gap"])):
-        with ps.Pipeline.from_dataset(each).map(dict).batch(8, collate_fn=list) as pipe:
-            assert [row for batch in pipe for row in batch] == [*each]
+    selection = plain().shuffle(seed=1).select(range(40)).rename_column("x", "z")
+    for view in (selection, selection.select_columns(["t", "gap"])):
+        with ps.Pipeline.from_dataset(view).map(dict).batch(8, collate_fn=list) as pipe:
+            assert [row for batch in pipe for row in batch] == [*view]
 
 
 @pytest.mark.usefixtures("what_a_process_makes_once")
@@ -175,9 +175,9 @@ def test_a_collate_fn_gets_what_torch_hands_it(kind: str, workers: int) -> None:
     ps.set_enable_autotune(True)
     options: Any = {"batch_size": 8, "num_workers": workers, "collate_fn": changing}
     with ps.DataLoader(data, thread_safe=True, **options) as ours:
-        found = list(ours)
+        batches = list(ours)
     assert equal(
-        found, list(torchs.DataLoader(data, batch_size=8, collate_fn=changing))
+        batches, list(torchs.DataLoader(data, batch_size=8, collate_fn=changing))
     )
 
 
@@ -228,14 +228,14 @@ def test_odd_columns_of_a_data_frame_have_the_values_of_its_records() -> None:
     )
     twice = pandas.concat([frame[["half"]], frame[["text"]]], axis=1)
     twice.columns = ["same", "same"]
-    for each in (frame, twice):
-        rows = ps.Pipeline.from_dataset(each).batch(3, collate_fn=list)
+    for table in (frame, twice):
+        rows = ps.Pipeline.from_dataset(table).batch(3, collate_fn=list)
         with warnings.catch_warnings(), rows:
             warnings.simplefilter("ignore")  # pandas says that names are not unique
-            (found,), wanted = list(rows), each.to_dict("records")
-        kinds = [[*map(type, row.values())] for row in found]
-        assert repr(found) == repr(wanted)
-        assert kinds == [[*map(type, row.values())] for row in wanted]
+            (batch,), records = list(rows), table.to_dict("records")
+        kinds = [[*map(type, row.values())] for row in batch]
+        assert repr(batch) == repr(records)
+        assert kinds == [[*map(type, row.values())] for row in records]
     huge = ps.Pipeline.from_dataset(frame[["huge"]]).batch(3)
     with pytest.raises(Exception, match=r"(?i)overflow|too large"), huge:
         list(huge)
@@ -263,8 +263,8 @@ def test_a_column_of_a_batch_owns_its_memory() -> None:
 def test_lone_readers_of_a_table_may_be_more(caplog: pytest.LogCaptureFixture) -> None:
     pa = pytest.importorskip("pyarrow")
     table = pa.table({"at": np.arange(64)})
-    read = ps.Pipeline.from_dataset(table, num_parallel_workers=1)
-    with read.shuffle(seed=0).batch(8) as pipe:
+    source = ps.Pipeline.from_dataset(table, num_parallel_workers=1)
+    with source.shuffle(seed=0).batch(8) as pipe:
         assert len(list(pipe)) == 8
     assert caplog.text == ""
 
@@ -277,8 +277,8 @@ def test_the_indices_of_a_subset_may_be_an_object_that_wants_ints() -> None:
 
     data = Subset(TensorDataset(torch.arange(10)), Reversed(range(10)))
     with ps.Pipeline.from_dataset(data).batch(5) as pipe:
-        found = [each.tolist() for (each,) in pipe]
-    assert found == [[9, 8, 7, 6, 5], [4, 3, 2, 1, 0]]
+        batches = [tensor.tolist() for (tensor,) in pipe]
+    assert batches == [[9, 8, 7, 6, 5], [4, 3, 2, 1, 0]]
 
 
 def test_a_dict_that_is_no_table_is_refused() -> None:

@@ -16,25 +16,25 @@ def indexed(*shards: list[str]) -> Index:
         [(name, 512 * (2 * at + 1), 10) for at, name in enumerate(names)]
         for names in shards
     ]
-    return index_of((f"{at}.tar", found) for at, found in enumerate(members))
+    return index_of(
+        (f"{at}.tar", shard_members) for at, shard_members in enumerate(members)
+    )
 
 
 def samples(index: Index) -> list[tuple[Any, ...]]:
     """Return shard, key and fields, with the block each starts in, of all samples."""
-    found = []
+    all_samples = []
     for at, key in enumerate(index.keys):
         rows = index.fields[index.firsts[at] : index.firsts[at + 1]].tolist()
         assert all(nbytes == 10 for *_, nbytes in rows)
         fields = {index.names[name]: start // 512 for name, start, _ in rows}
-        found.append((int(index.shards[at]), key, fields))
-    return found
+        all_samples.append((int(index.shards[at]), key, fields))
+    return all_samples
 
 
 def test_neighbours_with_one_key_are_one_sample_of_their_shard() -> None:
-    found = samples(
-        indexed(["a/0.jpg", "a/0.cls", "1.JPG"], ["1.cls", "b.x/2.seg.png"])
-    )
-    assert found == [
+    rows = samples(indexed(["a/0.jpg", "a/0.cls", "1.JPG"], ["1.cls", "b.x/2.seg.png"]))
+    assert rows == [
         (0, "a/0", {"jpg": 1, "cls": 3}),
         (0, "1", {"jpg": 5}),
         (1, "1", {"cls": 1}),
