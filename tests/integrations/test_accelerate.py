@@ -18,20 +18,20 @@ accelerate = pytest.importorskip("accelerate")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
-def prepared(made: Any) -> tuple[Any, Any, Any]:
+def prepared(data_loader: Any) -> tuple[Any, Any, Any]:
     from penstock.integrations.accelerate import prepare
 
     accelerator = accelerate.Accelerator(cpu=True)
-    model, batches = prepare(accelerator, torch.nn.Linear(4, 1), made)
+    model, batches = prepare(accelerator, torch.nn.Linear(4, 1), data_loader)
     return accelerator, model, batches
 
 
 def seen(batches: Any, step_s: float = 0.0) -> list[list[int]]:
-    found = []
+    rows = []
     for _, indices in batches:
         time.sleep(step_s)
-        found.append(indices.tolist())
-    return found
+        rows.append(indices.tolist())
+    return rows
 
 
 def test_a_loader_works_in_accelerates_wrapper_and_its_verdict_is_true() -> None:
@@ -48,15 +48,15 @@ def test_a_loader_works_in_accelerates_wrapper_and_its_verdict_is_true() -> None
 
 def test_a_state_that_accelerate_saves_resumes_within_the_epoch(tmp_path: Path) -> None:
     accelerator, _, batches = prepared(loader())
-    found: list[list[int]] = []
+    rows: list[list[int]] = []
     for number, (_, indices) in enumerate(batches):
         if number == 7:
             accelerator.save_state(str(tmp_path))
-        found.append(indices.tolist())
+        rows.append(indices.tolist())
     torch.manual_seed(99)
     accelerator, _, batches = prepared(loader())
     accelerator.load_state(str(tmp_path))
-    assert seen(batches) == found[8:]
+    assert seen(batches) == rows[8:]
     assert whole(seen(batches))
 
 
@@ -80,5 +80,5 @@ def test_a_loader_that_is_bypassed_says_so_once(
     accelerator = accelerate.Accelerator(cpu=True)
     plain = [accelerator.prepare(loader()) for _ in range(2)]
     assert type(plain[0].base_dataloader) is torch.utils.data.DataLoader
-    (told,) = [m for m in caplog.messages if "Accelerate builds a plain" in m]
-    assert "penstock.integrations.accelerate.prepare" in told
+    (line,) = [m for m in caplog.messages if "Accelerate builds a plain" in m]
+    assert "penstock.integrations.accelerate.prepare" in line

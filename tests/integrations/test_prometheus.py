@@ -30,16 +30,16 @@ def test_running_pipelines_are_scraped_by_name() -> None:
                 next(loop)
                 time.sleep(0.001)
             with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-                told = answer.read().decode()
+                metrics = answer.read().decode()
         with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             closed = answer.read().decode()
     finally:
         end()
-    found = re.search(r'penstock_wait_share{pipeline="train"} ([\d.e-]+)', told)
-    assert found is not None, told
-    assert 0 <= float(found[1]) <= 1
+    match = re.search(r'penstock_wait_share{pipeline="train"} ([\d.e-]+)', metrics)
+    assert match is not None, metrics
+    assert 0 <= float(match[1]) <= 1
     workers = (
         'penstock_num_parallel_workers{pipeline="train",stage="Dataset(ID:0) list"}'
     )
-    assert f"{workers} 1.0" in told
+    assert f"{workers} 1.0" in metrics
     assert 'pipeline="train"' not in closed

@@ -36,11 +36,11 @@ def folder() -> Iterator[Path]:
 def run(name: str, folder: Path, *arguments: object) -> dict[str, Any]:
     """Return what a program reports, run in its own process with its own token."""
     pytest.importorskip("ray", reason="pip install penstock[ray]")
-    tests, told = str(PROGRAMS.parents[1]), folder / "told.json"
+    tests, report = str(PROGRAMS.parents[1]), folder / "told.json"
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
     python = [sys.executable, "-P", "-W", "ignore"]
     subprocess.run(
-        [*python, PROGRAMS, name, told, *map(str, arguments)],
+        [*python, PROGRAMS, name, report, *map(str, arguments)],
         check=True,
         env={
             **os.environ,
@@ -52,88 +52,88 @@ def run(name: str, folder: Path, *arguments: object) -> dict[str, Any]:
         },
         timeout=900,  # some twelve processes start, maybe beside other tests
     )
-    left = of_ray(folder)
-    assert [each for each in left if title(each).startswith(ACTOR)] == []
-    for each in left:  # Ray's agents take a minute to notice that their node was killed
-        each.kill()
-    psutil.wait_procs(left)
-    return cast("dict[str, Any]", json.loads(told.read_text()))
+    processes = of_ray(folder)
+    assert [process for process in processes if title(process).startswith(ACTOR)] == []
+    for process in processes:  # Ray's agents take a minute to notice that a node died
+        process.kill()
+    psutil.wait_procs(processes)
+    return cast("dict[str, Any]", json.loads(report.read_text()))
 
 
 @pytest.mark.slow
 def test_actors_make_the_bytes_that_threads_make(folder: Path) -> None:
-    told = run("same_bytes", folder)
-    assert set(told["same"].values()) == {True}, told
-    assert told["left"] == 0
+    report = run("same_bytes", folder)
+    assert set(report["same"].values()) == {True}, report
+    assert report["left"] == 0
 
 
 @pytest.mark.slow
 def test_twice_as_many_actors_work_at_once_on_two_raylets(folder: Path) -> None:
-    told = run("two_raylets", folder)
-    assert told["found"] == [2, 4]
-    assert told["left"] == 0
+    report = run("two_raylets", folder)
+    assert report["found"] == [2, 4]
+    assert report["left"] == 0
 
 
 @pytest.mark.slow
 def test_no_sample_is_lost_when_actors_and_a_raylet_are_killed(folder: Path) -> None:
-    told = run("deaths", folder)
-    assert told["exact"]
-    assert told["killed"] == {"actors": 4, "raylets": 2}
-    assert told["left"] == 0
+    report = run("deaths", folder)
+    assert report["exact"]
+    assert report["killed"] == {"actors": 4, "raylets": 2}
+    assert report["left"] == 0
 
 
 @pytest.mark.slow
 def test_the_tuner_finds_out_how_many_actors_there_is_room_for(folder: Path) -> None:
-    told = run("tuned", folder, folder / "log")
-    assert told["workers"][-1] == 4, told
+    report = run("tuned", folder, folder / "log")
+    assert report["workers"][-1] == 4, report
 
 
 @pytest.mark.slow
 def test_a_cluster_without_an_actor_for_each_stage_is_refused(folder: Path) -> None:
-    told = run("too_small", folder)
-    assert "room for 2 actors of {'CPU': 1}, got 3 stages" in told["said"]
-    assert "ray_options" in told["said"]
-    assert told["begun"] == 0
-    assert told["rows"] == 20
+    report = run("too_small", folder)
+    assert "room for 2 actors of {'CPU': 1}, got 3 stages" in report["said"]
+    assert "ray_options" in report["said"]
+    assert report["begun"] == 0
+    assert report["rows"] == 20
 
 
 @pytest.mark.slow
 def test_actors_come_and_go_while_they_are_busy(folder: Path) -> None:
-    told = run("resized", folder)
-    assert told == {"found": [1, 3], "most": 3, "rows": 20, "beside": 2}
+    report = run("resized", folder)
+    assert report == {"found": [1, 3], "most": 3, "rows": 20, "beside": 2}
 
 
 @pytest.mark.slow
 def test_work_goes_on_locally_when_the_head_is_killed(folder: Path) -> None:
-    told = run("without_head", folder)
-    assert told == {"exact": True, "after": "process", "ray": False}
+    report = run("without_head", folder)
+    assert report == {"exact": True, "after": "process", "ray": False}
 
 
 @pytest.mark.slow
 def test_work_goes_on_locally_when_the_program_shuts_ray_down(folder: Path) -> None:
-    told = run("without_ray", folder)
-    assert told == {"exact": True, "after": "process", "ray": False}
+    report = run("without_ray", folder)
+    assert report == {"exact": True, "after": "process", "ray": False}
 
 
 @pytest.mark.slow
 def test_actors_go_to_the_nodes_that_have_what_they_claim(folder: Path) -> None:
-    told = run("places", folder)
-    assert told["seen"] == told["wanted"]
+    report = run("places", folder)
+    assert report["seen"] == report["wanted"]
 
 
 @pytest.mark.slow
 def test_errors_name_the_sample_and_nothing_hangs(folder: Path) -> None:
-    told = run("errors", folder)
-    kind, said = told["found"]["faulty"]
-    assert (kind, said.splitlines()[0]) == ("LookupError", "the fifth")
-    assert "sample index 5" in said
-    kind, said = told["found"]["deadly"]
+    report = run("errors", folder)
+    kind, message = report["found"]["faulty"]
+    assert (kind, message.splitlines()[0]) == ("LookupError", "the fifth")
+    assert "sample index 5" in message
+    kind, message = report["found"]["deadly"]
     assert kind == "WorkerError"
-    assert "died 5 times on sample index 7" in said
-    kind, said = told["found"]["__enter__"]
+    assert "died 5 times on sample index 7" in message
+    kind, message = report["found"]["__enter__"]
     assert kind == "SpecError"
-    assert "cannot be sent" in said
-    assert told["left"] == 0
+    assert "cannot be sent" in message
+    assert report["left"] == 0
 
 
 @pytest.mark.slow

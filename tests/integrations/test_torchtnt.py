@@ -16,7 +16,7 @@ pytest.importorskip("torchtnt")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
-def unit(step_s: float = 0.0, stop_at: int = -1, made: Any = None) -> Any:
+def unit(step_s: float = 0.0, stop_at: int = -1, batches: Any = None) -> Any:
     from torchtnt.framework.unit import TrainUnit
 
     class Unit(TrainUnit[Any]):
@@ -30,7 +30,7 @@ def unit(step_s: float = 0.0, stop_at: int = -1, made: Any = None) -> Any:
             time.sleep(step_s)
             self.seen.append(data[1].tolist())
             if len(self.seen) == stop_at:
-                self.state = made.state_dict()
+                self.state = batches.state_dict()
 
     return Unit()
 
@@ -49,7 +49,7 @@ def test_a_snapshot_resumes_within_the_epoch(tmp_path: Path) -> None:
     from torchtnt.framework.train import train
 
     first = loader()
-    learns = unit(stop_at=STEPS + 7, made=first)
+    learns = unit(stop_at=STEPS + 7, batches=first)
     train(learns, first, max_epochs=2)
     second = loader()
     second.load_state_dict(learns.state)

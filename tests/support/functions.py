@@ -99,26 +99,26 @@ def indices(batches: Iterable[Any]) -> Iterator[list[int]]:
 
 def digest(batches: Iterable[Any]) -> str:
     """Return a hash of all bytes and types, in order."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for batch in batches:
-        _add(found, batch)
-    return found.hexdigest()
+        _add(hasher, batch)
+    return hasher.hexdigest()
 
 
-def _add(found: Any, data: Any) -> None:
-    found.update(type(data).__name__.encode())
+def _add(hasher: Any, data: Any) -> None:
+    hasher.update(type(data).__name__.encode())
     if isinstance(data, torch.Tensor):
-        found.update(f"{data.dtype} {tuple(data.shape)}".encode())
-        found.update(data.numpy().tobytes())
+        hasher.update(f"{data.dtype} {tuple(data.shape)}".encode())
+        hasher.update(data.numpy().tobytes())
     elif isinstance(data, dict):
         for key, value in data.items():
-            found.update(repr(key).encode())
-            _add(found, value)
+            hasher.update(repr(key).encode())
+            _add(hasher, value)
     elif isinstance(data, (list, tuple)):
         for value in data:
-            _add(found, value)
+            _add(hasher, value)
     else:
-        found.update(repr(data).encode())
+        hasher.update(repr(data).encode())
 
 
 def sized(sample: int, ctx: Any) -> torch.Tensor:

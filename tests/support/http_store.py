@@ -44,12 +44,12 @@ async def settled() -> None:
     aiohttp forgets connections that it accepts while it shuts down, but the loop knows
     them. A task that accepts one may end, and leave it open, during any sleep.
     """
-    known = asyncio.get_running_loop()._transports  # type: ignore[attr-defined]  # noqa: SLF001
+    transports = asyncio.get_running_loop()._transports  # type: ignore[attr-defined]  # noqa: SLF001
     for _ in range(LOOKS):
-        for transport in list(known.values()):
+        for transport in list(transports.values()):
             transport.abort()
         await asyncio.sleep(0.01)  # clients notice, too
-        still_open = any(each._sock is not None for each in list(known.values()))  # noqa: SLF001
+        still_open = any(value._sock is not None for value in list(transports.values()))  # noqa: SLF001
         if not still_open and len(asyncio.all_tasks()) == 1:
             return
 
@@ -68,7 +68,7 @@ class HttpStore:
     ) -> None:
         self.files = files
         self.latency_s = latency_s
-        self.faults = {name: iter(each) for name, each in faults.items()}
+        self.faults = {name: iter(file_faults) for name, file_faults in faults.items()}
         self.packed = packed
         self.parts = parts
         self.asked: Counter[str] = Counter()
@@ -117,8 +117,8 @@ class HttpStore:
             transport.abort()
             return web.Response()
         status = 206 if self.parts and "Range" in request.headers else 200
-        told = {"Content-Length": str(len(content))}
-        response = web.StreamResponse(status=status, headers=told)
+        headers = {"Content-Length": str(len(content))}
+        response = web.StreamResponse(status=status, headers=headers)
         await response.prepare(request)
         await response.write(half)
         if fault == "stall":

@@ -148,8 +148,8 @@ def open_files() -> Iterator[tuple[int, str]]:
 
 def shared_kib() -> int:
     """Shared memory resident in this process, in KiB; the GPU driver's own left out."""
-    found = re.search(r"RssShmem:\s+(\d+)", content(Path("/proc/self/status")))
-    return int(found[1]) - pinned_kib() if found else 0
+    match = re.search(r"RssShmem:\s+(\d+)", content(Path("/proc/self/status")))
+    return int(match[1]) - pinned_kib() if match else 0
 
 
 def pinned_kib() -> int:

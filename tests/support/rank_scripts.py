@@ -69,8 +69,8 @@ def decoding() -> dict[str, Any]:
 
 def mesh() -> dict[str, Any]:
     """A mesh of data, pipeline and tensor parallel ranks; a digest of their batches."""
-    made = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "pp", "tp"))
-    shard = ps.Shard.from_device_mesh(made, "dp")
+    device_mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "pp", "tp"))
+    shard = ps.Shard.from_device_mesh(device_mesh, "dp")
     pipe = ps.Pipeline.from_dataset(range(40), shard=shard).shuffle(seed=2).batch(4)
     digest = hashlib.sha256()
     for batch in pipe:
@@ -80,11 +80,11 @@ def mesh() -> dict[str, Any]:
 
 def main() -> None:
     dist.init_process_group("gloo")
-    tasks = {each.__name__: each for each in (uneven, differing, decoding, mesh)}
-    found = {name: tasks[name]() for name in sys.argv[1].split(",")}
+    tasks = {task.__name__: task for task in (uneven, differing, decoding, mesh)}
+    results = {name: tasks[name]() for name in sys.argv[1].split(",")}
     path = os.path.join(sys.argv[2], f"{dist.get_rank()}.json")
     with open(path, "w", encoding="utf-8") as file:
-        json.dump(found, file)
+        json.dump(results, file)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -79,8 +79,8 @@ class Popen(subprocess.Popen[str]):
         if plan is None:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
-        given = (read_in, write_out, write_err)
-        files = [at if fd == -1 else fd for at, fd in enumerate(given)]
+        ends = (read_in, write_out, write_err)
+        files = [at if fd == -1 else fd for at, fd in enumerate(ends)]
         order = {
             **plan,
             "cwd": os.fspath(cwd or os.getcwd()),
@@ -89,7 +89,7 @@ class Popen(subprocess.Popen[str]):
         }
         self.pid = start(order, files)
         self._child_created = True
-        for end in {*given} - {-1}:
+        for end in {*ends} - {-1}:
             os.close(end)
 
 
@@ -109,8 +109,8 @@ def run(
 
 def spawnv_passfds(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
     """Replace `multiprocessing.util.spawnv_passfds`."""
-    told = [os.fsdecode(each) for each in args]
-    plan = planned(told, None) if os.getpid() == _owner else None
+    command = [os.fsdecode(argument) for argument in args]
+    plan = planned(command, None) if os.getpid() == _owner else None
     if plan is None:
         return _cold(path, args, passfds)
     order = {
@@ -132,8 +132,8 @@ def planned(args: Any, env: Any) -> dict[str, Any] | None:
     while rest and rest[0] in FLAGS:
         rest.pop(0)
     variables = dict(os.environ if env is None else env)
-    told = "PYTHONDEVMODE", "PYTHONHASHSEED", "PYTHONWARNINGS"
-    same = all(variables.get(name) == os.environ.get(name) for name in told)
+    names = "PYTHONDEVMODE", "PYTHONHASHSEED", "PYTHONWARNINGS"
+    same = all(variables.get(name) == os.environ.get(name) for name in names)
     if not same or not rest or (rest[0][0] == "-" and rest[0] not in ("-c", "-m")):
         return None
     return {"args": rest, "env": variables}
@@ -211,7 +211,7 @@ def answered(line: socket.socket) -> bool:
     files = array.array("i")
     files.frombytes(rights[0][2])
     order = json.loads(body)
-    told, tell = os.pipe()
+    read_end, write_end = os.pipe()
     middle = os.fork()
     if middle == 0:
         above = os.getpid()
@@ -220,16 +220,16 @@ def answered(line: socket.socket) -> bool:
             while os.getppid() == above:  # who asks for it must see its true parent
                 time.sleep(POLL_S)
             line.close()
-            for file in (told, tell):
+            for file in (read_end, write_end):
                 os.close(file)
             if order["brief"]:
                 briefly(partial(become, order, list(files)))
             become(order, list(files))
-        os.write(tell, str(pid).encode())
+        os.write(write_end, str(pid).encode())
         os._exit(0)
     os.waitpid(middle, 0)  # only then has the one below another parent
-    line.send(os.read(told, LINE))
-    for file in (told, tell, *files):
+    line.send(os.read(read_end, LINE))
+    for file in (read_end, write_end, *files):
         os.close(file)
     return True
 

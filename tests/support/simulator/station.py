@@ -34,8 +34,8 @@ class Station:
         self, at: int, what: SimulatedStage, workers: int, prefetch: int
     ) -> None:
         self.what = what
-        given = "(ID:" in what.name  # the name comes from a measured run
-        self.name = what.name if given else f"Map(ID:{at}) {what.name}"
+        has_id = "(ID:" in what.name  # the name comes from a measured run
+        self.name = what.name if has_id else f"Map(ID:{at}) {what.name}"
         self.workers = min(workers, what.most_workers)
         self.prefetch = prefetch
         self.executor = "thread"
@@ -66,14 +66,14 @@ class Station:
     def _row(self) -> tuple[Parts, int]:
         """Return these parts with the present number of busy workers, and the lease."""
         what, busy = self.what, max(1, self.busy)
-        found = self._rows_beside.get(busy)
-        if found is None:
+        row = self._rows_beside.get(busy)
+        if row is None:
             computing = self._computing()
-            waiting = what.wait_s + what.queueing_s(busy)
-            parts = (waiting, *computing, what.transfer_s)
-            found = parts, max(1, int(LEASE_S / max(sum(parts), 1e-9)))
-            self._rows_beside[busy] = found
-        return found
+            wait_s = what.wait_s + what.queueing_s(busy)
+            parts = (wait_s, *computing, what.transfer_s)
+            row = parts, max(1, int(LEASE_S / max(sum(parts), 1e-9)))
+            self._rows_beside[busy] = row
+        return row
 
     def _computing(self) -> tuple[float, float]:
         """Return the CPU seconds of a row without the trainer's GIL, and with it."""
@@ -112,8 +112,8 @@ class Station:
         self._rows += done.rows
         self._run_s += done.run_s
         self._cpu_s += done.cpu_s
-        free, held = self._computing()
-        self._held_s += done.cpu_s * held / ((free + held) or 1.0)
+        free_s, held_s = self._computing()
+        self._held_s += done.cpu_s * held_s / ((free_s + held_s) or 1.0)
 
     def pass_time(
         self, passed_s: float, source: Station | None, workload: Workload
@@ -146,7 +146,7 @@ class Station:
             full=self._full_s / length_s,
             row_bytes=self.what.row_bytes,
         )
-        seen = SegmentObservation(
+        segment = SegmentObservation(
             name=self.name,
             queue_name=self.name,
             executor=self.executor,
@@ -162,7 +162,7 @@ class Station:
             output=output,
         )
         self._clear()
-        return seen
+        return segment
 
     def knobs(self, changed: Callable[[], None]) -> Iterator[Knob]:
         """Yield its knobs; each calls `changed` when set, which starts allowed work."""
