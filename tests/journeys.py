@@ -217,9 +217,9 @@ def of_hit() -> frozenset[str]:
 
 def by_processes() -> Journeys:
     """Return what a sample by processes crosses here, and in its worker process."""
-    found = of_samples("process")
-    trainer = found.pop(os.getpid())
-    children = max(found.values(), key=len)
+    by_process = of_samples("process")
+    trainer = by_process.pop(os.getpid())
+    children = max(by_process.values(), key=len)
     return {"by processes, trainer": trainer, "by processes, worker": children}
 
 
@@ -236,5 +236,5 @@ def journeys() -> Journeys:
 if __name__ == "__main__":
     for journey, crossed in journeys().items():
         print(f"{journey}: {len(crossed)} modules")
-        for each in sorted(crossed):
-            print(f"  {each.removeprefix('penstock.')}")
+        for module in sorted(crossed):
+            print(f"  {module.removeprefix('penstock.')}")

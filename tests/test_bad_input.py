@@ -348,7 +348,7 @@ def test_a_loader_warns_of_an_object_that_only_looks_like_a_dataset(
     kind: type[Any], tmp_path: Path
 ) -> None:
     expected = "this .*(str|Path) is not a dataset: a path .* use from_folder"
-    with pytest.warns(UserWarning, match=expected) as seen:
+    with pytest.warns(UserWarning, match=expected) as records:
         ps.DataLoader(kind(tmp_path), sampler=[0])
-    assert seen[0].filename == __file__
+    assert records[0].filename == __file__
     assert list(ps.DataLoader({0: "a", 1: "b"})) == [["a"], ["b"]]  # type: ignore[arg-type]

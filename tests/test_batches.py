@@ -145,8 +145,8 @@ def test_a_pipelines_plan_is_that_of_the_last_batch(kind: Kind) -> None:
 
 def test_to_device_cpu_changes_nothing(here: Kind) -> None:
     plain = ps.Pipeline.from_dataset(Numbers(ROWS), **here).batch(4)
-    with plain, plain.to_device("cpu") as moved:
-        batches = list(moved)
+    with plain, plain.to_device("cpu") as on_device:
+        batches = list(on_device)
         assert digest(batches) == digest(plain)
     assert {batch[0].device.type for batch in batches} == {"cpu"}
 
@@ -220,10 +220,10 @@ def found(pipe: ps.Pipeline) -> list[list[int]]:
 
 def test_the_tail_is_kept_short_or_dropped(here: Kind) -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(ROWS), **here)
-    kept, dropped = pipe.batch(4), pipe.batch(4, drop_last=True)
-    assert (len(kept), len(dropped)) == (3, 2)
-    assert found(kept) == chunked(range(ROWS), 4)
-    assert found(dropped) == chunked(range(8), 4)
+    with_tail, without_tail = pipe.batch(4), pipe.batch(4, drop_last=True)
+    assert (len(with_tail), len(without_tail)) == (3, 2)
+    assert found(with_tail) == chunked(range(ROWS), 4)
+    assert found(without_tail) == chunked(range(8), 4)
 
 
 def test_an_epoch_may_be_a_single_short_batch(here: Kind) -> None:
@@ -241,9 +241,9 @@ def test_take_select_and_repeat_choose_samples_before_they_are_read() -> None:
             return super().__getitem__(index)
 
     pipe = ps.Pipeline.from_dataset(Watched(100), executor="inline")
-    chosen = pipe.select([9, 7, 5, 3, 1]).take(3).repeat(2).batch(4)
-    assert len(chosen) == 2
-    assert found(chosen) == [[9, 7, 5, 9], [7, 5]]
+    selection = pipe.select([9, 7, 5, 3, 1]).take(3).repeat(2).batch(4)
+    assert len(selection) == 2
+    assert found(selection) == [[9, 7, 5, 9], [7, 5]]
     assert reads == [9, 7, 5, 9, 7, 5]
 
 
@@ -293,13 +293,13 @@ def test_batches_stay_valid_and_unchanged_for_as_long_as_they_are_held(
 ) -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(160), **kind).shuffle(seed=1).batch(8)
     with pipe:
-        held = [batch for _ in range(2) for batch in pipe]
-        expected = digest(held)
+        batches = [batch for _ in range(2) for batch in pipe]
+        expected = digest(batches)
         for _ in pipe:
             pass
-        assert digest(held) == expected
-    assert digest(held) == expected
-    for values, index in held:
+        assert digest(batches) == expected
+    assert digest(batches) == expected
+    for values, index in batches:
         assert torch.equal(values, index.float()[:, None].expand(-1, 4))
 
 
@@ -347,14 +347,14 @@ def test_the_length_within_a_loop_is_that_of_the_whole_epoch() -> None:
 def test_a_collate_fn_gets_rows_of_a_memory_map_as_memory_maps(tmp_path: Path) -> None:
     table = np.memmap(tmp_path / "table", np.float32, "w+", shape=(ROWS, 3))
     table[:] = np.arange(3 * ROWS).reshape(ROWS, 3)
-    seen = []
+    types = []
 
     def collate(rows: list[Any]) -> torch.Tensor:
-        seen.extend(map(type, rows))
+        types.extend(map(type, rows))
         return default_collate(rows)
 
     expected = [default_collate(rows).tolist() for rows in chunked(table, 4)]
     for collate_fn in (None, collate):
         batches = ps.Pipeline.from_dataset(table).batch(4, collate_fn=collate_fn)
         assert [batch.tolist() for batch in batches] == expected
-    assert set(seen) == {np.memmap}
+    assert set(types) == {np.memmap}

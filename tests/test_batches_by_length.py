@@ -48,8 +48,8 @@ def by_tokens(shard: ps.Shard | None = None, executor: Any = "auto") -> ps.Pipel
 def samples(pipe: ps.Pipeline, batch: torch.Tensor) -> list[int]:
     """Return the samples of a batch without padding."""
     assert pipe.plan is not None
-    found: list[int] = batch[: pipe.plan.n_local, 0].tolist()
-    return found
+    indices: list[int] = batch[: pipe.plan.n_local, 0].tolist()
+    return indices
 
 
 def together(dealt: list[list[list[int]]]) -> list[list[int]]:
@@ -64,10 +64,10 @@ def test_any_workers_make_the_batches_of_the_trainer_alone(
     with by_tokens(executor="inline") as alone, by_tokens(executor=executor) as pipe:
         for _ in range(2):
             assert len(alone) == len(pipe)
-            made = list(pipe)
-            assert len(made) == len(alone)
-            for found, expected in zip(made, alone, strict=True):
-                assert torch.equal(found, expected)
+            batches = list(pipe)
+            assert len(batches) == len(alone)
+            for batch, expected in zip(batches, alone, strict=True):
+                assert torch.equal(batch, expected)
                 assert expected.numel() <= 1000
 
 
@@ -86,7 +86,7 @@ def test_a_run_resumes_in_another_world() -> None:
     with by_tokens() as alone:
         expected = [[samples(alone, batch) for batch in alone] for _ in range(2)]
         flat = expected[0] + expected[1]
-    state, found = None, []
+    state, batches = None, []
     for world, steps in ((1, 5), (3, 17), (2, 8), (8, 3), (1, 1000)):
         dealt: list[list[list[int]]] = []
         for rank in range(world):
@@ -94,7 +94,7 @@ def test_a_run_resumes_in_another_world() -> None:
                 if state is not None:
                     pipe.load_state_dict(json.loads(json.dumps(state)))
                 mine: list[list[int]] = []
-                while len(mine) < steps and len(found) + len(mine) < len(flat):
+                while len(mine) < steps and len(batches) + len(mine) < len(flat):
                     for batch in pipe:
                         mine.append(samples(pipe, batch))
                         if len(mine) == steps:
@@ -102,8 +102,8 @@ def test_a_run_resumes_in_another_world() -> None:
                 dealt.append(mine)
                 after = pipe.state_dict()
         state = after
-        found += together(dealt)
-    assert found == flat
+        batches += together(dealt)
+    assert batches == flat
 
 
 def test_batches_of_a_fixed_size_are_sorted_too() -> None:
@@ -117,12 +117,12 @@ def test_batches_of_a_fixed_size_are_sorted_too() -> None:
 
 
 def test_a_selection_uses_the_lengths_of_the_dataset() -> None:
-    chosen = np.flatnonzero(LENGTHS < 20)
-    pipe = ps.Pipeline.from_dataset(Texts()).select(chosen.tolist()).shuffle(seed=0)
+    selection = np.flatnonzero(LENGTHS < 20)
+    pipe = ps.Pipeline.from_dataset(Texts()).select(selection.tolist()).shuffle(seed=0)
     with pipe.batch(max_tokens=200, lengths=LENGTHS, collate_fn=pad) as batches:
-        found = list(batches)
-    assert max(batch.shape[1] for batch in found) == LENGTHS[chosen].max()
-    assert all(batch.numel() <= 200 for batch in found)
+        tensors = list(batches)
+    assert max(batch.shape[1] for batch in tensors) == LENGTHS[selection].max()
+    assert all(batch.numel() <= 200 for batch in tensors)
 
 
 def even(sample: torch.Tensor) -> bool:
@@ -152,6 +152,6 @@ def test_impossible_plans_are_refused(
 
 
 def test_batches_by_length_print_as_they_are_written() -> None:
-    shown = "batch(global_max_tokens=1000, lengths=<600 lengths>, window=5)"
-    assert shown in str(by_tokens())
+    code = "batch(global_max_tokens=1000, lengths=<600 lengths>, window=5)"
+    assert code in str(by_tokens())
     assert by_tokens()._stages[-1] == by_tokens()._stages[-1]  # noqa: SLF001

@@ -61,10 +61,10 @@ def read(log: Path) -> int:
 def test_a_cache_changes_no_byte_cold_or_warm(
     which: str, executor: str, expected: str, log: Path, tmp_path: Path
 ) -> None:
-    told = tiers(which, tmp_path / "disk")
-    pipe = cached(log, EXECUTORS[executor], told)
+    settings = tiers(which, tmp_path / "disk")
+    pipe = cached(log, EXECUTORS[executor], settings)
     assert two_epochs(pipe) == expected  # the second epoch comes from RAM or from disk
-    assert two_epochs(cached(log, EXECUTORS[executor], told)) == expected
+    assert two_epochs(cached(log, EXECUTORS[executor], settings)) == expected
 
 
 @pytest.mark.parametrize("codec", ["raw", "lz4", "zstd", "filter"])
@@ -91,12 +91,12 @@ def test_the_order_is_that_of_the_plan_wherever_the_cache_is(
 ) -> None:
     arranged = ARRANGEMENTS[name]
     source = ps.Pipeline.from_dataset(Noted(LENGTH, log), **THREADS)
-    wanted = two_epochs(arranged(source).map(augment).batch(4))
+    expected = two_epochs(arranged(source).map(augment).batch(4))
     if first:
         pipe = arranged(source).cache(ram="1MB")
     else:
         pipe = arranged(source.cache(ram="1MB"))
-    assert two_epochs(pipe.map(augment).batch(4)) == wanted
+    assert two_epochs(pipe.map(augment).batch(4)) == expected
 
 
 def test_samples_repeated_within_an_epoch_are_computed_once(log: Path) -> None:
@@ -116,7 +116,7 @@ def test_each_sample_is_computed_once_except_for_the_few_compared(
     with cached(log, EXECUTORS[executor], tiers(which, tmp_path / "disk")) as pipe:
         for _ in range(3):
             assert len([*pipe]) == 5
-        told = statistics(pipe)
+        counts = statistics(pipe)
     reads = Noted(LENGTH, log).reads()
     twice = [index for index, count in reads.items() if count > 1]
     assert sorted(reads) == list(range(LENGTH))
@@ -124,17 +124,17 @@ def test_each_sample_is_computed_once_except_for_the_few_compared(
     assert max(reads.values()) <= 2 + min(looked, 1)
     most = REPEATED + 4 + looked  # four of the workers began at once
     assert REPEATED <= len(twice) <= most
-    assert told.misses == LENGTH
+    assert counts.misses == LENGTH
 
 
 @pytest.mark.parametrize("which", ["disk", "both"])
 def test_another_pipeline_finds_the_records_on_disk(
     which: str, log: Path, tmp_path: Path
 ) -> None:
-    told = tiers(which, tmp_path / "disk")
-    two_epochs(cached(log, THREADS, told))
+    settings = tiers(which, tmp_path / "disk")
+    two_epochs(cached(log, THREADS, settings))
     before = read(log)
-    with cached(log, INLINE, told) as pipe:
+    with cached(log, INLINE, settings) as pipe:
         for _ in range(3):
             assert len([*pipe]) == 5
     assert read(log) - before == COMPARED  # to check that they are still right
@@ -199,13 +199,13 @@ def test_the_last_cache_is_asked_first_and_then_the_one_before(
         .batch(8)
     )
     with pipe:
-        found = [digest(pipe) for _ in range(2)]
+        digests = [digest(pipe) for _ in range(2)]
         pipe.close()  # this empties the second cache
-        found += [digest(pipe) for _ in range(2)]
+        digests += [digest(pipe) for _ in range(2)]
         reading = pipe.stats()
     plain = ps.Pipeline.from_dataset(Noted(LENGTH, log), **INLINE).map(doubled)
     with plain.batch(8) as pipe:
-        assert found == [digest(pipe) for _ in range(4)]
+        assert digests == [digest(pipe) for _ in range(4)]
     assert reading is not None
     encoded, decoded = reading.caches
     assert (encoded.name, decoded.name) == ("Cache(ID:1)", "Cache(ID:3)")
@@ -230,8 +230,8 @@ def test_each_image_size_has_records_of_its_own(
     which: str, kind: Mapping[str, Any], log: Path, tmp_path: Path
 ) -> None:
     source = ps.Pipeline.from_dataset(Noted(LENGTH, log), schedule=SIZES, **kind)
-    told = tiers(which, tmp_path / "disk")
-    with source.map(of_size, **kind).cache(**told).shuffle(seed=1).batch() as pipe:
+    settings = tiers(which, tmp_path / "disk")
+    with source.map(of_size, **kind).cache(**settings).shuffle(seed=1).batch() as pipe:
         for _ in range(4):
             for values, _ in pipe:
                 assert pipe.plan is not None
@@ -269,9 +269,9 @@ def test_a_state_restores_in_a_pipeline_with_warm_ram(log: Path) -> None:
         next(first)
         next(first)
         state = pipe.state_dict()
-        wanted = [*indices(first)]
+        rest = [*indices(first)]
         pipe.load_state_dict(state)
-        assert [*indices(pipe)] == wanted
+        assert [*indices(pipe)] == rest
     assert read(log) == LENGTH + REPEATED
 
 
@@ -316,13 +316,13 @@ def test_statistics_count_hits_and_what_they_saved(
     with cached(log, INLINE, kind, wait_s=wait_s, width=1000) as pipe:
         for _ in range(3):
             assert [*pipe]
-        told = statistics(pipe)
-    (ram,) = told.tiers
-    assert (told.name, ram.name) == ("Cache(ID:2)", "RAM")
-    assert (told.hits, told.misses) == (2 * LENGTH, LENGTH)
-    assert told.hit_share == pytest.approx(2 / 3)
-    assert (ram.records, ram.evictions, told.refused, told.damaged) == (LENGTH, 0, 0, 0)
-    assert told.stored_bytes == ram.nbytes < LENGTH * 4000 / 2
+        sums = statistics(pipe)
+    (ram,) = sums.tiers
+    assert (sums.name, ram.name) == ("Cache(ID:2)", "RAM")
+    assert (sums.hits, sums.misses) == (2 * LENGTH, LENGTH)
+    assert sums.hit_share == pytest.approx(2 / 3)
+    assert (ram.records, ram.evictions, sums.refused, sums.damaged) == (LENGTH, 0, 0, 0)
+    assert sums.stored_bytes == ram.nbytes < LENGTH * 4000 / 2
     assert ram.seconds_saved == pytest.approx(2 * LENGTH * wait_s)
 
 
@@ -330,11 +330,11 @@ def test_a_cached_pipeline_prints_as_the_code_that_makes_it() -> None:
     pipe = ps.Pipeline.from_dataset(range(8)).cache(
         ram="2GB", disk="/nvme/cache", disk_limit="1TB", codec="lz4", version=3
     )
-    shown = (
+    code = (
         ".cache(ram=2000000000, disk='/nvme/cache', disk_limit=1000000000000,"
         " codec='lz4', version=3)"
     )
-    assert repr(pipe).endswith(shown)
+    assert repr(pipe).endswith(code)
     assert repr(ps.Pipeline.from_dataset(range(8)).cache(ram=9)).endswith(
         ".cache(ram=9)"
     )
@@ -351,7 +351,7 @@ def test_data_with_an_open_file_is_cached_for_this_run_with_one_line_why(
             with pipe.batch(8) as batches:
                 assert [*indices(batches)] == [*indices(batches)]
             assert read(log) == run * (LENGTH + REPEATED)
-            (line,) = [each.getMessage() for each in caplog.records]
+            (line,) = [record.getMessage() for record in caplog.records]
             assert line.startswith("Cache(ID:1) is private to this run: ")
             assert "whether dataset.handle" in line
             assert "__penstock_fingerprint__" in line
@@ -373,12 +373,12 @@ def test_a_full_tier_serves_the_records_that_it_holds(log: Path) -> None:
         before = 0
         for _ in range(3):
             assert [*pipe]
-            told = statistics(pipe)
-            assert 0.39 <= (told.hits - before) / length <= 0.45
-            before = told.hits
-        assert told.refused > 0
-        assert told.tiers[0].nbytes <= room
-        assert told.tiers[0].evictions == 0
+            counts = statistics(pipe)
+            assert 0.39 <= (counts.hits - before) / length <= 0.45
+            before = counts.hits
+        assert counts.refused > 0
+        assert counts.tiers[0].nbytes <= room
+        assert counts.tiers[0].evictions == 0
 
 
 # What must not be stored

@@ -113,11 +113,11 @@ def test_processes_that_end_with_their_epoch_leave_their_records(
 
 def test_a_new_process_finds_the_records_on_disk(log: Path, tmp_path: Path) -> None:
     with cached(log, INLINE, {"disk": tmp_path / "disk"}) as pipe:
-        wanted = digest(pipe)
+        expected = digest(pipe)
     before = Noted(LENGTH, log).reads().total()
-    found = spawned(ran, log, INLINE, {"disk": tmp_path / "disk"})
-    assert found.digest == wanted
-    assert (found.hits, found.misses) == (LENGTH, 0)
+    outcome = spawned(ran, log, INLINE, {"disk": tmp_path / "disk"})
+    assert outcome.digest == expected
+    assert (outcome.hits, outcome.misses) == (LENGTH, 0)
     assert Noted(LENGTH, log).reads().total() - before == COMPARED  # for comparison
 
 
@@ -133,11 +133,11 @@ def test_records_in_ram_end_with_their_process(log: Path) -> None:
 def test_three_processes_on_a_cold_cache_compute_each_sample_once(
     which: str, log: Path, tmp_path: Path
 ) -> None:
-    told = tiers(which, tmp_path / "disk")
-    found = spawned(ran_by_several, 3, log, EXECUTORS["1 thread"], told)
-    assert len({each.digest for each in found}) == 1
-    assert sum(each.misses for each in found) == SHARED
-    assert sum(each.hits for each in found) >= 2 * SHARED
+    settings = tiers(which, tmp_path / "disk")
+    outcomes = spawned(ran_by_several, 3, log, EXECUTORS["1 thread"], settings)
+    assert len({outcome.digest for outcome in outcomes}) == 1
+    assert sum(outcome.misses for outcome in outcomes) == SHARED
+    assert sum(outcome.hits for outcome in outcomes) >= 2 * SHARED
     reads = Noted(SHARED, log).reads()
     assert len(reads) == SHARED
     # a process that finds records of another run compares some
@@ -198,8 +198,8 @@ def early_ends() -> list[Any]:
 def test_a_loop_that_ends_early_leaves_nothing_behind(
     host: Any, executor: str, end: str, log: Path, tmp_path: Path
 ) -> None:
-    told = tiers("both", tmp_path / "disk")
-    pipe = cached(log, EXECUTORS[executor], told).options(host=host)
+    settings = tiers("both", tmp_path / "disk")
+    pipe = cached(log, EXECUTORS[executor], settings).options(host=host)
     ENDS[end](pipe)
     del pipe
     gc.collect()
@@ -229,8 +229,8 @@ def test_many_runs_over_many_processes_compute_each_sample_once(
     which: str, tmp_path: Path
 ) -> None:
     for run in range(5):
-        log, told = tmp_path / f"log{run}", tiers(which, tmp_path / f"disk{run}")
-        found = spawned(ran_by_several, 8, log, EXECUTORS["4 thread"], told)
-        assert len({each.digest for each in found}) == 1
-        assert sum(each.misses for each in found) == SHARED
+        log, settings = tmp_path / f"log{run}", tiers(which, tmp_path / f"disk{run}")
+        outcomes = spawned(ran_by_several, 8, log, EXECUTORS["4 thread"], settings)
+        assert len({outcome.digest for outcome in outcomes}) == 1
+        assert sum(outcome.misses for outcome in outcomes) == SHARED
         assert len(Noted(SHARED, log).reads()) == SHARED

@@ -83,13 +83,13 @@ def test_loops_in_step_draw_their_orders_as_torchs_do(settings: dict[str, Any]) 
     def orders(kind: Any) -> list[Any]:
         torch.manual_seed(7)
         pair = [kind(range(20), 4, shuffle=True, **settings) for _ in range(2)]
-        found = [
+        batches = [
             (one.tolist(), other.tolist())
             for _ in range(2)
             for one, other in zip(*pair, strict=True)
         ]
         loop = iter(pair[0])
-        return [*found, torch.rand(()).item(), *(batch.tolist() for batch in loop)]
+        return [*batches, torch.rand(()).item(), *(batch.tolist() for batch in loop)]
 
     ps.set_enable_autotune(True)
     assert orders(DataLoader) == orders(torchs.DataLoader)
@@ -133,9 +133,9 @@ def test_a_dataset_gets_what_a_batch_sampler_yielded(form: Any) -> None:
     ps.set_enable_autotune(True)
     batches: Any = [form([1, 2]), form([3])]
     data: Any = Batched()
-    found = list(DataLoader(data, batch_sampler=batches, collate_fn=lambda rows: rows))
-    assert [type(each) for (each,) in found] == [type(batches[0])] * 2
-    assert all(each is given for (each,), given in zip(found, batches, strict=True))
+    lists = list(DataLoader(data, batch_sampler=batches, collate_fn=lambda rows: rows))
+    assert [type(rows) for (rows,) in lists] == [type(batches[0])] * 2
+    assert all(rows is batch for (rows,), batch in zip(lists, batches, strict=True))
 
 
 # Sample seeding: the same for any number of workers
@@ -144,8 +144,8 @@ def test_a_dataset_gets_what_a_batch_sampler_yielded(form: Any) -> None:
 def test_bytes_are_the_same_for_any_number_of_workers() -> None:
     alone = epochs(seeded(0))
     assert same(alone, epochs(seeded(4)))
-    kept = epochs(seeded(1, persistent_workers=True))
-    assert same(kept, epochs(seeded(4, persistent_workers=True)))
+    persistent = epochs(seeded(1, persistent_workers=True))
+    assert same(persistent, epochs(seeded(4, persistent_workers=True)))
     assert not same(alone[:11], alone[11:])
     assert not same(alone, epochs(seeded(0), seed=8))
 
@@ -245,16 +245,16 @@ def test_a_peek_leaves_the_surrounding_loop_alone(
 ) -> None:
     loader = DataLoader(range(12), 4, num_workers=workers, sample_seeding=True)
     for _ in range(2):
-        seen: list[list[int]] = []
-        held: Any = None
+        batches: list[list[int]] = []
+        peek: Any = None
         for number, batch in enumerate(loader):
-            seen.append(batch.tolist())
+            batches.append(batch.tolist())
             if number == step:
-                held = iter(loader)
-                assert next(held).tolist() == [0, 1, 2, 3]
-                held = held if kept else None
-        assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-        assert held is None or len(list(held)) == 2
+                peek = iter(loader)
+                assert next(peek).tolist() == [0, 1, 2, 3]
+                peek = peek if kept else None
+        assert batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+        assert peek is None or len(list(peek)) == 2
     loader.close()
 
 
@@ -281,12 +281,12 @@ def test_a_state_after_a_peek_is_that_of_the_surrounding_loop(
 def test_all_three_generators_are_seeded_and_the_trainers_left_alone() -> None:
     batches = iter(seeded(0))
     next(batches)  # for which the order was drawn
-    known = random.getstate(), torch.get_rng_state()
+    states = random.getstate(), torch.get_rng_state()
     legacy = np.random.get_state()[2]  # noqa: NPY002 the global one
     batch = next(batches)
-    assert random.getstate() == known[0]
+    assert random.getstate() == states[0]
     assert np.random.get_state()[2] == legacy  # noqa: NPY002 the global one
-    assert torch.equal(torch.get_rng_state(), known[1])
+    assert torch.equal(torch.get_rng_state(), states[1])
     assert all(len(values.unique()) == BATCH for values in batch[:3])
 
 
@@ -333,15 +333,15 @@ def test_torchs_own_workers_do_what_only_they_can_and_the_log_says_so_once(
 ) -> None:
     caplog.set_level(logging.INFO, logger="penstock.autotune")
     ps.set_enable_autotune(True)
-    made = loader()
+    data_loader = loader()
     assert (
-        [len(list(made)) for _ in range(2)] == [2, 2]
+        [len(list(data_loader)) for _ in range(2)] == [2, 2]
         if why != "single samples"
-        else list(made)
+        else list(data_loader)
     )
-    told = [m for m in caplog.messages if "torch's own workers load, untuned" in m]
-    assert len(told) == 1
-    assert why in told[0]
+    lines = [m for m in caplog.messages if "torch's own workers load, untuned" in m]
+    assert len(lines) == 1
+    assert why in lines[0]
 
 
 # Samplers
@@ -391,11 +391,11 @@ def test_distributed_samplers_follow_set_epoch() -> None:
         data = Plain(20)
         sampler: Any = torchs.DistributedSampler(data, num_replicas=2, rank=1)
         loader = kind(data, 5, sampler=sampler, **settings)
-        found = []
+        batches = []
         for epoch in range(3):
             sampler.set_epoch(epoch)
-            found += [batch.tolist() for batch in loader]
-        return found
+            batches += [batch.tolist() for batch in loader]
+        return batches
 
     assert order(DataLoader, sample_seeding=True) == order(torchs.DataLoader)
 
@@ -513,9 +513,9 @@ def test_copies_and_pickles_start_from_the_beginning() -> None:
 
 def test_profilers_find_loading_by_torchs_name() -> None:
     loader = DataLoader(Plain(8), 4, sample_seeding=True)
-    with profile() as seen:
+    with profile() as profiler:
         list(loader)
-    names = [event.key for event in seen.key_averages()]
+    names = [event.key for event in profiler.key_averages()]
     assert any(
         name.startswith("enumerate(DataLoader)#") and name.endswith(".__next__")
         for name in names

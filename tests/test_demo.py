@@ -97,9 +97,9 @@ def test_the_demo_shows_its_decisions_and_a_gain(photos: Path, tmp_path: Path) -
 
 def figures(output: str) -> tuple[float, int, int]:
     """Return the gain that the last line states, and the speeds before and after."""
-    told = LAST_LINE.fullmatch(output.splitlines()[-1])
-    assert told is not None
-    return float(told["gain"]), int(told["old"]), int(told["new"])
+    match = LAST_LINE.fullmatch(output.splitlines()[-1])
+    assert match is not None
+    return float(match["gain"]), int(match["old"]), int(match["new"])
 
 
 def test_the_last_line_compares_speeds_and_waits() -> None:
@@ -151,10 +151,10 @@ def test_the_network_learns(photos: Path) -> None:
 
 @pytest.mark.slow  # a whole interpreter, cold
 def test_training_does_not_load_the_compiler_of_torch() -> None:
-    told = subprocess.run(
+    run = subprocess.run(
         [sys.executable, "-P", "-c", TRAINED], capture_output=True, check=True
     )
-    assert told.stdout == b"False\n"  # it takes seconds, and first decisions come soon
+    assert run.stdout == b"False\n"  # it takes seconds, and first decisions come soon
 
 
 def test_photos_that_cannot_be_drawn_are_an_error_with_a_cure(
@@ -179,7 +179,7 @@ def test_on_a_terminal_lines_appear_above_a_bar_that_vanishes(
     with screen.progress("training") as show:
         show(0.5, "half way")
         screen.say("a [decision]")
-    shown = terminal.getvalue()
-    assert "a [decision]\n" in shown
-    assert "half way" in shown
-    assert shown.endswith("\x1b[2K")  # the bar's line is cleared
+    output = terminal.getvalue()
+    assert "a [decision]\n" in output
+    assert "half way" in output
+    assert output.endswith("\x1b[2K")  # the bar's line is cleared

@@ -88,9 +88,9 @@ def test_draws_of_a_single_worker_process_are_repeatable() -> None:
 def test_draws_in_the_engines_own_process_are_not_those_of_the_trainer() -> None:
     pipe = ps.Pipeline.from_dataset(Draws(), executor="thread")
     with pipe.batch(8).options(host="process") as pipe:
-        found = zip(*samples(pipe), strict=True)
+        draws = zip(*samples(pipe), strict=True)
     own = zip(*(draw_all() for _ in range(4 * LENGTH)), strict=True)
-    for theirs, ours in zip(found, own, strict=True):
+    for theirs, ours in zip(draws, own, strict=True):
         assert not set(theirs) & set(ours)
 
 
@@ -118,10 +118,10 @@ def test_generators_that_worker_init_fn_makes_differ_among_workers_and_epochs() 
     loader = ps.DataLoader(
         OfItsWorker(), batch_size=8, num_workers=2, worker_init_fn=make_generator
     )
-    drawn = samples(loader)
+    draws = samples(loader)
     for _ in range(2):
-        drawn += next(iter(loader)).tolist()  # and between loops that are left early
-    assert len(set(drawn)) == 2 * LENGTH + 2 * 8
+        draws += next(iter(loader)).tolist()  # and between loops that are left early
+    assert len(set(draws)) == 2 * LENGTH + 2 * 8
 
 
 @pytest.mark.parametrize("library", GLOBAL)

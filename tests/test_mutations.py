@@ -100,7 +100,7 @@ def test_a_breakage_that_cannot_be_made_is_an_error(
     ],
 )
 def test_each_slip_of_the_hand_is_one_breakage(text: str, broken: set[str]) -> None:
-    assert {Mutant("", *each).applied(text) for each in changes(text)} == broken
+    assert {Mutant("", *change).applied(text) for change in changes(text)} == broken
 
 
 def test_what_is_no_behaviour_is_never_broken() -> None:
@@ -108,8 +108,8 @@ def test_what_is_no_behaviour_is_never_broken() -> None:
 
 
 def test_drawn_breakages_parse_and_change_one_place(root: Path) -> None:
-    drawn = draw(root, 40, 10, seed=1)
-    for mutant in drawn:
+    mutants = draw(root, 40, 10, seed=1)
+    for mutant in mutants:
         text = (root / mutant.file).read_text()
         broken = mutant.applied(text)
         assert ast.dump(ast.parse(broken)) != ast.dump(ast.parse(text))
@@ -117,8 +117,8 @@ def test_drawn_breakages_parse_and_change_one_place(root: Path) -> None:
         assert broken.endswith(text[mutant.end :])
         before, after = mutant.lines(text)
         assert before != after
-    assert len(set(drawn)) == 40
-    assert {mutant.file for mutant in drawn} <= set(product(root))
+    assert len(set(mutants)) == 40
+    assert {mutant.file for mutant in mutants} <= set(product(root))
 
 
 def test_the_same_seed_draws_the_same_breakages(root: Path) -> None:
@@ -162,8 +162,8 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         failing = [WRONG, RIGHT] if "2" in (folder / "one.py").read_text() else [WRONG]
         left_out = " ".join(command)
         failing = [test for test in failing if f"--deselect {test}" not in left_out]
-        shown = failing[:1] if "-x" in command else failing
-        return bool(shown), "\n".join(f"FAILED {test} - assert 0" for test in shown)
+        tests = failing[:1] if "-x" in command else failing
+        return bool(tests), "\n".join(f"FAILED {test} - assert 0" for test in tests)
 
     (tmp_path / "one.py").write_text("x = 1\n")
     monkeypatch.setattr(mutations, "ROOT", tmp_path)

@@ -190,7 +190,7 @@ def _tuned() -> Iterator[None]:
 def test_without_requested_workers_a_loader_gives_what_torch_gives(
     what: str, tmp_path: Path
 ) -> None:
-    expected, found = (
+    expected, ours = (
         samples(
             Loader(
                 DATASETS[what](tmp_path),
@@ -201,7 +201,7 @@ def test_without_requested_workers_a_loader_gives_what_torch_gives(
         )
         for Loader in (torch.utils.data.DataLoader, ps.DataLoader)
     )
-    assert found == expected
+    assert ours == expected
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -226,9 +226,9 @@ def test_several_workers_each_open_a_file(what: str, tmp_path: Path) -> None:
     pids: set[int] = set()
     with pipe.batch(8) as pipe:
         while len(pids) < 2:  # the other may still be starting
-            found = samples(pipe)
-            assert [row for row, _ in found] == 2 * [*range(LENGTH)]
-            pids |= {pid for _, pid in found}
+            pairs = samples(pipe)
+            assert [row for row, _ in pairs] == 2 * [*range(LENGTH)]
+            pids |= {pid for _, pid in pairs}
             assert os.getpid() not in pids
     assert data.inner is None
 
@@ -241,9 +241,9 @@ def test_several_workers_each_open_a_file_that_no_search_finds(
     ps.set_cpu_budget(cpus)  # with one, one process carries the leases of all
     pipe = ps.Pipeline.from_dataset(OutOfSight(tmp_path), num_parallel_workers=2)
     with pipe.batch(8) as pipe:
-        found = samples(pipe)
-    assert [row for row, _ in found] == 2 * [*range(LENGTH)]
-    assert os.getpid() not in {pid for _, pid in found}
+        pairs = samples(pipe)
+    assert [row for row, _ in pairs] == 2 * [*range(LENGTH)]
+    assert os.getpid() not in {pid for _, pid in pairs}
 
 
 class KeepsLast:
@@ -272,9 +272,9 @@ def test_several_workers_each_keep_what_they_read_last(
     data[0]  # the first sample finds its group already read
     pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=4, executor=executor)
     with pipe.batch(8) as pipe:
-        found = samples(pipe)
-    assert [row for row, _ in found] == 2 * [*range(LENGTH)]
-    assert os.getpid() not in {pid for _, pid in found}
+        pairs = samples(pipe)
+    assert [row for row, _ in pairs] == 2 * [*range(LENGTH)]
+    assert os.getpid() not in {pid for _, pid in pairs}
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -283,9 +283,9 @@ def test_several_workers_each_open_a_file_for_a_function(tmp_path: Path) -> None
     read = OpensLate(lambda: Records(tmp_path, buffered=False)).__getitem__
     pipe = ps.Pipeline.from_dataset(range(LENGTH)).map(read, num_parallel_workers=2)
     with pipe.batch(8) as pipe:
-        found = samples(pipe)
-    assert [row for row, _ in found] == 2 * [*range(LENGTH)]
-    assert os.getpid() not in {pid for _, pid in found}
+        pairs = samples(pipe)
+    assert [row for row, _ in pairs] == 2 * [*range(LENGTH)]
+    assert os.getpid() not in {pid for _, pid in pairs}
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -353,8 +353,8 @@ def test_only_one_thread_draws_from_a_generator_made_late(
     data = OpensLate(lambda: DATASETS[make](tmp_path))
     pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=2)
     with pipe.batch(8) as pipe:
-        drawn = [row for row, _ in samples(pipe)]
-    assert len(set(drawn)) == 2 * LENGTH
+        rows = [row for row, _ in samples(pipe)]
+    assert len(set(rows)) == 2 * LENGTH
     assert "one thread works" in caplog.text
 
 
@@ -410,8 +410,8 @@ class Slow:
 
 def test_a_collate_fn_may_reuse_its_buffer_for_the_next_batch() -> None:
     loader = ps.DataLoader(Slow(), batch_size=8, collate_fn=Reusing())
-    found = [row for batch in loader for row in batch.tolist()]
-    assert found == list(range(LENGTH))
+    rows = [row for batch in loader for row in batch.tolist()]
+    assert rows == list(range(LENGTH))
 
 
 def masked(rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -425,12 +425,12 @@ def unmasked(rows: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
 def masks(loader: Any, pauses: Iterator[float]) -> tuple[list[float], list[float]]:
     """Return an epoch's masks, and what the trainer draws meanwhile."""
     torch.manual_seed(0)
-    drawn, own = [], []
+    values, own = [], []
     for _, mask in loader:
-        drawn += mask.tolist()
+        values += mask.tolist()
         own.append(float(torch.rand(())))
         time.sleep(next(pauses))
-    return drawn, own
+    return values, own
 
 
 def uneven(seed: int) -> Iterator[float]:
@@ -445,11 +445,11 @@ def test_draws_in_a_collate_fn_are_repeatable_and_separate_from_the_trainers(
     def loader(collate: Any = masked) -> Any:
         return ps.DataLoader(Slow(), 8, collate_fn=collate, **settings)
 
-    found, again = masks(loader(), uneven(1)), masks(loader(), uneven(2))
-    assert found == again
-    assert len(set(found[0])) == LENGTH
+    first, again = masks(loader(), uneven(1)), masks(loader(), uneven(2))
+    assert first == again
+    assert len(set(first[0])) == LENGTH
     _, undisturbed = masks(loader(unmasked), uneven(1))
-    assert found[1] == undisturbed
+    assert first[1] == undisturbed
 
 
 def test_a_collate_fn_draws_from_torchs_seed_and_resumes_from_a_state() -> None:
@@ -480,13 +480,13 @@ class Late:
 
 
 def test_rare_draws_are_the_same_for_any_number_of_workers() -> None:
-    found = []
+    outcomes = []
     several: dict[str, Any] = {"num_workers": 2}
     for settings in ({}, several):
         torch.manual_seed(1)
         loader = ps.DataLoader(Late(), batch_size=4, **settings)
-        found.append([samples(loader), float(torch.rand(()))])
-    assert found[0] == found[1]
+        outcomes.append([samples(loader), float(torch.rand(()))])
+    assert outcomes[0] == outcomes[1]
 
 
 class FromQueue(torch.utils.data.IterableDataset[int]):
@@ -542,8 +542,8 @@ def test_nested_tensors_are_refused_as_by_torch_or_passed_unchanged() -> None:
         with pytest.raises(RuntimeError, match="provide a custom collate_fn"):
             list(ps.DataLoader(Nested(layout), 2, num_workers=workers))
         loader = ps.DataLoader(Nested(layout), 2, num_workers=workers, collate_fn=list)
-        found = [[part.tolist() for part in each] for batch in loader for each in batch]
-        assert found == [[[1.0] * (at + 1), [at, at]] for at in range(6)]
+        rows = [[part.tolist() for part in row] for batch in loader for row in batch]
+        assert rows == [[[1.0] * (at + 1), [at, at]] for at in range(6)]
 
 
 def test_a_snapshot_shows_what_has_changed() -> None:

@@ -90,27 +90,27 @@ def test_an_installation_that_fails_says_why_and_is_tried_again(clone: Path) -> 
     python.chmod(0o755)
     (clone / ".venv" / "installed-from").write_text(str(clone.resolve()))
     for _ in range(2):
-        done = make(clone, ".venv/with-test")
-        assert done.returncode != 0
-        assert "no room" in done.stderr
+        process = make(clone, ".venv/with-test")
+        assert process.returncode != 0
+        assert "no room" in process.stderr
 
 
 def test_progress_is_a_line_for_what_takes_long(root: Path) -> None:
-    shown = re.sub(r"\d+ s,", "_ s,", shown_of(root, SAID)).splitlines()
-    assert shown == [
+    lines = re.sub(r"\d+ s,", "_ s,", shown_of(root, SAID)).splitlines()
+    assert lines == [
         "set-up: _ s, downloading torch-2.13.0 (200.1 MB)",
         "set-up: _ s, unpacking 3 packages",
     ]
 
 
 def test_progress_is_a_line_every_ten_packages(root: Path) -> None:
-    shown = re.sub(r"\d+ s,", "_ s,", shown_of(root, SAID * 10)).splitlines()
-    found = [line for line in shown if "found" in line]
-    assert found == [f"set-up: _ s, {n} packages found" for n in (10, 20, 30)]
+    lines = re.sub(r"\d+ s,", "_ s,", shown_of(root, SAID * 10)).splitlines()
+    package_lines = [line for line in lines if "found" in line]
+    assert package_lines == [f"set-up: _ s, {n} packages found" for n in (10, 20, 30)]
 
 
-def shown_of(root: Path, said: str) -> str:
-    return subprocess.check_output([root / ".ci" / "progress"], input=said, text=True)
+def shown_of(root: Path, log: str) -> str:
+    return subprocess.check_output([root / ".ci" / "progress"], input=log, text=True)
 
 
 def test_progress_is_shown_while_pip_works(root: Path) -> None:
@@ -153,10 +153,10 @@ def test_an_extension_that_was_not_built_is_explained_in_one_sentence(
         monkeypatch.setattr(looking, "passes", lambda *_: True)
         monkeypatch.setenv("CC", sys.executable)  # something that is there
     looking.main()
-    told = capsys.readouterr().out
-    assert told.startswith(f"set-up: without {missing}, ps.image decodes photographs ")
-    assert told.count("\n") == 1
-    assert "apt install gcc libc6-dev python3-dev libjpeg-dev" in told
+    line = capsys.readouterr().out
+    assert line.startswith(f"set-up: without {missing}, ps.image decodes photographs ")
+    assert line.count("\n") == 1
+    assert "apt install gcc libc6-dev python3-dev libjpeg-dev" in line
 
 
 def test_an_extension_that_was_built_is_not_mentioned(
@@ -178,5 +178,5 @@ def test_each_header_that_is_missing_is_named(
 ) -> None:
     monkeypatch.setenv("CC", sys.executable)
     for text, name in looking.HEADERS.items():
-        monkeypatch.setattr(looking, "passes", lambda _, given, no=text: given != no)
+        monkeypatch.setattr(looking, "passes", lambda _, source, no=text: source != no)
         assert looking.missing() == name

@@ -76,7 +76,7 @@ def test_functions_are_flat(trees: dict[str, ast.Module]) -> None:
 
 def test_classes_are_small(trees: dict[str, ast.Module]) -> None:
     methods = {
-        f"{name}:{node.lineno} {node.name}": sum(is_public(each) for each in node.body)
+        f"{name}:{node.lineno} {node.name}": sum(is_public(item) for item in node.body)
         for name, tree in trees.items()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and node.name not in FACES
@@ -99,13 +99,13 @@ def test_public_names_are_documented(trees: dict[str, ast.Module]) -> None:
 def test_no_text_mentions_what_means_nothing_to_a_reader(what: str, root: Path) -> None:
     if not (root / ".git").exists():
         pytest.skip("only git knows which files are ours, and this is not a checkout")
-    found = [
+    mentions = [
         f"{path.relative_to(root)}:{number}: {line.strip()}"
         for path in tracked_texts(root)
         for number, line in enumerate(path.read_text().splitlines(), start=1)
         if re.search(UNWANTED[what], line)
     ]
-    assert found == []
+    assert mentions == []
 
 
 def over(counts: dict[str, int], budget: int) -> dict[str, int]:
@@ -156,19 +156,19 @@ def is_public(node: ast.stmt) -> bool:
 
 def public_definitions(node: ast.Module | ast.ClassDef) -> Iterator[Definition]:
     """Yield public classes and functions, and public members of public classes."""
-    for each in node.body:
-        if isinstance(each, Definition) and is_public(each):
-            yield each
-            if isinstance(each, ast.ClassDef):
-                yield from public_definitions(each)
+    for member in node.body:
+        if isinstance(member, Definition) and is_public(member):
+            yield member
+            if isinstance(member, ast.ClassDef):
+                yield from public_definitions(member)
 
 
 def promised_methods(tree: ast.Module) -> Iterator[str]:
     """Return methods that protocols document for all that implement them."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and any(map(is_protocol, node.bases)):
-            methods = (each for each in node.body if isinstance(each, Function))
-            yield from (each.name for each in methods if ast.get_docstring(each))
+            methods = (method for method in node.body if isinstance(method, Function))
+            yield from (method.name for method in methods if ast.get_docstring(method))
 
 
 def is_protocol(base: ast.expr) -> bool:

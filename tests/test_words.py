@@ -93,7 +93,7 @@ def texts(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def test_no_name_uses_a_word_that_was_replaced(root: Path) -> None:
-    found = {
+    places = {
         f"{path.relative_to(root)}: {name} (say {REPLACED[word]})"
         for path in root.glob("[!.]*/**/*.py")
         if path.relative_to(root).parts[0] not in NO_CODE
@@ -101,7 +101,7 @@ def test_no_name_uses_a_word_that_was_replaced(root: Path) -> None:
         for name in {*names(path), path.stem}
         for word in replaced(name)
     }
-    assert found == set()
+    assert places == set()
 
 
 def test_a_word_is_found_wherever_it_stands_in_a_name() -> None:
@@ -113,12 +113,12 @@ def test_a_word_is_found_wherever_it_stands_in_a_name() -> None:
 
 
 def test_no_text_reads_as_if_translated(root: Path) -> None:
-    found = [
+    passages = [
         f"{name}: {match.group()}"
         for name, text in texts(root)
         for match in re.finditer(UNIDIOMATIC, text)
     ]
-    assert found == []
+    assert passages == []
 
 
 def test_pages_read_as_english_and_use_no_word_that_was_replaced(root: Path) -> None:
@@ -127,13 +127,13 @@ def test_pages_read_as_english_and_use_no_word_that_was_replaced(root: Path) -> 
         *root.glob("[!.]*/**/*.md"),
         *root.glob(".github/**/*.md"),
     ]
-    found = [
+    passages = [
         f"{page.relative_to(root)}: {match.group()}"
         for page in pages
         if page.name != "renamed.md"
         for match in re.finditer(IN_PROSE, page.read_text())
     ]
-    assert found == []
+    assert passages == []
 
 
 def written(root: Path) -> Iterator[Path]:
@@ -144,7 +144,7 @@ def written(root: Path) -> Iterator[Path]:
 
 
 def test_docstrings_comments_and_messages_read_as_english_too(root: Path) -> None:
-    found = [
+    passages = [
         f"{path.relative_to(root)}: {match.group()}"
         for path in written(root)
         if path.name != "test_words.py"
@@ -152,7 +152,7 @@ def test_docstrings_comments_and_messages_read_as_english_too(root: Path) -> Non
         for text in prose(path.read_text(encoding="utf-8"))
         for match in re.finditer(IN_PROSE, text)
     ]
-    assert found == []
+    assert passages == []
 
 
 def test_prose_is_found_across_lines_and_told_from_code() -> None:
@@ -166,7 +166,7 @@ HEADLESS = r"(?:Of|(?:At|By|From|In|To) which|That)\b"
 
 
 def test_docstrings_name_what_they_describe(root: Path) -> None:
-    found = [
+    docstrings = [
         f"{path.relative_to(root)}:{node.lineno}: {node.value.value[:40]}"
         for path in written(root)
         if re.search('"""' + HEADLESS, text := path.read_text(encoding="utf-8"))
@@ -174,7 +174,7 @@ def test_docstrings_name_what_they_describe(root: Path) -> None:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if re.match(HEADLESS, str(node.value.value))
     ]
-    assert found == []
+    assert docstrings == []
 
 
 def prose(code: str) -> Iterator[str]:
@@ -196,15 +196,15 @@ def unwrapped(text: str) -> str:
 
 
 def test_texts_name_files_that_exist(root: Path) -> None:
-    known = {Path(name).name for name, _ in texts(root)} | {"train.py"}  # the user's
-    found = {
+    files = {Path(name).name for name, _ in texts(root)} | {"train.py"}  # the user's
+    references = {
         f"{name}: {file}"
         for name, text in texts(root)
         if not name.startswith("tests")
         for file in re.findall(r"(?<=[(` ])(\w+\.py)(?=[)`, ]|$)", text, re.MULTILINE)
-        if file not in known
+        if file not in files
     }
-    assert found == set()
+    assert references == set()
 
 
 PUBLIC_TWINS = {"Shuffle", "pad", "resize"}
