@@ -103,10 +103,10 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def always_moved(monkeypatch: pytest.MonkeyPatch, *, kept: bool) -> None:
     """Make every measurement lead to a move, and every trial end as requested."""
-    wanted = Verdict.KEEP if kept else Verdict.ROLL_BACK
-    found = ContentionObservation(20.0, 10.0, certain=True)
-    monkeypatch.setattr(trainer_cost, "compare", lambda *_, **__: found)
-    monkeypatch.setattr(Trial, "verdict", lambda *_: wanted)
+    verdict = Verdict.KEEP if kept else Verdict.ROLL_BACK
+    contention = ContentionObservation(20.0, 10.0, certain=True)
+    monkeypatch.setattr(trainer_cost, "compare", lambda *_, **__: contention)
+    monkeypatch.setattr(Trial, "verdict", lambda *_: verdict)
     monkeypatch.setattr(Kinds, "other_executor", lambda *_, **__: ())
     monkeypatch.setattr(Kinds, "unprobed", lambda *_: False)
     monkeypatch.setattr(Kinds, "alone", lambda *_: ())
@@ -162,24 +162,24 @@ def test_batches_are_the_same_wherever_they_come_from(
 ) -> None:
     always_moved(monkeypatch, kept=kept)
     outcome = f"host trainer -> process {'kept' if kept else 'rolled back'}"
-    found, deadline_s = [], time.monotonic() + 120
+    digests, deadline_s = [], time.monotonic() + 120
     with pipe_of(length=LENGTH) as pipe:
         while outcome not in said(caplog):
             assert time.monotonic() < deadline_s, caplog.text
-            found.append(digest(slowly(pipe)))
-        found.append(digest(pipe))
+            digests.append(digest(slowly(pipe)))
+        digests.append(digest(pipe))
     with pipe_of(length=LENGTH).options(host="trainer") as pipe:
-        assert found == [digest(pipe) for _ in found]
+        assert digests == [digest(pipe) for _ in digests]
     assert children() == []
 
 
 def slowly(pipe: ps.Pipeline) -> list[Any]:
     """Train an epoch at a trainer's pace."""
-    found = []
+    batches = []
     for batch in pipe:
         time.sleep(PACE_S)
-        found.append(batch)
-    return found
+        batches.append(batch)
+    return batches
 
 
 def values(run: Run) -> dict[tuple[str, str], object]:
@@ -210,13 +210,13 @@ def test_a_reading_names_the_host_whose_workers_it_counts(
 ) -> None:
     # The tuner's thread may look while the old host closes, which takes a while.
     always_moved(monkeypatch, kept=True)
-    seen: list[tuple[str, str]] = []
+    readings: list[tuple[str, str]] = []
     with pipe_of() as pipe:
         close = TrainerHost.close
 
         def closed(host: TrainerHost) -> None:
             now = run_of(pipe).read()
-            seen.append((now.host, now.segments[-1].executor))
+            readings.append((now.host, now.segments[-1].executor))
             close(host)
 
         for _ in pipe:
@@ -224,7 +224,7 @@ def test_a_reading_names_the_host_whose_workers_it_counts(
             monkeypatch.setattr(TrainerHost, "close", closed)
             if run_of(pipe).read().host == "process":
                 break
-    assert seen[0] == ("trainer", "thread")
+    assert readings[0] == ("trainer", "thread")
 
 
 @pytest.mark.usefixtures("soon")
@@ -346,14 +346,14 @@ def test_with_many_cores_costly_work_leaves_the_trainer_at_once() -> None:
         loop = iter(pipe)
         for _ in range(12):
             next(loop)
-        seen = run_of(pipe).read()
-        [reason] = [move.reason for move in seen.moves if move.knob == "host"]
-        assert seen.host == "process"
+        reading = run_of(pipe).read()
+        [reason] = [move.reason for move in reading.moves if move.knob == "host"]
+        assert reading.host == "process"
         assert "with 8 cores, worker processes load instead" in reason
-        found = [digest(pipe) for _ in range(2)]
+        digests = [digest(pipe) for _ in range(2)]
     with pipe_of(waiting, length=200).options(host="trainer") as pipe:
         next(iter(pipe))
-        assert found == [digest(pipe) for _ in found]
+        assert digests == [digest(pipe) for _ in digests]
     assert children() == []
 
 

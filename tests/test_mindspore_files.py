@@ -49,8 +49,8 @@ def test_an_example_is_read_as_it_was_written(
     columns: dict[str, Any] = {"name": [name.encode()], "floats": floats}
     if numbers:
         columns["numbers"] = numbers
-    found = read_example(as_example(**columns))
-    assert {name: values for name, (_, values) in found.items()} == columns
+    features = read_example(as_example(**columns))
+    assert {name: values for name, (_, values) in features.items()} == columns
 
 
 def test_files_of_records_are_mixed_file_by_file(tmp_path: Path) -> None:
@@ -75,12 +75,12 @@ def test_damaged_files_of_records_are_refused(tmp_path: Path, damage: str) -> No
         mind.with_name("one.mindrecord.db").write_bytes(b"no database" * 99)
     else:
         mind.write_bytes(mind.read_bytes().replace(b'"3.0"', b'"9.0"'))
-    made: Any = ds.MindDataset
+    dataset_class: Any = ds.MindDataset
     path = str(mind)
     if damage in ("head", "cut"):
-        made, path = ds.TFRecordDataset, str(record)
+        dataset_class, path = ds.TFRecordDataset, str(record)
     with pytest.raises(SpecError):
-        made(path)
+        dataset_class(path)
 
 
 def test_bytes_of_records_keep_their_zeros(tmp_path: Path) -> None:
@@ -134,12 +134,12 @@ def test_a_damaged_file_gives_right_rows_or_an_error_that_names_it(
         rest = b"" if flip is None else content[at + 1 :]
         path.write_bytes(content[:at] + flipped + rest)
         try:
-            found = columns(FILES[name](path))
+            rows = columns(FILES[name](path))
         except (SpecError, SampleError, OSError) as error:
             assert str(folder) in str(error)  # noqa: PT017
         else:
-            assert name == "0.tfrecord" or flip is not None or found == right
-            assert name != "0.tfrecord" or found == right[: len(found)]
+            assert name == "0.tfrecord" or flip is not None or rows == right
+            assert name != "0.tfrecord" or rows == right[: len(rows)]
 
     proposition()
 
@@ -221,9 +221,9 @@ def test_another_part_of_the_data_is_refused(make: Any, usage: str) -> None:
 
 def write_examples(path: Path, *examples: bytes) -> str:
     with path.open("wb") as file:
-        for each in examples:
-            head = struct.pack("<Q", len(each))
-            file.write(head + masked_crc(head) + each + masked_crc(each))
+        for example in examples:
+            head = struct.pack("<Q", len(example))
+            file.write(head + masked_crc(head) + example + masked_crc(example))
     return str(path)
 
 
@@ -247,20 +247,20 @@ def test_a_shard_of_records_is_one_of_them(
 
 def entry(kind: int, body: bytes) -> bytes:
     """Return an example whose feature x is a list of this kind."""
-    found = body
+    data = body
     for key in (kind, 2):
-        found = bytes([key << 3 | 2, len(found)]) + found
+        data = bytes([key << 3 | 2, len(data)]) + data
     for key, start in ((1, b"\x0a\x01x"), (1, b"")):
-        found = bytes([key << 3 | 2, len(start + found)]) + start + found
-    return found
+        data = bytes([key << 3 | 2, len(start + data)]) + start + data
+    return data
 
 
 def test_empty_lists_keep_their_types(tmp_path: Path) -> None:
     kinds = [np.uint8, np.float32, np.int64]
-    for kind, wanted in enumerate(kinds, 1):
+    for kind, dtype in enumerate(kinds, 1):
         path = write_examples(tmp_path / f"{kind}", entry(kind, b""))
         (row,) = ds.TFRecordDataset(path).create_tuple_iterator(output_numpy=True)
-        assert (row[0].dtype, row[0].shape) == (wanted, (0,))
+        assert (row[0].dtype, row[0].shape) == (dtype, (0,))
 
 
 @pytest.mark.parametrize(

@@ -118,18 +118,18 @@ def doubled(sample: Any) -> Any:
     return sample
 
 
-def of(data: Any, **given: Any) -> ps.Pipeline:
-    return ps.Pipeline.from_dataset(data, **given).batch(BATCH)
+def of(data: Any, **options: Any) -> ps.Pipeline:
+    return ps.Pipeline.from_dataset(data, **options).batch(BATCH)
 
 
-def loader(data: Any, **given: Any) -> ps.DataLoader[Any]:
-    return ps.DataLoader(data, batch_size=BATCH, **given)
+def loader(data: Any, **options: Any) -> ps.DataLoader[Any]:
+    return ps.DataLoader(data, batch_size=BATCH, **options)
 
 
-def two_stages(**given: Any) -> ps.Pipeline:
+def two_stages(**options: Any) -> ps.Pipeline:
     """A stage that the trainer runs, and one that threads run."""
     source = ps.Pipeline.from_dataset(Slow())
-    return source.map(doubled, num_parallel_workers=2, **given)
+    return source.map(doubled, num_parallel_workers=2, **options)
 
 
 PROGRAMS: dict[Restriction, Callable[[], Any]] = {
@@ -175,14 +175,14 @@ def test_a_program_meets_the_reason(
     if reason is Restriction.FORKLESS:
         monkeypatch.setattr(in_children, "FORKS", False)
     ps.set_enable_autotune(True)
-    found: set[str] = set()
+    reasons: set[str] = set()
     with PROGRAMS[reason]() as face:
         for _ in chain.from_iterable(repeat(face, 3)):
             segments = face.stats().segments
-            found |= {s.held for s in segments} | {s.stays for s in segments}
-            if any(re.search(as_pattern(reason), why) for why in found):
+            reasons |= {s.held for s in segments} | {s.stays for s in segments}
+            if any(re.search(as_pattern(reason), why) for why in reasons):
                 return
-    pytest.fail(f"{found}")
+    pytest.fail(f"{reasons}")
 
 
 # A window in which the setting is wanted
@@ -193,26 +193,27 @@ def filled(reason: Restriction) -> str:
 
 
 def short_of_workers(**changes: Any) -> Observation:
-    seen = starved()
+    observation = starved()
     return replace(
-        seen, segments=(replace(seen.segments[0], **changes), seen.segments[1])
+        observation,
+        segments=(replace(observation.segments[0], **changes), observation.segments[1]),
     )
 
 
 def at_the_gil(**changes: Any) -> Observation:
-    seen = replace(computing(), gil_held=0.9)
-    last = replace(seen.segments[1], num_parallel_workers=4, **changes)
-    return replace(seen, segments=(seen.segments[0], last))
+    observation = replace(computing(), gil_held=0.9)
+    last = replace(observation.segments[1], num_parallel_workers=4, **changes)
+    return replace(observation, segments=(observation.segments[0], last))
 
 
 def uneven(**changes: Any) -> Observation:
-    seen = starved()
+    observation = starved()
     trainer = TrainerObservation(steps=10, rows=64, wait_s=0.5, gap_s=0.5)
     late = {"run_s": 1.2, "wait_input_s": 0.0, "wait_credit_s": 2.8, "cpu_s": 0.0}
     more: Any = {"num_parallel_workers": 4, "worker_s": 4.0, **late, **changes}
-    last = replace(seen.segments[1], **more)
-    first = replace(seen.segments[0], run_s=0.1)
-    return replace(seen, trainer=trainer, segments=(first, last))
+    last = replace(observation.segments[1], **more)
+    first = replace(observation.segments[0], run_s=0.1)
+    return replace(observation, trainer=trainer, segments=(first, last))
 
 
 BACK = Move(DECODE, "process", "thread", "moved", "slower", time_s=0.5)
@@ -262,16 +263,16 @@ class Still:
     calm = True
     tried: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(self, seen: Observation) -> None:
-        self.seen, self.looks = seen, 0
+    def __init__(self, observation: Observation) -> None:
+        self.observation, self.looks = observation, 0
 
     @property
     def trained(self) -> TrainerObservation:
-        return replace(self.seen.trainer, steps=self.looks * 10)
+        return replace(self.observation.trainer, steps=self.looks * 10)
 
     def observe(self) -> Observation:
         self.looks += 1
-        return replace(self.seen, time_s=float(self.looks), step=self.looks * 10)
+        return replace(self.observation, time_s=float(self.looks), step=self.looks * 10)
 
     def knobs(self) -> tuple[Knob, ...]:
         return ()
@@ -288,14 +289,14 @@ def test_the_reason_is_told_and_no_advice_asks_for_what_is_restricted(
     reason: Restriction, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "penstock.autotune")
-    for seen, budget in windows(reason):
-        found = explain(seen, budget, tuned=True)
-        assert re.search(as_pattern(reason), found.cause)
-        assert found.restricted is not None
-        assert found.restricted.why in found.cause
+    for observation, budget in windows(reason):
+        explanation = explain(observation, budget, tuned=True)
+        assert re.search(as_pattern(reason), explanation.cause)
+        assert explanation.restricted is not None
+        assert explanation.restricted.why in explanation.cause
         if reason not in CHOICES:
-            assert not found.advice
-            untuned = explain(seen, budget).advice
+            assert not explanation.advice
+            untuned = explain(observation, budget).advice
             assert (
                 reason is Restriction.PINNED
                 or not untuned
@@ -303,10 +304,10 @@ def test_the_reason_is_told_and_no_advice_asks_for_what_is_restricted(
             )
         caplog.clear()
         with AutotuneLog() as log:
-            tuner = Tuner(Still(seen), BottleneckLaw(), budget, log)
+            tuner = Tuner(Still(observation), BottleneckLaw(), budget, log)
             for _ in range(12):
                 tuner.step()
         lines = [line for line in caplog.messages if "stays" in line]
-        told = [line for line in lines if found.restricted.why in line]
-        assert len(told) == (reason not in TRIALS)
-        assert all(READ in line or DECODE in line for line in told)
+        reports = [line for line in lines if explanation.restricted.why in line]
+        assert len(reports) == (reason not in TRIALS)
+        assert all(READ in line or DECODE in line for line in reports)

@@ -26,16 +26,16 @@ TWO: Any = WORKERS["3 processes"]
 
 def outcomes(batches: Iterable[Any]) -> list[Any]:
     """Return each batch as a list, or the type of its error."""
-    loop, found = iter(batches), []
-    while len(found) < 1000:
+    loop, results = iter(batches), []
+    while len(results) < 1000:
         try:
             batch = next(loop)
         except StopIteration:
-            return found
+            return results
         except Exception as error:  # noqa: BLE001 whatever it is
-            found.append(type(error))
+            results.append(type(error))
         else:
-            found.append(batch.tolist() if torch.is_tensor(batch) else batch)
+            results.append(batch.tolist() if torch.is_tensor(batch) else batch)
     raise AssertionError
 
 
@@ -46,9 +46,9 @@ def eights(*left_out: int) -> list[Any]:
     ]
 
 
-def without(found: list[Any], at: int) -> tuple[list[Any], Any]:
+def without(results: list[Any], at: int) -> tuple[list[Any], Any]:
     """Return the outcomes with None for one of them, and that one."""
-    return [*found[:at], None, *found[at + 1 :]], found[at]
+    return [*results[:at], None, *results[at + 1 :]], results[at]
 
 
 # An iterable has one reader
@@ -166,8 +166,8 @@ def test_whole_batches_that_cannot_be_restored_fail_alone(at: str) -> None:
     else:
         pipe = source.map(odd, executor="inline").map(back, **TWO)
     with pipe:
-        found = outcomes(pipe)
-    assert found == [0, ValueError, 16, 24]
+        results = outcomes(pipe)
+    assert results == [0, ValueError, 16, 24]
 
 
 class Local:
@@ -209,9 +209,9 @@ def crash(samples: list[int]) -> Any:
 def test_a_batch_that_kills_whoever_packs_it_is_collated_by_the_trainer() -> None:
     pipe = ps.Pipeline.from_dataset(range(32), **TWO).batch(8, collate_fn=crash)
     with pipe:
-        found = list(pipe)
-    assert [*found[:1], *found[2:]] == [each for each in eights(1) if each]
-    assert type(found[1]).__name__ == "Deadly"
+        batches = list(pipe)
+    assert [*batches[:1], *batches[2:]] == [batch for batch in eights(1) if batch]
+    assert type(batches[1]).__name__ == "Deadly"
 
 
 def interrupts(sample: int) -> int:
@@ -222,8 +222,8 @@ def interrupts(sample: int) -> int:
 
 def test_an_interrupt_raised_by_a_sample_fails_its_batch_alone() -> None:
     with ps.Pipeline.from_dataset(range(32)).map(interrupts, **TWO).batch(8) as pipe:
-        found, error = without(outcomes(pipe), 1)
-    assert found == eights(1)
+        results, error = without(outcomes(pipe), 1)
+    assert results == eights(1)
     assert issubclass(error, ps.WorkerError)
 
 
@@ -334,20 +334,22 @@ def test_a_map_of_a_shared_batch_runs_in_the_loop_and_draws_nothing_of_its() -> 
 def test_a_layout_is_known_although_its_first_batch_could_not_be_mapped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real, left = slabs.map_shared, [1]
+    real, refusals = slabs.map_shared, [1]
 
-    def refused_once(*given: Any) -> Any:
-        if left:
-            left.pop()
+    def refused_once(*arguments: Any) -> Any:
+        if refusals:
+            refusals.pop()
             raise OSError(12, "no memory")
-        return real(*given)
+        return real(*arguments)
 
     monkeypatch.setattr(slabs, "map_shared", refused_once)
     with ps.Pipeline.from_dataset(range(64), **TWO).batch(8) as pipe:
-        found = outcomes(pipe)
-    assert sum(each is OSError for each in found) <= 1
+        results = outcomes(pipe)
+    assert sum(result is OSError for result in results) <= 1
     rows = [list(range(8 * at, 8 * at + 8)) for at in range(8)]
-    assert all(each in (OSError, row) for each, row in zip(found, rows, strict=True))
+    assert all(
+        result in (OSError, row) for result, row in zip(results, rows, strict=True)
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux")
@@ -355,15 +357,15 @@ def test_shares_of_workers_change_while_batches_are_made() -> None:
     ps.set_cpu_budget(1)  # so that one process has all workers
     pipe = ps.Pipeline.from_dataset(range(4000), thread_safe=True, **TWO).batch(8)
     with pipe:
-        loop, found = iter(pipe), []
+        loop, numbers = iter(pipe), []
         run = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
         assert run is not None
         (knob,) = (k for k in run.knobs() if k.name == "num_parallel_workers")
         for at, batch in enumerate(loop):
             if at % 20 == 0:
                 knob.set(1 + at // 20 % 4)
-            found += batch.tolist()
-    assert found == list(range(4000))
+            numbers += batch.tolist()
+    assert numbers == list(range(4000))
 
 
 def page_faults(_: int) -> int:
@@ -393,16 +395,16 @@ class Readers:
     def __getitem__(self, index: int) -> tuple[int, int]:
         with Readers.lock:
             Readers.count += 1
-            found = Readers.count
+            count = Readers.count
         time.sleep(0.005)
         with Readers.lock:
             Readers.count -= 1
-        return index, found
+        return index, count
 
 
 def twice(sample: tuple[int, int]) -> tuple[int, int]:
-    index, found = sample
-    return 2 * index, found
+    index, count = sample
+    return 2 * index, count
 
 
 def test_a_stage_of_many_threads_keeps_them_before_one_of_few_processes() -> None:
@@ -411,11 +413,11 @@ def test_a_stage_of_many_threads_keeps_them_before_one_of_few_processes() -> Non
     )
     pipe = source.map(twice, executor="process", num_parallel_workers=2)
     with pipe.batch(16) as batches:
-        made = list(batches)
+        pairs = list(batches)
         (segment,) = batches.stats().segments
-    assert torch.cat([rows for rows, _ in made]).tolist() == list(range(0, 1280, 2))
+    assert torch.cat([rows for rows, _ in pairs]).tolist() == list(range(0, 1280, 2))
     threads = 24 // min(2, round(effective_cpus()))  # on one core, one process has all
-    assert threads // 2 < max(int(found.max()) for _, found in made) <= threads
+    assert threads // 2 < max(int(counts.max()) for _, counts in pairs) <= threads
     assert segment.num_parallel_workers == 2
     read, mapped, *_ = segment.parts
     assert segment.run_s_per_row < read.run_s_per_row > mapped.run_s_per_row
@@ -437,4 +439,4 @@ def test_threads_that_nobody_asked_for_or_that_may_not_share_stay_one(
     source = ps.Pipeline.from_dataset(Own(), **reading).take(64)
     pipe = source.map(twice, executor="process", num_parallel_workers=1)
     with pipe.batch(16) as batches:
-        assert {int(seen) for _, found in batches for seen in found} == {1}
+        assert {int(count) for _, counts in batches for count in counts} == {1}

@@ -40,18 +40,18 @@ def kind(value: str) -> KnobView:
 
 def bound(**changes: object) -> Situation:
     """Return pure Python on threads of two cores, and a trainer that waits for it."""
-    seen = replace(computing(), gil_held=0.97, process_cpu_s=1.03)
+    observation = replace(computing(), gil_held=0.97, process_cpu_s=1.03)
     executor = str(changes.pop("executor", "thread"))
-    read, decode = seen.segments
+    read, decode = observation.segments
     decode = replace(decode, executor=executor)
-    seen = replace(seen, segments=(read, decode), **changes)  # type: ignore[arg-type]
-    case = situation(seen)
+    observation = replace(observation, segments=(read, decode), **changes)  # type: ignore[arg-type]
+    case = situation(observation)
     knobs = {**case.knobs, EXECUTOR: kind(executor)}
     return replace(case, knobs=knobs, budget=Budget(2.0, 1 << 30))
 
 
-def tried(case: Situation, known: Kinds = NO_KINDS) -> list[tuple[object, object]]:
-    return [(d.new, d.knob) for d in known.other_executor(case)]
+def tried(case: Situation, kinds: Kinds = NO_KINDS) -> list[tuple[object, object]]:
+    return [(d.new, d.knob) for d in kinds.other_executor(case)]
 
 
 def test_processes_are_tried_where_the_gil_is_held_and_cores_are_idle() -> None:
@@ -101,8 +101,10 @@ def test_processes_are_tried_where_threads_wait_for_one_lock() -> None:
     )
     case = at_a_lock(0.8)
     knobs = {key: knob for key, knob in case.knobs.items() if key != EXECUTOR}
-    held, _ = law.decide(replace(case, knobs=knobs), law.start())
-    assert not [d for d in held if d.knob == "num_parallel_workers" and d.added > 0]
+    decisions, _ = law.decide(replace(case, knobs=knobs), law.start())
+    assert not [
+        d for d in decisions if d.knob == "num_parallel_workers" and d.added > 0
+    ]
     free = replace(at_a_lock(0.0), knobs=knobs)
     more, _ = law.decide(free, law.start())
     assert [d for d in more if d.knob == "num_parallel_workers" and d.added > 0]
@@ -111,10 +113,10 @@ def test_processes_are_tried_where_threads_wait_for_one_lock() -> None:
 def test_a_segment_that_hardly_computes_is_not_blamed_for_the_gil() -> None:
     case = bound()
     read, decode = case.observation.segments
-    seen = replace(
+    observation = replace(
         case.observation, segments=(replace(read, cpu_s=9.0), replace(decode))
     )
-    assert tried(replace(case, observation=seen)) == []
+    assert tried(replace(case, observation=observation)) == []
 
 
 @pytest.mark.parametrize(("blocked", "tries"), [(0.05, 0), (0.2, 1), (0.9, 0)])
@@ -125,9 +127,9 @@ def test_processes_are_tried_where_threads_compute_and_block_by_turns(
     read, decode = case.observation.segments
     decode = replace(decode, cpu_s=(1 - blocked) * decode.run_s)
     read = replace(read, cpu_s=0.0)
-    seen = replace(case.observation, segments=(read, decode))
-    found = tried(replace(case, observation=seen))
-    assert [knob for _, knob in found].count("executor") == tries
+    observation = replace(case.observation, segments=(read, decode))
+    decisions = tried(replace(case, observation=observation))
+    assert [knob for _, knob in decisions].count("executor") == tries
 
 
 def test_threads_are_tried_where_they_have_not_been_measured() -> None:
@@ -153,28 +155,28 @@ def test_a_trial_is_repeated_after_two_minutes_then_four(executor: str) -> None:
     lost = (outcome(executor, other, 100.0, 70.0),)
     once = NO_KINDS.learned(lost, bound(executor=executor).observation)
     twice = once.learned(lost, bound(executor=executor).observation)
-    for known, wait_s in ((once, 120.0), (twice, 240.0)):
+    for kinds, wait_s in ((once, 120.0), (twice, 240.0)):
         for late_s, tries in ((-1.0, 0), (1.0, 1)):
             later = bound(executor=executor, time_s=1.0 + wait_s + late_s)
-            found = [knob for _, knob in tried(later, known)]
-            assert found.count("executor") == tries
+            knobs = [knob for _, knob in tried(later, kinds)]
+            assert knobs.count("executor") == tries
 
 
 def test_other_work_makes_old_results_worthless() -> None:
     lost = (outcome("thread", "process", 100.0, 70.0),)
     case = bound()
-    known = NO_KINDS.learned(lost, case.observation)
-    assert tried(case, known) == []
+    kinds = NO_KINDS.learned(lost, case.observation)
+    assert tried(case, kinds) == []
     read, decode = case.observation.segments
     dearer = replace(decode, rows=decode.rows // 3)
-    seen = replace(case.observation, segments=(read, dearer))
-    assert tried(replace(case, observation=seen), known) != []
+    observation = replace(case.observation, segments=(read, dearer))
+    assert tried(replace(case, observation=observation), kinds) != []
 
 
 def test_a_kept_trial_says_the_reverse_of_the_kind_it_left() -> None:
-    kept = (outcome("thread", "process", 100.0, 200.0),)
-    known = NO_KINDS.learned(kept, bound().observation)
-    [(lost, past)] = known.pasts.items()
+    outcomes = (outcome("thread", "process", 100.0, 200.0),)
+    kinds = NO_KINDS.learned(outcomes, bound().observation)
+    [(lost, past)] = kinds.pasts.items()
     assert lost == (EXECUTOR, "thread")
     assert past.change == pytest.approx(-0.5)
 
@@ -187,9 +189,9 @@ def test_a_past_result_holds_for_the_same_work_for_a_while() -> None:
 
 
 def rated(rows: int) -> Observation:
-    seen = computing()
-    segments = tuple(replace(each, rows=rows) for each in seen.segments)
-    return replace(seen, segments=segments)
+    observation = computing()
+    segments = tuple(replace(segment, rows=rows) for segment in observation.segments)
+    return replace(observation, segments=segments)
 
 
 @pytest.mark.parametrize(
@@ -211,19 +213,19 @@ def test_processes_must_gain_while_threads_only_must_not_lose(
     expected = 1.9 if new == "process" else 1.0
     decision = Decision(DECODE, "executor", old, new, "executor", "", expected)
     trial = Trial((decision,), (rated(1000),) * 3)
-    seen = Verdict.MORE
-    while seen is Verdict.MORE:
+    result = Verdict.MORE
+    while result is Verdict.MORE:
         trial = trial.seen(rated(rows))
-        seen = trial.verdict()
-    assert seen is verdict
+        result = trial.verdict()
+    assert result is verdict
 
 
 def contended(beside_s: float, alone_s: float, *, certain: bool = True) -> Situation:
     case = eased_situation()
-    found, steps = ContentionObservation(beside_s, alone_s, certain), 100
+    contention, steps = ContentionObservation(beside_s, alone_s, certain), 100
     trainer = TrainerObservation(steps, 64 * steps, 0.0, steps * beside_s)
-    seen = replace(case.observation, contention=found, trainer=trainer)
-    return replace(case, observation=seen, knobs={HOST: kind("trainer")})
+    observation = replace(case.observation, contention=contention, trainer=trainer)
+    return replace(case, observation=observation, knobs={HOST: kind("trainer")})
 
 
 def test_an_engine_in_the_trainers_way_is_tried_in_another_process() -> None:
@@ -241,8 +243,8 @@ def test_small_or_doubtful_growth_is_not_worth_a_host_process() -> None:
 def test_a_tiny_share_of_a_step_is_not_worth_a_host_process() -> None:
     case = contended(0.000_04, 0.000_03)
     trainer = replace(case.observation.trainer, wait_s=0.2)
-    seen = replace(case.observation, trainer=trainer)
-    assert list(NO_KINDS.other_host(replace(case, observation=seen))) == []
+    observation = replace(case.observation, trainer=trainer)
+    assert list(NO_KINDS.other_host(replace(case, observation=observation))) == []
 
 
 def test_threads_give_way_to_processes_on_many_cores() -> None:
@@ -285,18 +287,20 @@ def test_collating_moves_from_the_trainer_to_processes_first(
     share: float, new: str
 ) -> None:
     case = bound(executor="inline")
-    seen = case.observation
-    read, decode = seen.segments
-    made, collate = (
+    observation = case.observation
+    read, decode = observation.segments
+    map_part, collate = (
         PartObservation(name, part * decode.run_s_per_row, 0.0, None)
         for name, part in ((DECODE, 1.0 - share), ("Batch(ID:3)", share))
     )
-    decode = replace(decode, parts=(made, collate))
-    wait_s = decode.run_s_per_row * seen.trainer.rows
-    trainer = replace(seen.trainer, wait_s=wait_s)
-    seen = replace(seen, segments=(read, decode), trainer=trainer)
+    decode = replace(decode, parts=(map_part, collate))
+    wait_s = decode.run_s_per_row * observation.trainer.rows
+    trainer = replace(observation.trainer, wait_s=wait_s)
+    observation = replace(observation, segments=(read, decode), trainer=trainer)
     choices = replace(kind("inline"), choices=("inline", "thread", "process"))
-    case = replace(case, observation=seen, knobs={**case.knobs, EXECUTOR: choices})
+    case = replace(
+        case, observation=observation, knobs={**case.knobs, EXECUTOR: choices}
+    )
     assert tried(case)[0] == (new, "executor")
 
 
@@ -335,18 +339,20 @@ def test_python_that_holds_the_gil_ends_up_on_processes_in_the_simulator() -> No
 
 def one(executor: str, step_s: float, alone_s: float) -> Situation:
     """Return one segment: steps take `step_s`, and `alone_s` for the trainer alone."""
-    seen = bound(executor=executor).observation
-    rows = seen.trainer.rows / seen.trainer.steps
-    trainer = replace(seen.trainer, gap_s=0.0, wait_s=step_s * seen.trainer.steps)
-    decode = replace(seen.segments[1], alone_s_per_row=alone_s / rows)
-    seen = replace(seen, segments=(decode,), trainer=trainer)
-    return replace(bound(executor=executor), observation=seen)
+    observation = bound(executor=executor).observation
+    rows = observation.trainer.rows / observation.trainer.steps
+    trainer = replace(
+        observation.trainer, gap_s=0.0, wait_s=step_s * observation.trainer.steps
+    )
+    decode = replace(observation.segments[1], alone_s_per_row=alone_s / rows)
+    observation = replace(observation, segments=(decode,), trainer=trainer)
+    return replace(bound(executor=executor), observation=observation)
 
 
 def several(case: Situation) -> Situation:
     """Return the situation of several segments that the trainer made fast."""
     segments = tuple(
-        replace(each, alone_s_per_row=1e-6) for each in case.observation.segments
+        replace(segment, alone_s_per_row=1e-6) for segment in case.observation.segments
     )
     return replace(case, observation=replace(case.observation, segments=segments))
 
@@ -370,24 +376,26 @@ def test_workers_slower_than_the_trainer_was_alone_are_stopped() -> None:
 def test_a_trial_of_the_trainer_alone_is_not_repeated_at_once() -> None:
     case = one("process", 0.010, 0.005)
     lost = (outcome("process", "inline", 100.0, 70.0),)
-    known = NO_KINDS.learned(lost, case.observation)
-    assert not tuple(known.alone(case, 1.3))
-    seen = replace(case.observation, time_s=case.observation.time_s + 121.0)
-    assert tuple(known.alone(replace(case, observation=seen), 1.3))
+    kinds = NO_KINDS.learned(lost, case.observation)
+    assert not tuple(kinds.alone(case, 1.3))
+    observation = replace(case.observation, time_s=case.observation.time_s + 121.0)
+    assert tuple(kinds.alone(replace(case, observation=observation), 1.3))
 
 
 def computing_on(executor: str, rates: dict[str, float], time_s: float) -> Situation:
     """Return a segment of pure Python that makes this many samples a second."""
     gil_held = 0.9 if executor == "thread" else None
     case = bound(executor=executor, gil_held=gil_held, time_s=time_s)
-    seen = case.observation
-    decode = replace(seen.segments[1], rows=64, alone_s_per_row=1 / rates["inline"])
-    trainer = replace(seen.trainer, rows=64, steps=1, gap_s=0.0)
+    observation = case.observation
+    decode = replace(
+        observation.segments[1], rows=64, alone_s_per_row=1 / rates["inline"]
+    )
+    trainer = replace(observation.trainer, rows=64, steps=1, gap_s=0.0)
     trainer = replace(trainer, wait_s=64 / rates[executor])
-    seen = replace(seen, segments=(decode,), trainer=trainer)
+    observation = replace(observation, segments=(decode,), trainer=trainer)
     every = replace(kind(executor), choices=("inline", "thread", "process"))
     knobs: dict[KnobKey, KnobView] = {(DECODE, "executor"): every}
-    return replace(case, observation=seen, knobs=knobs)
+    return replace(case, observation=observation, knobs=knobs)
 
 
 @given(
@@ -426,17 +434,17 @@ def test_threads_that_were_slower_than_the_trainer_lead_to_processes() -> None:
     rates = {"inline": 1180.0, "thread": 795.0, "process": 2000.0}
     case = computing_on("inline", rates, 2.0)
     went = (outcome("thread", "inline", 795.0, 1180.0),)
-    known = NO_KINDS.learned(went, case.observation)
-    decision, *_ = known.other_executor(case)
+    kinds = NO_KINDS.learned(went, case.observation)
+    decision, *_ = kinds.other_executor(case)
     assert (decision.old, decision.new) == ("inline", "process")
     assert decision.reason.endswith("threads were 33% slower.")
     busy = replace(case.observation, process_cpu_s=1.9)
-    assert tried(replace(case, observation=busy), known) == []
+    assert tried(replace(case, observation=busy), kinds) == []
     (waiting,) = case.observation.segments
     waiting = replace(waiting, run_s=10.0 * waiting.cpu_s)
-    seen = replace(case.observation, segments=(waiting,))
-    assert tried(replace(case, observation=seen), known) == []
-    lost = known.learned((outcome("inline", "process", 1180.0, 900.0),), seen)
+    observation = replace(case.observation, segments=(waiting,))
+    assert tried(replace(case, observation=observation), kinds) == []
+    lost = kinds.learned((outcome("inline", "process", 1180.0, 900.0),), observation)
     assert tried(case, lost) == []
 
 
@@ -445,8 +453,8 @@ def test_a_trainer_that_makes_long_batches_tries_workers() -> None:
         case = one("inline", 0.010, 0.005)
         (segment,) = case.observation.segments
         segment = replace(segment, run_s=run_s_per_row * segment.rows)
-        seen = replace(case.observation, segments=(segment,))
-        return replace(case, observation=seen)
+        observation = replace(case.observation, segments=(segment,))
+        return replace(case, observation=observation)
 
     assert tried(short(0.001))[:1] == [("process", "executor")]
     assert tried(short(0.00001)) == []

@@ -50,8 +50,8 @@ RULES = ConnectorRules()
 @pytest.fixture(params=[RULES, BottleneckLaw()], ids=["rules", "law"])
 def policy(request: pytest.FixtureRequest) -> Policy[Any]:
     """Return each policy in turn."""
-    found: Policy[Any] = request.param
-    return found
+    parameter: Policy[Any] = request.param
+    return parameter
 
 
 def run(
@@ -103,11 +103,14 @@ class SlowStart(FluidPlant):
         return super()._capacity(segment) * (0.1 if self.begins else 1.0)
 
     def observe(self) -> Observation | None:
-        seen = super().observe()
-        if seen is None:
+        observation = super().observe()
+        if observation is None:
             return None
-        segments = (replace(each, beginning=int(self.begins)) for each in seen.segments)
-        return replace(seen, segments=tuple(segments))
+        segments = (
+            replace(segment, beginning=int(self.begins))
+            for segment in observation.segments
+        )
+        return replace(observation, segments=tuple(segments))
 
 
 def test_no_rate_is_measured_before_all_workers_have_begun(
@@ -132,14 +135,16 @@ class GoesAway(FluidPlant):
     """A pipeline whose trainer is away for seven seconds now and then."""
 
     def observe(self) -> Observation | None:
-        seen = super().observe()
-        if seen is None or int(seen.time_s) % 5:
-            return seen
-        trainer = replace(seen.trainer, rows=1, away_s=7.0)
-        segments = (replace(s, run_s=-20 * s.run_s, rows=1) for s in seen.segments)
-        left_s = seen.window_s - 7.0  # earlier windows have counted its absence
+        observation = super().observe()
+        if observation is None or int(observation.time_s) % 5:
+            return observation
+        trainer = replace(observation.trainer, rows=1, away_s=7.0)
+        segments = (
+            replace(s, run_s=-20 * s.run_s, rows=1) for s in observation.segments
+        )
+        left_s = observation.window_s - 7.0  # earlier windows have counted its absence
         segments = tuple(segments)
-        return replace(seen, window_s=left_s, trainer=trainer, segments=segments)
+        return replace(observation, window_s=left_s, trainer=trainer, segments=segments)
 
 
 def test_measurements_taken_while_the_trainer_is_away_are_no_evidence() -> None:
@@ -260,20 +265,20 @@ def test_the_log_gives_the_evidence_the_change_and_its_effect(
 ) -> None:
     caplog.set_level(logging.INFO, logger="penstock.autotune")
     run(FluidPlant(STORE, gap_s=64 / 600, cores=2.0), 20.0)
-    told = [record.getMessage() for record in caplog.records]
-    assert told[0].startswith(
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0].startswith(
         "input-bound: waiting 89% of each step (Folder(ID:0) 89%)"
     )
-    assert told[1].startswith(f"Op ({READ}) is the bottleneck: blocked 15.")
-    assert told[2].startswith(
+    assert lines[1].startswith(f"Op ({READ}) is the bottleneck: blocked 15.")
+    assert lines[2].startswith(
         f"Op ({READ}) is slow, input connector utilization=1.000000"
     )
-    assert told[3] == (
+    assert lines[3] == (
         f'Added request to change "num_parallel_workers" of Operator: {READ}'
         " From old value: [1] to new value: [3]."
     )
-    assert told[4].startswith(f"{READ}: num_parallel_workers 1 -> 3 kept: 6")
-    assert told[-2:] == [
+    assert lines[4].startswith(f"{READ}: num_parallel_workers 1 -> 3 kept: 6")
+    assert lines[-2:] == [
         f"{READ} (num_parallel_workers: 9, prefetch_size: 2)",
         f"{DECODE} (num_parallel_workers: 1, prefetch_size: 2)",
     ]
@@ -297,8 +302,8 @@ def test_replaying_a_runs_rows_gives_the_same_decisions(
     memory, decided = policy.start(), list[tuple[object, ...]]()
     for row in map(json.loads, (tmp_path / "run_0.jsonl").read_text().splitlines()):
         if row["event"] == "observation":
-            found, memory = policy.decide(Situation.from_row(row), memory)
-            replayed += found
+            decisions, memory = policy.decide(Situation.from_row(row), memory)
+            replayed += decisions
         elif row["event"] == "decision":
             decided.append(tuple(row[key] for key in ("op", "knob", "old", "new")))
     assert len(decided) >= 2
@@ -370,9 +375,9 @@ def test_a_change_of_executor_from_outside_ends_a_trial_unjudged(
     before = len(caplog.messages)
     while len(plant.changes) < 2:
         plant.advance(tuner.step())
-    told = caplog.messages[before:]
-    assert f"{DECODE}: executor inline -> process: it pays." in told
-    assert not any("kept" in line or "rolled back" in line for line in told[:3])
+    lines = caplog.messages[before:]
+    assert f"{DECODE}: executor inline -> process: it pays." in lines
+    assert not any("kept" in line or "rolled back" in line for line in lines[:3])
 
 
 def test_other_processes_may_have_the_cores_between_two_loops(tmp_path: Path) -> None:
@@ -390,11 +395,11 @@ def test_loops_too_short_for_a_window_get_a_verdict_at_the_end(
     caplog.set_level("INFO", "penstock.autotune")
     plant = FluidPlant(STORE, gap_s=64 / 600, cores=2.0)
     plant.advance(10.0)
-    seen = plant.observe()
-    assert seen is not None
+    observation = plant.observe()
+    assert observation is not None
     tuner = Tuner(PausedPlant(), ConnectorRules(), TWO_CORES, AutotuneLog())
     tuner.step()
-    tuner.finish(lambda: seen)
+    tuner.finish(lambda: observation)
     assert "input-bound: waiting " in caplog.text
 
 
@@ -410,10 +415,10 @@ def test_a_decision_before_the_first_step_is_followed_by_a_verdict_on_those_made
     assert plant.trained.steps == 0
     other = FluidPlant(STORE, gap_s=64 / 600, cores=2.0)
     other.advance(10.0)
-    seen = other.observe()
-    assert seen is not None
+    observation = other.observe()
+    assert observation is not None
     assert "waiting " not in caplog.text
-    tuner.finish(lambda: seen)
+    tuner.finish(lambda: observation)
     assert "input-bound: waiting " in caplog.text
 
 
@@ -426,11 +431,13 @@ def test_a_move_after_the_last_look_is_in_the_log_and_the_result(
     plant.advance(1.0)
     tuner.step()
     plant.advance(1.0)
-    seen = plant.observe()
-    assert seen is not None
+    observation = plant.observe()
+    assert observation is not None
     move = Move(DECODE, "inline", "process", "moved", "it pays", time_s=plant.now_s)
-    last = replace(seen.segments[-1], moves=(move,), executor="process")
-    tuner.finish(lambda: replace(seen, segments=(*seen.segments[:-1], last)))
+    last = replace(observation.segments[-1], moves=(move,), executor="process")
+    tuner.finish(
+        lambda: replace(observation, segments=(*observation.segments[:-1], last))
+    )
     assert caplog.text.count(move.line) == 1
     assert tuner.found().executors[last.name] == "process"
 
@@ -438,17 +445,19 @@ def test_a_move_after_the_last_look_is_in_the_log_and_the_result(
 def test_the_first_batch_of_a_loop_changes_no_verdict() -> None:
     plant = FluidPlant(STORE, gap_s=64 / 600, cores=2.0)
     plant.advance(10.0)
-    seen = plant.observe()
-    assert seen is not None
+    observation = plant.observe()
+    assert observation is not None
 
     def window(steps: int, wait_s: float, gap_s: float) -> Observation:
-        trainer = replace(seen.trainer, steps=steps, wait_s=wait_s, gap_s=gap_s)
-        return replace(seen, trainer=trainer, window_s=0.5, time_s=time.monotonic())
+        trainer = replace(observation.trainer, steps=steps, wait_s=wait_s, gap_s=gap_s)
+        return replace(
+            observation, trainer=trainer, window_s=0.5, time_s=time.monotonic()
+        )
 
     one, others = window(1, 0.04, 0.0), window(11, 0.0, 0.5)
-    told = latest((others, others, one), 10, 0.5)
-    assert (told.trainer.steps, told.window_s) == (12, 1.0)
-    assert verdict_of(wait_share(told)) == "balanced"
+    latest_window = latest((others, others, one), 10, 0.5)
+    assert (latest_window.trainer.steps, latest_window.window_s) == (12, 1.0)
+    assert verdict_of(wait_share(latest_window)) == "balanced"
     assert latest((others, one, others), 10, 0.5).trainer.steps == 11
     assert latest((others, one, others), 10, 1.0).trainer.steps == 12
     assert latest((one,), 10, 5.0).trainer.steps == 1
@@ -462,13 +471,13 @@ def test_the_first_batch_of_a_loop_changes_no_verdict() -> None:
 def test_a_verdict_that_alternates_is_logged_less_and_less_often() -> None:
     plant = FluidPlant(STORE, gap_s=64 / 600, cores=2.0)
     plant.advance(10.0)
-    seen = plant.observe()
-    assert seen is not None
-    spoken, told = Spoken(), []
+    observation = plant.observe()
+    assert observation is not None
+    spoken, seconds = Spoken(), []
     for second in range(601):
         wait_s = 0.6 if second % 2 else 0.0
-        trainer = replace(seen.trainer, steps=20, wait_s=wait_s, gap_s=1.0)
-        if spoken.due(replace(seen, trainer=trainer, time_s=float(second))):
-            told.append(second)
-    assert told[:4] == [0, 5, 16, 37]
-    assert len(told) < 20  # of 120
+        trainer = replace(observation.trainer, steps=20, wait_s=wait_s, gap_s=1.0)
+        if spoken.due(replace(observation, trainer=trainer, time_s=float(second))):
+            seconds.append(second)
+    assert seconds[:4] == [0, 5, 16, 37]
+    assert len(seconds) < 20  # of 120

@@ -104,9 +104,9 @@ def test_changed_data_is_reported_once_and_computed_again(
         assert all(changed.right(index) for index in [*range(9), *range(9)])
         # All was dropped, and what that run may store meanwhile is doubted too.
         assert changed.computed == 9 + 9
-    told = [each.getMessage() for each in caplog.records]
-    assert len(told) == 1
-    assert "sample index 0, stored by an earlier run, differs" in told[0]
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1
+    assert "sample index 0, stored by an earlier run, differs" in messages[0]
 
 
 @pytest.mark.parametrize("ram", [0, RAM])
@@ -202,8 +202,10 @@ def test_an_event_loop_gets_the_same_as_threads() -> None:
     async def main(cache: Cache) -> None:
         with pytest.raises(OSError, match="of the dataset"):
             await cache.sample(1, None, None, fail, in_loop=True)
-        asked = [cache.sample(1, None, None, compute, in_loop=True) for _ in range(8)]
-        assert all(is_right(each, 1, None) for each in await asyncio.gather(*asked))
+        lookups = [cache.sample(1, None, None, compute, in_loop=True) for _ in range(8)]
+        assert all(
+            is_right(sample, 1, None) for sample in await asyncio.gather(*lookups)
+        )
 
     with opened() as cache:
         asyncio.run(main(cache))
@@ -234,15 +236,15 @@ def test_a_cache_that_was_closed_may_be_opened_again(tmp_path: Path) -> None:
     with opened(tmp_path / "disk") as cache:
         assert Computing(cache).right(1)
         cache.close()
-        told = cache.statistics()
-        assert told is not None
-        assert told.misses == 1
+        statistics = cache.statistics()
+        assert statistics is not None
+        assert statistics.misses == 1
         cache.open()
         assert Computing(cache).right(1)
 
 
 def told_by(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [each.getMessage() for each in caplog.records]
+    return [record.getMessage() for record in caplog.records]
 
 
 def test_a_second_cache_with_other_ram_for_the_same_samples_logs_so(
@@ -253,8 +255,8 @@ def test_a_second_cache_with_other_ram_for_the_same_samples_logs_so(
             pass
         with opened():
             pass
-    (told,) = told_by(caplog)
-    assert f"its RAM holds {RAM} bytes, not the {2 * RAM}" in told
+    (warning,) = told_by(caplog)
+    assert f"its RAM holds {RAM} bytes, not the {2 * RAM}" in warning
 
 
 def test_ram_that_other_processes_cannot_find_is_reported_once(
@@ -267,8 +269,8 @@ def test_ram_that_other_processes_cannot_find_is_reported_once(
         with forked(lambda end: end.tell(str(Computing(cache).right(1)))) as child:
             assert child.hear() == "True"
         assert Computing(cache).right(1)
-    (told,) = told_by(caplog)
-    assert "set XDG_RUNTIME_DIR" in told
+    (warning,) = told_by(caplog)
+    assert "set XDG_RUNTIME_DIR" in warning
 
 
 def test_processes_of_another_pid_namespace_go_on_without_the_disk(
@@ -277,14 +279,14 @@ def test_processes_of_another_pid_namespace_go_on_without_the_disk(
     """LMDB identifies readers by their pids, which mean nothing across namespaces."""
 
     def contained(end: End) -> None:
-        told: list[str] = []
+        warnings: list[str] = []
         monkeypatch.setattr(folder_module, "pid_namespace", lambda: 42)
-        monkeypatch.setattr(Here, "warn", lambda _, text, kind: told.append(text))
+        monkeypatch.setattr(Here, "warn", lambda _, text, kind: warnings.append(text))
         with opened(tmp_path / "disk", ram=0) as mine:
             assert all(map(Computing(mine).right, range(12)))
             assert mine._here is not None
             end.tell(str(mine._here.disk is not None))
-            end.tell("".join(told) or "nothing")
+            end.tell("".join(warnings) or "nothing")
 
     with opened(tmp_path / "disk", ram=0) as cache:
         assert Computing(cache).right(0)
@@ -296,8 +298,8 @@ def test_processes_of_another_pid_namespace_go_on_without_the_disk(
         assert child.hear() == "True"  # nobody uses it now
         assert child.hear() == "nothing"
         assert child.ended() == 0
-    held = dict(entries(tmp_path / "disk"))
-    assert [each.records for each in held.values()] == [12]
+    namespaces = dict(entries(tmp_path / "disk"))
+    assert [namespace.records for namespace in namespaces.values()] == [12]
 
 
 @pytest.mark.parametrize("tier", ["arena", "disk"])

@@ -44,10 +44,10 @@ def noisy(step_s: float, count: int, dice: random.Random) -> list[float]:
 
 def test_a_step_that_grows_gives_certainty() -> None:
     dice = random.Random(0)
-    found = compare(noisy(0.0072, 30, dice), noisy(0.005, 3, dice))
-    assert found is not None
-    assert found.certain
-    assert 0.35 < found.growth < 0.55
+    comparison = compare(noisy(0.0072, 30, dice), noisy(0.005, 3, dice))
+    assert comparison is not None
+    assert comparison.certain
+    assert 0.35 < comparison.growth < 0.55
 
 
 @pytest.mark.parametrize("alone", [1, 2, 3, 8])
@@ -55,24 +55,24 @@ def test_noise_alone_is_hardly_ever_mistaken_for_a_cost(alone: int) -> None:
     mistaken = 0
     for seed in range(200):
         dice = random.Random(seed)
-        found = compare(noisy(0.005, 30, dice), noisy(0.005, alone, dice))
-        assert found is not None
-        mistaken += found.certain and found.growth >= 0.05
+        comparison = compare(noisy(0.005, 30, dice), noisy(0.005, alone, dice))
+        assert comparison is not None
+        mistaken += comparison.certain and comparison.growth >= 0.05
     assert mistaken <= 10
 
 
 def test_a_few_slow_steps_do_not_make_a_finding() -> None:
-    found = compare([0.005] * 20 + [0.5] * 10, [0.005] * 8)
-    assert found is not None
-    assert found.growth == 0.0
+    comparison = compare([0.005] * 20 + [0.5] * 10, [0.005] * 8)
+    assert comparison is not None
+    assert comparison.growth == 0.0
 
 
 def test_steps_that_are_long_in_phases_are_compared_by_their_means() -> None:
     beside, alone = [0.005] * 30 + [0.057] * 30, [0.0052] * 7
-    found = compare(beside, alone)
-    assert found is not None
-    assert found.certain
-    assert found.growth == pytest.approx(0.031 / 0.0052 - 1.0)
+    comparison = compare(beside, alone)
+    assert comparison is not None
+    assert comparison.certain
+    assert comparison.growth == pytest.approx(0.031 / 0.0052 - 1.0)
     few = compare(beside, alone[:5])
     assert few is not None
     assert not few.certain  # they may all be short by chance
@@ -172,10 +172,10 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 def test_looks_find_what_loading_costs_and_take_a_bounded_share(world: World) -> None:
     begun_s = world.now_s
     world.train(2000)
-    found = world.meter.comparison
-    assert found is not None
-    assert found.certain
-    assert (found.beside_s, found.alone_s) == (SLOWED_S, STEP_S)
+    comparison = world.meter.comparison
+    assert comparison is not None
+    assert comparison.certain
+    assert (comparison.beside_s, comparison.alone_s) == (SLOWED_S, STEP_S)
     assert world.pauses >= 3
     assert world.paused_for_s <= SHARE * (world.now_s - begun_s)
 
@@ -218,9 +218,9 @@ def test_steps_of_a_trainer_that_makes_its_batches_itself_are_alone(
     world.beside = True
     world.train(MIN_BESIDE + 1)
     assert world.pauses == 0
-    found = world.meter.comparison
-    assert found is not None
-    assert found.growth == pytest.approx(0.6)
+    comparison = world.meter.comparison
+    assert comparison is not None
+    assert comparison.growth == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize("one_by_one", [True, False])
@@ -234,10 +234,10 @@ def test_a_trainer_that_waits_for_a_device_is_not_called_slowed(
     world = World(monkeypatch, one_by_one=one_by_one)
     world.absorbs, world.step_s, world.rests_after_s = True, 0.02, rests_after_s
     world.train(4000)
-    found = world.meter.comparison
+    comparison = world.meter.comparison
     assert world.pauses >= 3
-    assert found is not None
-    assert found.growth == pytest.approx(0.0, abs=0.02)
+    assert comparison is not None
+    assert comparison.growth == pytest.approx(0.0, abs=0.02)
 
 
 def test_a_trainer_with_other_work_is_not_compared_with_what_it_was(
@@ -247,8 +247,8 @@ def test_a_trainer_with_other_work_is_not_compared_with_what_it_was(
     world.train(2000)
     world.step_s *= 1.6  # more layers are trained now, for instance
     world.train(2 * trainer_cost.KEPT)
-    found = world.meter.comparison
-    assert found is None or not found.certain
+    comparison = world.meter.comparison
+    assert comparison is None or not comparison.certain
 
 
 @pytest.mark.parametrize("slowed", [1.0, 1.02])
@@ -264,8 +264,10 @@ def test_a_trainer_whose_own_steps_differ_is_not_called_slowed(
         for at in range(20_000):
             world.step_s = STEP_S * steps[at % len(steps)]
             world.train(1)
-        found = world.meter.comparison
-        mistaken += found is not None and found.certain and found.growth > MARGIN
+        comparison = world.meter.comparison
+        mistaken += (
+            comparison is not None and comparison.certain and comparison.growth > MARGIN
+        )
     assert mistaken == 0
 
 
@@ -333,9 +335,9 @@ def test_the_trainer_does_not_wait_for_workers_that_it_feeds(world: World) -> No
     world.train(2000)
     assert world.pauses >= 3
     assert world.now_s - begun_s < 2000 * 0.0135
-    found = world.meter.comparison
-    assert found is not None
-    assert found.certain
+    comparison = world.meter.comparison
+    assert comparison is not None
+    assert comparison.certain
 
 
 def test_a_look_of_two_steps_ends_after_one_if_the_batch_is_gone(world: World) -> None:

@@ -52,9 +52,9 @@ def value_at(index: int) -> Callable[[int], NDArray[np.uint8]]:
     return lambda _: value(index)
 
 
-def right(found: NDArray[np.uint8], index: int) -> None:
+def right(sample: NDArray[np.uint8], index: int) -> None:
     """Assert that it is that sample."""
-    assert np.array_equal(found, value(index)), f"sample {index} is wrong"
+    assert np.array_equal(sample, value(index)), f"sample {index} is wrong"
 
 
 def key(index: int) -> bytes:
@@ -77,11 +77,11 @@ def found_in(cache: Cache, samples: int = SAMPLES) -> set[int]:
     """Return which samples are stored, and assert that each is right."""
     cache.open()
     here = cache._mine()  # noqa: SLF001 to compute nothing
-    found = {index: here.find(key(index)) for index in range(samples)}
-    for index, each in found.items():
-        if each is not None:
-            right(each.sample, index)
-    return {index for index, each in found.items() if each is not None}
+    records = {index: here.find(key(index)) for index in range(samples)}
+    for index, record in records.items():
+        if record is not None:
+            right(record.sample, index)
+    return {index for index, record in records.items() if record is not None}
 
 
 # Kills
@@ -98,8 +98,8 @@ def asks(cache: Cache, seed: int, end: End) -> None:
         return value(index)
 
     def ask(index: int) -> None:
-        found = ask_for(cache, index, None, lambda _: compute(index))
-        right(found, index)
+        sample = ask_for(cache, index, None, lambda _: compute(index))
+        right(sample, index)
 
     with ThreadPoolExecutor(2) as threads:
         while True:
@@ -122,7 +122,7 @@ def numbers(line: str) -> set[int]:
 
 def kill_some(cache: Cache, dice: random.Random, children: int) -> set[int]:
     """Kill processes that use a cache; return the samples they reported as on disk."""
-    told: set[int] = set()
+    reports: set[int] = set()
     with ExitStack() as stack:
         seeds = [dice.randrange(1 << 30) for _ in range(children)]
         alive = [stack.enter_context(forked(partial(asks, cache, s))) for s in seeds]
@@ -130,10 +130,10 @@ def kill_some(cache: Cache, dice: random.Random, children: int) -> set[int]:
             child.hear()  # it is at work
         for child in alive:
             for _ in range(dice.randrange(MAX_REPORTS)):
-                told |= numbers(child.hear())
+                reports |= numbers(child.hear())
             time.sleep(dice.random() * LONGEST_S)
-            told |= killed(child)
-    return told
+            reports |= killed(child)
+    return reports
 
 
 def kill_loop(rounds: int, place: Path, tiers: str) -> None:
@@ -142,17 +142,19 @@ def kill_loop(rounds: int, place: Path, tiers: str) -> None:
     most = 0
     for first in range(0, rounds, ROUNDS_A_FOLDER):
         folder = place / str(first) if "disk" in tiers else None
-        told: set[int] = set()
+        reports: set[int] = set()
         shared = cache_in(folder, RAM if "ram" in tiers else 0)
         for number in range(first, min(first + ROUNDS_A_FOLDER, rounds)):
-            told |= kill_some(shared_open(shared), dice, 1 + number % 2)
-            found = found_in(shared)
-            most = max(most, len(found))
+            reports |= kill_some(shared_open(shared), dice, 1 + number % 2)
+            samples = found_in(shared)
+            most = max(most, len(samples))
             if folder is not None:
                 shared.close()
-                found = found_in(alone := cache_in(folder))
+                samples = found_in(alone := cache_in(folder))
                 alone.close()
-                assert told <= found, f"round {number}: {told - found} are gone"
+                assert reports <= samples, (
+                    f"round {number}: {reports - samples} are gone"
+                )
         shared.close()
     assert most > SAMPLES // 4, f"only {most} samples were there: nothing was tested"
     print(f"at most {most} samples were there at once")
@@ -187,8 +189,10 @@ def goes_on(folder: Path, end: End) -> None:
     for index in map(int, iter(end.hear, "")):
         disk.forget(key(index))
         disk.put([record(index)], "values")
-        found = {each for each in range(SAMPLES) if disk.get(key(each)) is not None}
-        end.tell(" ".join(map(str, found)))
+        samples = {
+            sample for sample in range(SAMPLES) if disk.get(key(sample)) is not None
+        }
+        end.tell(" ".join(map(str, samples)))
     disk.close()
 
 
@@ -205,8 +209,8 @@ def kill_in_transactions(rounds: int, folder: Path, kind: str) -> None:
             index = number % FEW
             stored.add(index)
             other.tell(str(index))
-            found = set(map(int, other.hear().split()))
-            assert found == stored, f"round {number}: {found ^ stored}"
+            samples = set(map(int, other.hear().split()))
+            assert samples == stored, f"round {number}: {samples ^ stored}"
             cache = cache_in(folder)
             assert found_in(cache) == stored
             cache.close()

@@ -67,9 +67,9 @@ def inputs() -> dict[str, Array]:
     }
 
 
-def given(found: Mapping[str, Array], name: str) -> Any:
+def given(arrays: Mapping[str, Array], name: str) -> Any:
     """Return the input of this name."""
-    return PIL.Image.fromarray(found["photo"]) if name == "picture" else found[name]
+    return PIL.Image.fromarray(arrays["photo"]) if name == "picture" else arrays[name]
 
 
 CASES: dict[str, Case] = {
@@ -227,14 +227,14 @@ CASES: dict[str, Case] = {
 }
 
 
-def placed(made: Array) -> tuple[float, ...]:
+def placed(result: Array) -> tuple[float, ...]:
     """Return where the corner and the middle of a result come from."""
-    return (*made[0, 0, :2], *made[made.shape[0] // 2, made.shape[1] // 2, :2])
+    return (*result[0, 0, :2], *result[result.shape[0] // 2, result.shape[1] // 2, :2])
 
 
-def zeros(made: Array) -> tuple[float, ...]:
+def zeros(array: Array) -> tuple[float, ...]:
     """Return where the zeros of an array begin, and how many there are."""
-    rows, columns = np.nonzero(made[..., 0] == 0)
+    rows, columns = np.nonzero(array[..., 0] == 0)
     if not len(rows):
         return -1, -1, -1
     return rows.min(), columns.min(), len(rows)
@@ -256,7 +256,7 @@ RANDOM: dict[str, tuple[Case, Callable[[Array], tuple[float, ...]]]] = {
     ),
     "crop if needed": (
         Case(lambda v, t: v.RandomCrop((25, 40), pad_if_needed=True), "places"),
-        lambda made: placed(made)[2:],
+        lambda result: placed(result)[2:],
     ),
     "horizontal flip": (
         Case(lambda v, t: v.RandomHorizontalFlip(0.3), "places"),
@@ -275,44 +275,44 @@ RANDOM: dict[str, tuple[Case, Callable[[Array], tuple[float, ...]]]] = {
     "cut out": (Case(lambda v, t: v.CutOut(7, 1), "places"), zeros),
     "color adjust": (
         Case(lambda v, t: v.RandomColorAdjust(0.4, 0.3, 0.2), "photo"),
-        lambda made: tuple(made[10, 14]),
+        lambda result: tuple(result[10, 14]),
     ),
     "hue": (
         Case(lambda v, t: v.RandomColorAdjust(0.4, 0.3, 0.2, 0.1), "photo"),
-        lambda made: tuple(made[10, 14]),
+        lambda result: tuple(result[10, 14]),
     ),
     "color": (
         Case(lambda v, t: v.RandomColor(), "photo"),
-        lambda made: tuple(made[10, 14]),
+        lambda result: tuple(result[10, 14]),
     ),
     "posterize": (
         Case(lambda v, t: v.RandomPosterize((3, 6)), "ramp"),
-        lambda made: (made.max(),),
+        lambda result: (result.max(),),
     ),
     "solarize": (
         Case(lambda v, t: v.RandomSolarize((50, 200)), "ramp"),
-        lambda made: (
-            np.flatnonzero(made[..., 0].ravel() != np.arange(256)).min(),
-            (made[..., 0].ravel() != np.arange(256)).sum(),
+        lambda result: (
+            np.flatnonzero(result[..., 0].ravel() != np.arange(256)).min(),
+            (result[..., 0].ravel() != np.arange(256)).sum(),
         ),
     ),
     "erasing": (
         Case(lambda v, t: v.RandomErasing(0.7), "ones"),
-        lambda made: zeros(made.transpose(1, 2, 0)),
+        lambda result: zeros(result.transpose(1, 2, 0)),
     ),
     "resize": (
         Case(lambda v, t: v.RandomResize((10, 17)), "photo"),
-        lambda made: (round(made.std() * 4),),
+        lambda result: (round(result.std() * 4),),
     ),
     "apply": (
         Case(lambda v, t: t.RandomApply([v.Invert(), v.CenterCrop(5)], 0.3), "photo"),
-        lambda made: (len(made), made[0, 0, 0]),
+        lambda result: (len(result), result[0, 0, 0]),
     ),
     "choice": (
         Case(
             lambda v, t: t.RandomChoice([v.CenterCrop(n) for n in (5, 7, 8)]), "photo"
         ),
-        lambda made: (len(made),),
+        lambda result: (len(result),),
     ),
     "subpolicy": (
         Case(
@@ -324,32 +324,34 @@ RANDOM: dict[str, tuple[Case, Callable[[Array], tuple[float, ...]]]] = {
             ),
             "photo",
         ),
-        lambda made: (len(made), made[1, 1, 0]),
+        lambda result: (len(result), result[1, 1, 0]),
     ),
 }
 """Random operators, and what is compared of each result: a few numbers."""
 
 
-def arrays_of(made: Any) -> list[Array]:
+def arrays_of(result: Any) -> list[Array]:
     """Return a result as arrays; images of Pillow become arrays."""
-    return [np.asarray(it) for it in (made if isinstance(made, tuple) else (made,))]
+    return [
+        np.asarray(it) for it in (result if isinstance(result, tuple) else (result,))
+    ]
 
 
 def main(file: str) -> None:
     """Write inputs and results of the real package."""
     from mindspore.dataset import transforms, vision
 
-    found = inputs()
-    kept = {f"given {name}": value for name, value in found.items()}
+    arrays = inputs()
+    entries = {f"given {name}": value for name, value in arrays.items()}
     for name, case in CASES.items():
-        made = case.make(vision, transforms)(given(found, case.given))
-        for at, array in enumerate(arrays_of(made)):
-            kept[f"{name} {at}"] = array
-    for name, (case, seen) in RANDOM.items():
-        operator, image = case.make(vision, transforms), given(found, case.given)
-        draws = [seen(arrays_of(operator(image))[0]) for _ in range(DRAWS)]
-        kept[f"drawn {name}"] = np.array(draws).astype(np.int16)
-    np.savez_compressed(file, **kept)
+        result = case.make(vision, transforms)(given(arrays, case.given))
+        for at, array in enumerate(arrays_of(result)):
+            entries[f"{name} {at}"] = array
+    for name, (case, summarize) in RANDOM.items():
+        operator, image = case.make(vision, transforms), given(arrays, case.given)
+        draws = [summarize(arrays_of(operator(image))[0]) for _ in range(DRAWS)]
+        entries[f"drawn {name}"] = np.array(draws).astype(np.int16)
+    np.savez_compressed(file, **entries)
 
 
 if __name__ == "__main__":

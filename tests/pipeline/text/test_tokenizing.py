@@ -33,10 +33,10 @@ def by_itself(tokenizer: Any, texts: list[str], length: int | None = None) -> An
     own.enable_padding(pad_id=PADDING)
     if length is not None:
         own.enable_truncation(length)
-    found = own.encode_batch(texts)
+    encodings = own.encode_batch(texts)
     return {
-        "input_ids": [each.ids for each in found],
-        "attention_mask": [each.attention_mask for each in found],
+        "input_ids": [encoding.ids for encoding in encodings],
+        "attention_mask": [encoding.attention_mask for encoding in encodings],
     }
 
 
@@ -57,11 +57,11 @@ def test_one_text_is_what_the_tokenizer_makes_of_it(
 ) -> None:
     f = tokenize(tokenizer, add_special_tokens=False)
     for text in texts:
-        found, expected = f(text), tokenizer.encode(text, add_special_tokens=False)
-        assert list(found) == ["input_ids", "attention_mask"]
-        assert found["input_ids"].dtype == np.int64
-        assert found["input_ids"].tolist() == expected.ids
-        assert found["attention_mask"].tolist() == expected.attention_mask
+        tokens, expected = f(text), tokenizer.encode(text, add_special_tokens=False)
+        assert list(tokens) == ["input_ids", "attention_mask"]
+        assert tokens["input_ids"].dtype == np.int64
+        assert tokens["input_ids"].tolist() == expected.ids
+        assert tokens["attention_mask"].tolist() == expected.attention_mask
 
 
 @given(texts=st.lists(st.text(max_size=40), min_size=1, max_size=5))
@@ -76,8 +76,8 @@ def test_settings_of_the_tokenizer_apply(tokenizer: Any, texts: list[str]) -> No
     expected = own.encode_batch(texts[:20])
     for f in (tokenize(own), tokenize(own, max_length=12)):
         assert plain(f(texts[:20])) == {
-            "input_ids": [each.ids for each in expected],
-            "attention_mask": [each.attention_mask for each in expected],
+            "input_ids": [encoding.ids for encoding in expected],
+            "attention_mask": [encoding.attention_mask for encoding in expected],
         }
     f = tokenize(own)
     own.enable_truncation(2)
@@ -86,9 +86,9 @@ def test_settings_of_the_tokenizer_apply(tokenizer: Any, texts: list[str]) -> No
 
 def test_padding_can_be_requested(tokenizer: Any, texts: list[str]) -> None:
     f = tokenize(tokenizer, max_length=30, padding=pad(7, to=(32, 64)))
-    found = f(texts[:16])
-    assert found["input_ids"].shape == (16, 32)
-    assert (found["input_ids"][found["attention_mask"] == 0] == 7).all()
+    tokens = f(texts[:16])
+    assert tokens["input_ids"].shape == (16, 32)
+    assert (tokens["input_ids"][tokens["attention_mask"] == 0] == 7).all()
 
 
 def test_text_is_found_where_a_sample_keeps_it(
@@ -96,14 +96,14 @@ def test_text_is_found_where_a_sample_keeps_it(
 ) -> None:
     expected = by_itself(tokenizer, texts[:4])
     in_key = tokenize(tokenizer, key="text")
-    found = in_key({"text": texts[:4], "label": torch.arange(4)})
-    assert found.pop("label").tolist() == [0, 1, 2, 3]
-    assert plain(found) == expected
+    tokens = in_key({"text": texts[:4], "label": torch.arange(4)})
+    assert tokens.pop("label").tolist() == [0, 1, 2, 3]
+    assert plain(tokens) == expected
     f = tokenize(tokenizer)
     for batch in ((texts[:4], 5), [tuple(texts[:4]), 5]):  # torch collates to a list
-        found, rest = f(batch)
+        tokens, rest = f(batch)
         assert type(f(batch)) is type(batch)
-        assert plain(found) == expected
+        assert plain(tokens) == expected
         assert rest == 5
     one, rest = f((texts[0], texts[1]))
     assert one["input_ids"].tolist() == tokenizer.encode(texts[0]).ids
@@ -118,18 +118,18 @@ class Pair(NamedTuple):
 
 
 def test_a_namedtuple_stays_a_namedtuple(tokenizer: Any, texts: list[str]) -> None:
-    found = tokenize(tokenizer)(Pair(texts[0], 5))
-    assert isinstance(found, Pair)
-    assert found.text["input_ids"].tolist() == tokenizer.encode(texts[0]).ids
+    pair = tokenize(tokenizer)(Pair(texts[0], 5))
+    assert isinstance(pair, Pair)
+    assert pair.text["input_ids"].tolist() == tokenizer.encode(texts[0]).ids
 
 
 def test_many_threads_share_a_tokenizer(tokenizer: Any, texts: list[str]) -> None:
     f = tokenize(tokenizer, max_length=16)
     batches = [texts[at : at + 7] for at in range(0, len(texts), 7)] * 5
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(f, batches))
-    for batch, made in zip(batches, found, strict=True):
-        assert plain(made) == by_itself(tokenizer, batch, 16)
+        results = list(threads.map(f, batches))
+    for batch, tokens in zip(batches, results, strict=True):
+        assert plain(tokens) == by_itself(tokenizer, batch, 16)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -143,8 +143,8 @@ def test_worker_processes_give_the_same_ids(
     )  # the tokenizer was used before the fork
     batches = [texts[:8], texts[8:16], texts[16:20]]
     with ProcessPoolExecutor(2, get_context(method)) as processes:
-        found = list(processes.map(Listed(f), batches))
-    assert found == [by_itself(tokenizer, batch, 16) for batch in batches]
+        results = list(processes.map(Listed(f), batches))
+    assert results == [by_itself(tokenizer, batch, 16) for batch in batches]
 
 
 FORKED = """
@@ -172,7 +172,7 @@ def test_a_fork_works_whatever_the_environment_variable_says(
     variables = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
     if said is not None:
         variables["TOKENIZERS_PARALLELISM"] = said
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", FORKED],
         env=variables,
         capture_output=True,
@@ -180,8 +180,8 @@ def test_a_fork_works_whatever_the_environment_variable_says(
         timeout=60,
         check=True,
     )
-    assert found.stdout.split() == [kept, "0"]
-    assert "just got forked" not in found.stderr
+    assert process.stdout.split() == [kept, "0"]
+    assert "just got forked" not in process.stderr
 
 
 def test_a_copy_of_a_tokenizer_keeps_its_settings(
@@ -207,7 +207,7 @@ def test_a_tokenizer_is_identified_by_what_it_does(tokenizer: Any) -> None:
         tokenize(tokenizer, max_length=9, add_special_tokens=False),
         tokenize(smaller, max_length=9),
     ]
-    assert len({digest(each, "f") for each in (f, *others)}) == 4
+    assert len({digest(function, "f") for function in (f, *others)}) == 4
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_threads_share_a_tokenizer_of_transformers(fast: Any, texts: list[str]) 
     batches = [texts[at : at + 7] for at in range(0, len(texts), 7)] * 5
     expected = [plain(f(batch)) for batch in batches]
     with ThreadPoolExecutor(8) as threads:
-        assert [plain(each) for each in threads.map(f, batches)] == expected
+        assert [plain(tokens) for tokens in threads.map(f, batches)] == expected
 
 
 @pytest.mark.filterwarnings("ignore")
