@@ -52,13 +52,13 @@ def compiled(folder: Path) -> Path:
 def start(options: list[str]) -> int:
     """Run this program with the sanitizer loaded first; return its exit status."""
     with tempfile.TemporaryDirectory() as folder:
-        found = subprocess.run(
+        process = subprocess.run(
             [GCC, "-print-file-name=libasan.so"], capture_output=True, check=True
         )
         environment = {
             **os.environ,
             BUILT: str(compiled(Path(folder))),
-            "LD_PRELOAD": found.stdout.decode().strip(),
+            "LD_PRELOAD": process.stdout.decode().strip(),
             "ASAN_OPTIONS": "detect_leaks=0",  # Python keeps much to its end
         }
         command = [sys.executable, "-P", __file__, *options]
@@ -122,18 +122,20 @@ def crop(size: list[int], rng: random.Random) -> tuple[int, ...]:
 
 def fuzz(extension: Any, count: int, rng: random.Random) -> None:
     """Hand damaged files over, and report how many were decoded all the same."""
-    files, made, began = originals(), 0, time.monotonic()
-    for done in range(0, count, TOGETHER):
+    files, crop_count, began = originals(), 0, time.monotonic()
+    for first in range(0, count, TOGETHER):
         batch = [damaged(rng.choice(files), rng) for _ in range(TOGETHER)]
         sizes = np.zeros((TOGETHER, 2), np.int32)
         extension.sizes(batch, sizes)
         crops = np.array([crop(size, rng) for size in sizes.tolist()], np.int32)
         room = (TOGETHER, rng.randrange(1, 40), rng.randrange(1, 40), 3)
         pixels = np.empty(room, np.uint8)
-        made += sum(extension.crops(batch, crops, pixels, rng.random() < 0.5))
-        if done % 50_000 == 0 or done + TOGETHER >= count:
+        crop_count += sum(extension.crops(batch, crops, pixels, rng.random() < 0.5))
+        if first % 50_000 == 0 or first + TOGETHER >= count:
             seconds = time.monotonic() - began
-            print(f"{done + TOGETHER:>9,} files, {made:,} made, {seconds:4.0f} s")
+            print(
+                f"{first + TOGETHER:>9,} files, {crop_count:,} made, {seconds:4.0f} s"
+            )
 
 
 def main() -> None:

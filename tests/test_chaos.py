@@ -89,10 +89,10 @@ def lose_and_compare(seed: int, kills: int, *, thread_safe: bool, hosts: bool) -
     """Kill one process a batch and turn a knob; compare with a run in one process."""
     dice = random.Random(seed)
     batches = kills + 40
-    killed, found = 0, []
+    killed, epoch = 0, []
     with described(batches, thread_safe=thread_safe) as pipe:
         for batch in pipe:
-            found.append(batch)
+            epoch.append(batch)
             killed += killed < kills and kill_one(dice)
             run = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
             assert run is not None
@@ -101,7 +101,7 @@ def lose_and_compare(seed: int, kills: int, *, thread_safe: bool, hosts: bool) -
     assert killed >= kills * 0.9
     whole = ps.Pipeline.from_dataset(Numbers(batches * BATCH), executor="inline")
     with whole.shuffle(seed=1).map(augment).batch(BATCH) as pipe:
-        assert digest(found) == digest(pipe)
+        assert digest(epoch) == digest(pipe)
 
 
 @pytest.mark.parametrize("round_", ROUNDS[:2])
@@ -120,16 +120,16 @@ def test_kills_change_no_byte_of_a_dataloader(round_: int) -> None:
             worker_init_fn=at_once,
         )
 
-    killed, found = 0, []
+    killed, epoch = 0, []
     batches = loader(4)
     for batch in batches:
-        found.append(batch)
+        epoch.append(batch)
         killed += killed < KILLS and kill_one(dice)
     assert killed >= KILLS * 0.9
     whole = list(loader(0))
-    assert len(found) == len(whole)
-    for got, wanted in zip(found, whole, strict=True):
-        assert all(map(torch.equal, got, wanted))
+    assert len(epoch) == len(whole)
+    for got, expected in zip(epoch, whole, strict=True):
+        assert all(map(torch.equal, got, expected))
 
 
 def at_once(number: int) -> None:
@@ -207,10 +207,10 @@ def test_a_stopped_worker_is_replaced_under_a_timeout(round_: int) -> None:
         .batch(BATCH)
     )
     stop_at = dice.randrange(20)
-    found = []
+    batches = []
     with pipe:
         for at, batch in enumerate(pipe):
-            found.append(batch)
+            batches.append(batch)
             if at == stop_at:
                 workers = [
                     worker
@@ -218,4 +218,4 @@ def test_a_stopped_worker_is_replaced_under_a_timeout(round_: int) -> None:
                     for worker in fork_server.children()
                 ]
                 dice.choice(workers).suspend()
-    assert [i for batch in indices(found) for i in batch] == list(range(400))
+    assert [i for batch in indices(batches) for i in batch] == list(range(400))

@@ -20,11 +20,11 @@ from penstock.cache.housekeeping import NoCacheError
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the cache of 30 samples."""
-    made = tmp_path_factory.mktemp("filled")
+    place = tmp_path_factory.mktemp("filled")
     source = ps.Pipeline.from_dataset(np.arange(30)).map(float)
-    with source.cache(disk=made, codec="raw").batch(10) as pipe:
+    with source.cache(disk=place, codec="raw").batch(10) as pipe:
         assert sum(batch.sum().item() for batch in pipe) == sum(range(30))
-    return made
+    return place
 
 
 @pytest.fixture
@@ -36,9 +36,9 @@ def folder(filled: Path, tmp_path: Path) -> Path:
 
 def said(*arguments: object) -> tuple[int, list[str]]:
     """Return what a command prints, and its exit code."""
-    done = CliRunner().invoke(cli.app, ["cache", *map(str, arguments)])
-    assert not isinstance(done.exception, Exception) or done.exit_code
-    return done.exit_code, done.stdout.splitlines()
+    result = CliRunner().invoke(cli.app, ["cache", *map(str, arguments)])
+    assert not isinstance(result.exception, Exception) or result.exit_code
+    return result.exit_code, result.stdout.splitlines()
 
 
 def test_ls_lists_what_is_stored_and_what_made_it(folder: Path) -> None:
@@ -98,10 +98,10 @@ def test_a_cache_that_cannot_be_read_is_refused_by_name_and_left_alone(
     path = folder / "penstock-cache" / "state.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | state))
     before = contents(folder)
-    done = CliRunner().invoke(cli.app, ["cache", command, str(folder)])
-    assert isinstance(done.exception, NoCacheError)
-    assert words in str(done.exception)
-    assert str(folder) in str(done.exception)
+    result = CliRunner().invoke(cli.app, ["cache", command, str(folder)])
+    assert isinstance(result.exception, NoCacheError)
+    assert words in str(result.exception)
+    assert str(folder) in str(result.exception)
     assert contents(folder) == before
     assert said("clear", folder)[0] == 0
     assert said("ls", folder) == (0, ["0 in all, 0.0 MiB"])
@@ -121,14 +121,14 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 @pytest.mark.parametrize("command", ["ls", "verify", "clear"])
 def test_no_cache_is_made_where_there_is_none(tmp_path: Path, command: str) -> None:
-    done = CliRunner().invoke(cli.app, ["cache", command, str(tmp_path)])
-    assert str(done.exception).startswith(f"there is no cache in {tmp_path}; give")
+    result = CliRunner().invoke(cli.app, ["cache", command, str(tmp_path)])
+    assert str(result.exception).startswith(f"there is no cache in {tmp_path}; give")
     assert not list(tmp_path.iterdir())
 
 
 def test_an_unknown_name_is_answered_with_those_that_exist(folder: Path) -> None:
-    done = CliRunner().invoke(cli.app, ["cache", "clear", str(folder), "--name", "x"])
-    assert re.search(r"holds no 'x'; it holds [0-9a-f]{16}", str(done.exception))
+    result = CliRunner().invoke(cli.app, ["cache", "clear", str(folder), "--name", "x"])
+    assert re.search(r"holds no 'x'; it holds [0-9a-f]{16}", str(result.exception))
 
 
 def damage(place: Path) -> None:

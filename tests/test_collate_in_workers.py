@@ -78,25 +78,25 @@ def without_process(batch: dict[str, Any]) -> list[Any]:
 def test_batches_made_in_workers_equal_torchs_and_stay_unchanged() -> None:
     torchs = torch.utils.data.DataLoader(Ragged(), 4, collate_fn=padded)
     expected = [without_process(batch) for batch in torchs]
-    kept = list(loader(Ragged(), padded))  # keep all, so none is overwritten
-    assert [without_process(batch) for batch in kept] == expected
-    assert os.getpid() not in {batch["process"] for batch in kept}
+    batches = list(loader(Ragged(), padded))  # keep all, so none is overwritten
+    assert [without_process(batch) for batch in batches] == expected
+    assert os.getpid() not in {batch["process"] for batch in batches}
 
 
 @pytest.mark.usefixtures("either")
 def test_a_batch_has_the_same_draws_for_any_number_of_workers() -> None:
-    found = []
+    runs = []
     for workers in (0, 2):
         torch.manual_seed(1)
-        found.append([list(loader(Ragged(), drawing, workers)), float(torch.rand(()))])
-    assert found[0] == found[1]
-    assert len({batch[1:] for batch in found[0][0]}) == LENGTH // 4
+        runs.append([list(loader(Ragged(), drawing, workers)), float(torch.rand(()))])
+    assert runs[0] == runs[1]
+    assert len({batch[1:] for batch in runs[0][0]}) == LENGTH // 4
 
 
 def test_a_killed_worker_changes_no_batch(tmp_path: Path) -> None:
-    found = list(loader(Ragged(dies=tmp_path / "died"), padded))
+    batches = list(loader(Ragged(dies=tmp_path / "died"), padded))
     expected = list(loader(Ragged(), padded, workers=0))
-    assert list(map(without_process, found)) == list(map(without_process, expected))
+    assert list(map(without_process, batches)) == list(map(without_process, expected))
 
 
 def test_an_error_is_raised_when_its_batch_is_due() -> None:
@@ -140,8 +140,8 @@ def test_a_batch_that_cannot_be_sent_is_collated_in_the_trainer() -> None:
     def closed(rows: list[dict[str, Any]]) -> Any:
         return lambda: [row["label"] for row in rows]
 
-    found = [batch() for batch in loader(Ragged(), closed)]
-    assert found == [list(range(at, at + 4)) for at in range(0, LENGTH, 4)]
+    batches = [batch() for batch in loader(Ragged(), closed)]
+    assert batches == [list(range(at, at + 4)) for at in range(0, LENGTH, 4)]
 
 
 @pytest.mark.skipif(ps.config.budget().cpu_cores < 2, reason="one process of workers")
@@ -195,17 +195,17 @@ def test_what_is_collated_by_default_does_not_depend_on_the_place(
 ) -> None:
     data = [sample(index) for index in range(24)]
 
-    def batches(made: Any) -> list[Any]:
-        found: list[Any] = []
-        loop = iter(made)
-        for _ in range(len(made)):
+    def batches(data_loader: Any) -> list[Any]:
+        outcomes: list[Any] = []
+        loop = iter(data_loader)
+        for _ in range(len(data_loader)):
             try:
                 batch = next(loop)
             except Exception as error:  # noqa: BLE001 it is compared
-                found.append((type(error), str(error).partition("\n")[0]))
+                outcomes.append((type(error), str(error).partition("\n")[0]))
             else:
-                found.append((batch.tolist(), batch.dtype, batch.requires_grad))
-        return found
+                outcomes.append((batch.tolist(), batch.dtype, batch.requires_grad))
+        return outcomes
 
     expected = batches(torch.utils.data.DataLoader(data, 4))  # type: ignore[arg-type]
     assert batches(loader(data, None)) == expected

@@ -30,7 +30,7 @@ class Forever:
     def __init__(self, *bad: int) -> None:
         self.bad = bad
         self.reached = threading.Event()
-        self.left: list[int] = []
+        self.exits: list[int] = []
 
     async def __call__(self, sample: Sample) -> Sample:
         if sample[1] in self.bad:
@@ -38,7 +38,7 @@ class Forever:
             try:
                 await asyncio.Event().wait()
             finally:
-                self.left.append(sample[1])
+                self.exits.append(sample[1])
         return sample
 
 
@@ -70,9 +70,9 @@ def test_a_bad_sample_may_be_substituted() -> None:
 
     options = {"on_error": "substitute", "error_budget": 1.0}
     with pipe_of(check, batch=options) as pipe:
-        found = [index for batch in indices(pipe) for index in batch]
-    assert len(found) == 48
-    assert 21 not in found
+        samples = [index for batch in indices(pipe) for index in batch]
+    assert len(samples) == 48
+    assert 21 not in samples
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_sample_that_takes_too_long_is_cancelled_and_its_row_fails() -> None:
         str(error)
     )
     assert "row 5 of the batch" in error.__notes__[0]
-    assert set(function.left) == {21}  # of the next epochs, too
+    assert set(function.exits) == {21}  # of the next epochs, too
 
 
 def test_a_timeout_applies_to_each_sample_alone() -> None:
@@ -127,7 +127,7 @@ def test_a_timeout_applies_to_each_sample_alone() -> None:
     function = Forever(9, 10, 21)
     with pipe_of(function, timeout=0.05, batch=options) as pipe:
         assert len(list(pipe)) == 6
-    assert set(function.left) == {9, 10, 21}  # of the next epochs, too
+    assert set(function.exits) == {9, 10, 21}  # of the next epochs, too
 
 
 def test_a_timeout_error_raised_by_a_function_stays_its_own() -> None:
@@ -148,7 +148,7 @@ def test_a_loop_left_early_cancels_what_waits() -> None:
         assert function.reached.wait(timeout=60)
         break
     pipe.close()
-    assert function.left == [12]
+    assert function.exits == [12]
 
 
 def test_tasks_that_coroutines_began_end_with_them() -> None:
@@ -167,12 +167,12 @@ def test_tasks_that_coroutines_began_end_with_them() -> None:
         finally:
             ended.append("task")
 
-    kept = []
+    references = []
 
     async def begin(sample: Sample) -> Sample:
-        if not kept:
-            kept.extend([numbers(), asyncio.create_task(wait())])
-            await anext(kept[0])
+        if not references:
+            references.extend([numbers(), asyncio.create_task(wait())])
+            await anext(references[0])
         return await asyncio.to_thread(lambda: sample)
 
     with pipe_of(begin) as pipe:

@@ -87,8 +87,8 @@ def executors(pipe: ps.Pipeline) -> list[str]:
 def permits_of(pipe: ps.Pipeline) -> Knob:
     run = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
     assert run is not None
-    (found,) = (k for k in run.knobs() if k.name == "num_parallel_workers")
-    return found
+    (knob,) = (k for k in run.knobs() if k.name == "num_parallel_workers")
+    return knob
 
 
 # Many wait in one thread
@@ -149,8 +149,8 @@ def test_other_workers_before_and_after_pass_on_the_same_bytes(
 def test_an_iterable_keeps_its_order() -> None:
     pipe = ps.Pipeline.from_dataset(Counting(50)).map(augment_async).batch(8)
     with pipe:
-        found = [index for batch in indices(pipe) for index in batch]
-    assert found == list(range(50))
+        order = [index for batch in indices(pipe) for index in batch]
+    assert order == list(range(50))
 
 
 def test_a_coroutine_function_may_filter() -> None:
@@ -234,13 +234,13 @@ def test_more_permits_let_more_wait_at_once() -> None:
 
 def test_surplus_permits_leave_when_their_lease_ends() -> None:
     inside = 0
-    seen: dict[int, int] = {}
+    counts: dict[int, int] = {}
 
     async def count(sample: Sample) -> Sample:
         nonlocal inside
         inside += 1
         await asyncio.sleep(0)
-        seen[sample[1]] = inside
+        counts[sample[1]] = inside
         inside -= 1
         return sample
 
@@ -248,7 +248,7 @@ def test_surplus_permits_leave_when_their_lease_ends() -> None:
         for step, _ in enumerate(pipe):
             if step == 20:
                 permits_of(pipe).set(1)
-    assert {seen[index] for index in range(600, 800)} == {1}
+    assert {counts[index] for index in range(600, 800)} == {1}
 
 
 def test_turning_knobs_changes_no_byte() -> None:

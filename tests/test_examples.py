@@ -73,7 +73,7 @@ def test_each_sample_is_done_once_despite_a_killed_rank_and_other_ranks(
         wait_for(tmp_path, 40)  # torchrun has restarted the ranks
     before = steps_in(tmp_path)
     assert 40 <= len(before) < SAMPLES // 24
-    done = torchrun(
+    process = torchrun(
         2,
         EXAMPLES / "elastic_resume.py",
         "--folder",
@@ -84,8 +84,8 @@ def test_each_sample_is_done_once_despite_a_killed_rank_and_other_ranks(
         0.01,
         timeout_s=LIMIT_S,
     )
-    assert done.returncode == 0, done.stderr
-    assert "from step" in done.stdout
+    assert process.returncode == 0, process.stderr
+    assert "from step" in process.stdout
     after = steps_in(tmp_path)
     assert after[:35] == before[:35]  # committed steps are not repeated
     assert sorted(chain.from_iterable(after)) == list(range(SAMPLES))
@@ -95,8 +95,8 @@ def test_resnet_follows_its_policy(tmp_path: Path) -> None:
     ranks = 2
     log = tmp_path / "log.jsonl"
     script = EXAMPLES / "resnet_ddp.py"
-    done = torchrun(ranks, script, "--small", "--rows", log, timeout_s=LIMIT_S)
-    assert done.returncode == 0, done.stderr
+    process = torchrun(ranks, script, "--small", "--rows", log, timeout_s=LIMIT_S)
+    assert process.returncode == 0, process.stderr
     rows = rows_in(log)
     for row in rows:
         stage = row["epoch"] // 4
@@ -110,13 +110,13 @@ def test_resnet_follows_its_policy(tmp_path: Path) -> None:
     assert statistics.mean(losses[1]) < 0.95 * statistics.mean(losses[0])
 
 
-def learnt(done: subprocess.CompletedProcess[str], told: str) -> None:
+def learnt(process: subprocess.CompletedProcess[str], words: str) -> None:
     """Assert that a script ended well, said what it had checked, and learnt."""
-    assert done.returncode == 0, done.stderr
-    assert told in done.stdout
-    first, last = re.findall(r"^loss ([\d.]+) -> ([\d.]+)$", done.stdout, re.MULTILINE)[
-        0
-    ]
+    assert process.returncode == 0, process.stderr
+    assert words in process.stdout
+    first, last = re.findall(
+        r"^loss ([\d.]+) -> ([\d.]+)$", process.stdout, re.MULTILINE
+    )[0]
     assert float(last) < 0.9 * float(first)
 
 
@@ -131,19 +131,19 @@ CHECKED = {
 
 @pytest.mark.parametrize("name", CHECKED)
 def test_an_example_gets_the_right_data_and_learns(name: str) -> None:
-    ranks, told = CHECKED[name]
-    done = torchrun(ranks, EXAMPLES / f"{name}.py", timeout_s=LIMIT_S)
-    learnt(done, told)
+    ranks, words = CHECKED[name]
+    process = torchrun(ranks, EXAMPLES / f"{name}.py", timeout_s=LIMIT_S)
+    learnt(process, words)
     if name == "parameter_server":
-        (apart,) = re.findall(r"at most (\d+) apart", done.stdout)
+        (apart,) = re.findall(r"at most (\d+) apart", process.stdout)
         assert int(apart) > 1  # no rank waited for the others
 
 
 @pytest.mark.parametrize("name", ["lightning", "accelerate", "transformers"])
 def test_a_framework_on_two_ranks_sees_each_sample_once(name: str) -> None:
     pytest.importorskip(name)
-    done = torchrun(2, EXAMPLES / "frameworks.py", name, timeout_s=LIMIT_S)
-    learnt(done, "3 epochs on 2 ranks, each sample once in each")
+    process = torchrun(2, EXAMPLES / "frameworks.py", name, timeout_s=LIMIT_S)
+    learnt(process, "3 epochs on 2 ranks, each sample once in each")
 
 
 def test_ray_train_on_two_workers_sees_each_sample_once() -> None:
@@ -152,8 +152,8 @@ def test_ray_train_on_two_workers_sees_each_sample_once() -> None:
     command = [sys.executable, "-P", "-W", "ignore", script, "ray"]
     # Ray starts some ten processes. At its niceness of 15 they would hardly run beside
     # the other tests.
-    done = completed(command, LIMIT_S, RAY_worker_niceness="0")
-    learnt(done, "each sample once in each")
+    process = completed(command, LIMIT_S, RAY_worker_niceness="0")
+    learnt(process, "each sample once in each")
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -164,5 +164,5 @@ def test_a_batch_is_a_step_of_deepspeed(
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     script = EXAMPLES / "deepspeed_zero.py"
     # The first run on a machine compiles an operator, for a minute.
-    done = torchrun(2, script, "--stage", stage, timeout_s=LIMIT_S)
-    learnt(done, f"ZeRO {stage}: 48 steps on 2 ranks")
+    process = torchrun(2, script, "--stage", stage, timeout_s=LIMIT_S)
+    learnt(process, f"ZeRO {stage}: 48 steps on 2 ranks")

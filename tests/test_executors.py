@@ -110,8 +110,8 @@ def test_samples_of_unequal_duration_come_in_order(workers: str) -> None:
 
     pipe = ps.Pipeline.from_dataset(Numbers(200)).map(uneven, **WORKERS[workers])
     with pipe.batch(8) as pipe:
-        found = [index for batch in indices(pipe) for index in batch]
-    assert found == list(range(200))
+        samples = [index for batch in indices(pipe) for index in batch]
+    assert samples == list(range(200))
 
 
 @pytest.mark.usefixtures("two_cores")
@@ -162,17 +162,17 @@ def test_a_batch_that_a_forked_child_holds_stays_as_it_was(host: Any) -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(800, 64), **WORKERS["3 processes"]).batch(8)
     with pipe.options(host=host) as pipe:
         loop = iter(pipe)
-        held = [next(loop) for _ in range(4)][-1:]
+        batches = [next(loop) for _ in range(4)][-1:]
 
         def look(end: End) -> None:
-            end.tell(digest(held))
+            end.tell(digest(batches))
             end.hear()
-            end.tell(digest(held))
+            end.tell(digest(batches))
 
         with forked(look) as child:
             before = child.hear()
-            assert before == digest(held)
-            held.clear()
+            assert before == digest(batches)
+            batches.clear()
             for later in loop:
                 del later
             child.tell("look again")

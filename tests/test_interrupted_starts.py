@@ -37,7 +37,7 @@ class Interrupt:
     """Sends Ctrl-C before the `at`-th line that runs in `STARTS`."""
 
     def __init__(self, at: int) -> None:
-        self.left = at
+        self.lines_left = at
         self.sent_at = ""
         self._watched: set[CodeType] = {method.__code__ for method in STARTS}
 
@@ -45,8 +45,8 @@ class Interrupt:
         if frame.f_code not in self._watched:
             return None
         if event == "line":
-            self.left -= 1
-            if self.left == 0:
+            self.lines_left -= 1
+            if self.lines_left == 0:
                 self.sent_at = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
                 signal.raise_signal(signal.SIGINT)
         return self
@@ -87,6 +87,6 @@ def test_a_start_that_is_interrupted_on_any_line_leaves_nothing(
         where = interrupted(pipe.batch(4).options(host=host), at)
         if not where:
             break
-        left = {child.pid for child in me.children()}, threading.active_count()
-        assert left == before, where
+        after = {child.pid for child in me.children()}, threading.active_count()
+        assert after == before, where
     assert at > 20

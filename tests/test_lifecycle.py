@@ -197,14 +197,14 @@ def test_leaving_a_with_block_stops_the_workers(kind: str) -> None:
 def test_dropping_pipeline_and_loop_in_either_order_stops_the_workers(
     kind: str, first: str
 ) -> None:
-    held: dict[str, Any] = {"pipe": pipe_of(kind)}
-    held["loop"] = iter(held["pipe"])
-    next(held["loop"])
-    run = weakref.ref(held["pipe"]._slot.run)  # noqa: SLF001 whether it is gone
-    del held[first]
+    references: dict[str, Any] = {"pipe": pipe_of(kind)}
+    references["loop"] = iter(references["pipe"])
+    next(references["loop"])
+    run = weakref.ref(references["pipe"]._slot.run)  # noqa: SLF001 whether it is gone
+    del references[first]
     if first == "pipe":
-        assert next(held["loop"]) is not None
-    held.clear()
+        assert next(references["loop"]) is not None
+    references.clear()
     assert run() is None
     assert children(recursive=True) == []
 
@@ -416,23 +416,23 @@ def test_set_epoch_drops_batches_loaded_ahead_and_gives_the_right_ones(
 def test_two_pipelines_at_once_do_not_disturb_each_other(kind: str) -> None:
     with pipe_of(kind) as one, pipe_of(kind) as two:
         pairs = list(zip(one, two, strict=True))
-    assert [digest(each) for each in zip(*pairs, strict=True)] == epochs(1) * 2
+    assert [digest(batches) for batches in zip(*pairs, strict=True)] == epochs(1) * 2
 
 
 @AT_WORK
 def test_two_pipelines_may_run_in_two_threads(kind: str) -> None:
-    found: dict[int, list[str]] = {}
+    digests: dict[int, list[str]] = {}
 
     def train(number: int) -> None:
         with pipe_of(kind) as pipe:
-            found[number] = [digest(pipe), digest(pipe)]
+            digests[number] = [digest(pipe), digest(pipe)]
 
     threads = [threading.Thread(target=train, args=(n,)) for n in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [found[0], found[1]] == [epochs(2)] * 2
+    assert [digests[0], digests[1]] == [epochs(2)] * 2
 
 
 # Workers that die
@@ -441,21 +441,21 @@ def test_two_pipelines_may_run_in_two_threads(kind: str) -> None:
 def workers_below() -> list[psutil.Process]:
     """Return the children of the fork server: their parent is not this process."""
     direct = children(recursive=False)
-    return [each for each in children(recursive=True) if each not in direct]
+    return [child for child in children(recursive=True) if child not in direct]
 
 
 def test_killed_workers_are_replaced_and_their_work_done_again() -> None:
-    found, batches = [], []
+    digests, batches = [], []
     with pipe_of("3 processes", wait_s=0.001) as pipe:
         for batch in pipe:
             batches.append(batch)
             if len(batches) in (2, 9):
                 workers_below()[0].kill()
-        found.append(digest(batches))
+        digests.append(digest(batches))
         for worker in workers_below():  # which are idle now
             worker.kill()
-        found.append(digest(pipe))
-    assert found == epochs(2)
+        digests.append(digest(pipe))
+    assert digests == epochs(2)
 
 
 def test_fork_servers_may_be_killed_before_they_are_asked_for_anything(
@@ -546,9 +546,9 @@ def test_work_is_spread_over_the_processes() -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(320), **WORKERS["3 processes"])
     slow = pipe.map(partial(waits, wait_s=0.002), **WORKERS["3 processes"])
     with slow.map(pids, **WORKERS["3 processes"]).batch(8) as batched:
-        found = {int(pid) for batch in batched for pid in batch[1]}
-    assert 1 < len(found) <= 3
-    assert os.getpid() not in found
+        process_ids = {int(pid) for batch in batched for pid in batch[1]}
+    assert 1 < len(process_ids) <= 3
+    assert os.getpid() not in process_ids
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def test_a_dataset_gets_what_its_batch_sampler_yields(
     kind: str, workers: int | None
 ) -> None:
     batches = [CONTAINERS[kind](range(at, at + SIZE)) for at in range(0, LENGTH, SIZE)]
-    data = Table(lambda given: (type(given).__name__, sum(given)))
+    data = Table(lambda indices: (type(indices).__name__, sum(indices)))
     check(data, workers, batch_sampler=batches, collate_fn=unchanged)
 
 
@@ -57,14 +57,14 @@ class Alarm(BaseException):
 
 class Interrupted(torchs.Dataset[Any]):
     def __init__(self) -> None:
-        self.made = 0
+        self.count = 0
 
     def __len__(self) -> int:
         return LENGTH
 
     def __getitem__(self, index: int) -> int:
-        self.made += 1
-        if self.made == 7:
+        self.count += 1
+        if self.count == 7:
             raise Alarm
         return index
 
@@ -77,15 +77,15 @@ def test_a_dataset_need_not_know_its_length(workers: int | None) -> None:
 
 def pulled(loader: Any) -> list[Any]:
     """Return the batches, with each exception in place of one."""
-    found: list[Any] = []
+    batches: list[Any] = []
     loop = iter(loader)
     while True:
         try:
-            found.append(next(loop).tolist())
+            batches.append(next(loop).tolist())
         except StopIteration:
-            return found
+            return batches
         except BaseException as error:  # noqa: BLE001 it is compared
-            found.append(type(error))
+            batches.append(type(error))
 
 
 def test_a_loop_without_workers_goes_on_after_an_interruption() -> None:
@@ -97,12 +97,12 @@ def test_a_loop_without_workers_goes_on_after_an_interruption() -> None:
 
 @pytest.mark.parametrize("workers", [None, 0])
 def test_a_time_limit_is_for_workers(workers: int | None) -> None:
-    given: Any = {} if workers is None else {"num_workers": workers}
+    options: Any = {} if workers is None else {"num_workers": workers}
     ps.set_enable_autotune(True)
     with pytest.raises(AssertionError, match="timeout"):
-        iter(torchs.DataLoader(range(8), timeout=5, **given))
+        iter(torchs.DataLoader(range(8), timeout=5, **options))
     with pytest.raises(AssertionError, match="timeout"):
-        iter(ps.DataLoader(range(8), timeout=5, **given))
+        iter(ps.DataLoader(range(8), timeout=5, **options))
 
 
 @pytest.mark.parametrize("tuned", [False, True])

@@ -32,14 +32,14 @@ def test_workers_that_end_with_their_epoch_see_changes_and_do_not_count_as_death
 ) -> None:
     dataset = Changing()
     source = ps.Pipeline.from_dataset(dataset, **KINDS[kind])
-    seen, processes = [], []
+    epochs, processes = [], []
     with source.batch(4).options(persistent_workers=False) as pipe:
         for epoch in range(3):
             dataset.value = epoch
             batches = list(pipe)
-            seen.append([value for batch in batches for value in batch[1].tolist()])
+            epochs.append([value for batch in batches for value in batch[1].tolist()])
             processes.append(processes_of(batches))
-    assert seen == [[epoch] * 24 for epoch in range(3)]
+    assert epochs == [[epoch] * 24 for epoch in range(3)]
     if kind == "3 processes":
         first, second, third = processes
         assert not (first & second) | (second & third)

@@ -28,16 +28,16 @@ def test_an_unchanged_script_is_tuned_and_the_findings_are_reported(
     tmp_path: Path,
 ) -> None:
     log = tmp_path / "log"
-    asked = ("--epochs", "2", "--samples", "1600")
-    done = penstock("run", "--log", str(log), str(EXAMPLE), *asked)
-    assert done.returncode == 0, done.stderr
-    assert "epoch 1: loss" in done.stdout
-    told = done.stderr.partition("--- penstock: results ---")[2]
-    assert "began: input-bound: waiting" in told
-    assert "Dataset(ID:0) Photos: executor inline -> process" in told
-    assert "set by hand: DataLoader(..., num_workers=" in told
+    options = ("--epochs", "2", "--samples", "1600")
+    process = penstock("run", "--log", str(log), str(EXAMPLE), *options)
+    assert process.returncode == 0, process.stderr
+    assert "epoch 1: loss" in process.stdout
+    report = process.stderr.partition("--- penstock: results ---")[2]
+    assert "began: input-bound: waiting" in report
+    assert "Dataset(ID:0) Photos: executor inline -> process" in report
+    assert "set by hand: DataLoader(..., num_workers=" in report
     again = penstock("report", f"{log}_0.jsonl")
-    assert again.stdout.strip() == told.strip()
+    assert again.stdout.strip() == report.strip()
 
 
 def test_a_module_is_run_as_python_would_with_its_arguments(tmp_path: Path) -> None:
@@ -58,25 +58,27 @@ def test_a_module_is_run_as_python_would_with_its_arguments(tmp_path: Path) -> N
         "--lr",
         "1",
     ]
-    done = warm.run(command, cwd=tmp_path, brief=True)
-    assert done.stdout.strip() == "__main__ ['--lr', '1'] penstock.pipeline.dataloader"
-    assert done.returncode == 3
-    assert "the script did not iterate a DataLoader" in done.stderr
+    process = warm.run(command, cwd=tmp_path, brief=True)
+    assert (
+        process.stdout.strip() == "__main__ ['--lr', '1'] penstock.pipeline.dataloader"
+    )
+    assert process.returncode == 3
+    assert "the script did not iterate a DataLoader" in process.stderr
 
 
 def test_all_arguments_after_the_script_are_its_own(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import sys; print(sys.argv[1:])")
     own = ["--log", "out", "-m", "resnet50", "--help", "--", "--log=in"]
-    done = penstock("run", str(script), *own, folder=tmp_path)
-    assert done.stdout.strip() == str(own), done.stderr
+    process = penstock("run", str(script), *own, folder=tmp_path)
+    assert process.stdout.strip() == str(own), process.stderr
     assert [*tmp_path.iterdir()] == [script]
 
 
 def test_a_missing_script_is_an_error_that_names_it() -> None:
-    done = penstock("run", "nowhere.py")
-    assert done.returncode == 1
-    assert "there is no script 'nowhere.py'" in done.stderr
+    process = penstock("run", "nowhere.py")
+    assert process.returncode == 1
+    assert "there is no script 'nowhere.py'" in process.stderr
 
 
 def row(event: str, **more: object) -> str:
@@ -128,16 +130,16 @@ def test_a_report_shows_changes_and_their_effects(tmp_path: Path) -> None:
     after = {"rows_per_s": 1450, "wait_share": 0.06}
     change = {"op": "Map(ID:1) decode", "knob": "num_parallel_workers"}
     change["reason"] = "It is slow."
-    known = {**change, "before": before, "after": after}
+    outcome = {**change, "before": before, "after": after}
     log = tmp_path / "run_0.jsonl"
     rows = [
         row("spent", wait_s=9.0, gap_s=10.0, rows=99, before="verdict"),
         row("verdict", **verdict),
         row("spent", wait_s=20.0, gap_s=30.0, rows=99, before="decision"),
         row("decision", **change, old=2, new=4),
-        row("outcome", **known, old=2, new=4, kept=True),
+        row("outcome", **outcome, old=2, new=4, kept=True),
         row("decision", **change, old=4, new=8),
-        row("outcome", **known, old=4, new=8, kept=False),
+        row("outcome", **outcome, old=4, new=8, kept=False),
         row("decision", **change, old=4, new=5),
         row("spent", wait_s=30.0, gap_s=90.0, rows=9_999, before="verdict"),
         row("verdict", **{**verdict, "line": "balanced."}),
@@ -158,12 +160,12 @@ def test_a_report_includes_loaders_with_torchs_own_workers(tmp_path: Path) -> No
         "stream_loader = DataLoader(Stream(), 4)\n"
         "list(stream_loader)\n"
     )
-    done = penstock("run", "train.py", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    told = done.stderr.partition("--- penstock: results ---")[2]
-    assert "stream\n  waited " in told
-    assert "\n  torch: input-bound" in told
-    assert "the trainer itself loads, as in torch" in told
+    process = penstock("run", "train.py", folder=tmp_path)
+    assert process.returncode == 0, process.stderr
+    report = process.stderr.partition("--- penstock: results ---")[2]
+    assert "stream\n  waited " in report
+    assert "\n  torch: input-bound" in report
+    assert "the trainer itself loads, as in torch" in report
 
 
 OWN = """
@@ -179,13 +181,13 @@ def test_a_script_that_turns_autotune_on_itself_is_reported_from_its_log(
     tmp_path: Path, asked: str
 ) -> None:
     (tmp_path / "train.py").write_text(OWN.format(asked=asked))
-    done = penstock("run", "--log", "log/run", "train.py", folder=tmp_path)
-    told = done.stderr.partition("--- penstock: results ---\n")[2]
+    process = penstock("run", "--log", "log/run", "train.py", folder=tmp_path)
+    report = process.stderr.partition("--- penstock: results ---\n")[2]
     own = "own" in asked
     assert (tmp_path / ("own" if own else "log") / "run_0.jsonl").exists()
-    assert ("the script writes its log to 'own/run_0.jsonl'.\n" in told) == own
-    assert "train\n  waited 0" in told
-    assert "\n  began: " in told
+    assert ("the script writes its log to 'own/run_0.jsonl'.\n" in report) == own
+    assert "train\n  waited 0" in report
+    assert "\n  began: " in report
 
 
 @pytest.mark.parametrize("code", ["def f():\n    1 / 0\nf()", "1 1"])
@@ -197,22 +199,24 @@ def test_an_error_of_the_script_is_shown_as_python_shows_it(
     plain = subprocess.run(
         command, capture_output=True, text=True, cwd=tmp_path, check=False
     )
-    done = penstock("run", "train.py", folder=tmp_path)
-    assert (done.returncode, plain.returncode) == (1, 1)
+    process = penstock("run", "train.py", folder=tmp_path)
+    assert (process.returncode, plain.returncode) == (1, 1)
     folder = f"{tmp_path}/"
-    told, expected = (each.stderr.replace(folder, "") for each in (done, plain))
-    assert told.endswith(f"\n{expected}")
-    assert "cli.py" not in told
+    error, expected = (run.stderr.replace(folder, "") for run in (process, plain))
+    assert error.endswith(f"\n{expected}")
+    assert "cli.py" not in error
 
 
 def test_an_impossible_folder_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "train.py").write_text("print('trained')")
     bad = str(tmp_path / "file" / "run")
-    done = penstock("run", "--log", bad, "train.py", folder=tmp_path)
-    assert done.returncode == 1
-    assert f"cannot write the autotune log to {str(tmp_path / 'file')!r}" in done.stderr
-    assert "trained" not in done.stdout
+    process = penstock("run", "--log", bad, "train.py", folder=tmp_path)
+    assert process.returncode == 1
+    assert (
+        f"cannot write the autotune log to {str(tmp_path / 'file')!r}" in process.stderr
+    )
+    assert "trained" not in process.stdout
 
 
 @pytest.mark.parametrize("text", ["{", '{"event": "verdict"}', "[]"])

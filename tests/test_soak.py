@@ -24,7 +24,7 @@ def held_bytes() -> int:
     """Return the memory that belongs to this process and its children alone."""
     gc.collect()
     family = [psutil.Process(), *children(recursive=True)]
-    return sum(each.memory_full_info().uss for each in family)
+    return sum(process.memory_full_info().uss for process in family)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -39,10 +39,10 @@ def pipe_of(method: Any, function: Any = augment) -> ps.Pipeline:
 @pytest.mark.parametrize("method", METHODS)
 def test_two_epochs_are_byte_identical(method: str) -> None:
     with pipe_of(method) as pipe:
-        found = digest([*pipe, *pipe])
+        epochs_digest = digest([*pipe, *pipe])
     inline = ps.Pipeline.from_dataset(Numbers(40)).shuffle(seed=3).map(augment)
     with inline.batch(8) as pipe:
-        assert found == digest([*pipe, *pipe])
+        assert epochs_digest == digest([*pipe, *pipe])
 
 
 @pytest.mark.usefixtures("warm_interpreters")
@@ -50,8 +50,8 @@ def test_two_epochs_are_byte_identical(method: str) -> None:
 def test_functions_made_on_the_spot_travel_to_fresh_interpreters(method: str) -> None:
     offset = 5
     with pipe_of(method, lambda sample: sample[1] + offset) as pipe:
-        found = sorted(index for batch in pipe for index in batch.tolist())
-    assert found == list(range(5, 45))
+        values = sorted(index for batch in pipe for index in batch.tolist())
+    assert values == list(range(5, 45))
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
@@ -113,18 +113,18 @@ def test_killed_workers_of_any_start_method_are_replaced(
     method: str, tmp_path: Path
 ) -> None:
     with pipe_of(method, partial(kills_once, mark=tmp_path / "killed")) as pipe:
-        found = sorted(index for batch in indices(pipe) for index in batch)
-    assert found == list(range(40))
+        samples = sorted(index for batch in indices(pipe) for index in batch)
+    assert samples == list(range(40))
 
 
 @pytest.mark.usefixtures("warm_interpreters")
 def test_code_that_a_fresh_interpreter_cannot_import_is_an_error() -> None:
     with (
         pipe_of("forkserver", only_here) as pipe,
-        pytest.raises(ps.WorkerError) as told,
+        pytest.raises(ps.WorkerError) as caught,
     ):
         next(iter(pipe))
-    assert "ModuleNotFoundError" in str(told.value)
+    assert "ModuleNotFoundError" in str(caught.value)
 
 
 def only_here(sample: Any) -> Any:

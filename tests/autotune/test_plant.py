@@ -24,6 +24,6 @@ def test_a_trainers_step_is_idle_time_then_free_and_held_computing(
 ) -> None:
     workload = Workload((SimulatedStage("read", wait_s=0.01),), trainer)
     plant = Simulated(Machine(4.0), workload, [1], [1])
-    busy, told = plant.users()[-1]
+    busy, seconds = plant.users()[-1]
     assert busy in (0, 1)
-    assert told == pytest.approx(parts)
+    assert seconds == pytest.approx(parts)

@@ -13,24 +13,24 @@ from support.recordings import record
 
 
 def text_of(recording: Recording) -> str:
-    written = io.StringIO()
-    Console(file=written, width=200).print(shown(recording))
-    return written.getvalue()
+    output = io.StringIO()
+    Console(file=output, width=200).print(shown(recording))
+    return output.getvalue()
 
 
 def test_the_latest_window_and_the_latest_verdict_are_shown(tmp_path: Path) -> None:
     recording = Recording([str(record(tmp_path / "run"))])
     recording.read()
-    (seen,) = recording.pipelines
-    last = seen.points[-1]
-    seen.points.append(
+    (pipeline,) = recording.pipelines
+    last = pipeline.points[-1]
+    pipeline.points.append(
         Spent(
             last.time_s + 10, last.wait_s + 6.7, last.own_s + 3.3, last.rows + 123_450
         )
     )
     assert "waits 67% " in text_of(recording)
     assert "12,345 samples/s" in text_of(recording)
-    seen.verdicts.append({**seen.verdicts[-1], "cause": "the last cause"})
+    pipeline.verdicts.append({**pipeline.verdicts[-1], "cause": "the last cause"})
     assert "cause: the last cause\n" in text_of(recording)
 
 
@@ -46,12 +46,12 @@ def test_a_pipeline_that_measured_nothing_says_so(tmp_path: Path) -> None:
 def test_only_the_bottleneck_is_marked_and_red(tmp_path: Path) -> None:
     recording = Recording([str(record(tmp_path / "run"))])
     recording.read()
-    (seen,) = recording.pipelines
-    stages = [stage["name"] for stage in seen.verdicts[-1]["stages"]]
-    seen.verdicts.append({**seen.verdicts[-1], "bottleneck": stages[0]})
-    written = io.StringIO()
-    Console(file=written, width=200, force_terminal=True).print(shown(recording))
-    red = [line for line in written.getvalue().splitlines() if "\x1b[1;31m" in line]
+    (pipeline,) = recording.pipelines
+    stages = [stage["name"] for stage in pipeline.verdicts[-1]["stages"]]
+    pipeline.verdicts.append({**pipeline.verdicts[-1], "bottleneck": stages[0]})
+    output = io.StringIO()
+    Console(file=output, width=200, force_terminal=True).print(shown(recording))
+    red = [line for line in output.getvalue().splitlines() if "\x1b[1;31m" in line]
     assert [f"> {stages[0]}" in line for line in red] == [True]
     marked = [line for line in text_of(recording).splitlines() if line[:2] == "> "]
     assert len(marked) == 1 < len(stages)

@@ -61,10 +61,10 @@ def test_one_thread_at_a_time_has_a_key(claims: Claims) -> None:
             claims.free(KEY, mine)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert (inside, most) == (0, 1)
 
 
@@ -94,9 +94,9 @@ def test_a_thread_that_frees_a_key_wakes_those_of_its_process(
     tries = claims._try
 
     def noted(key: bytes, claim: threading.Event) -> threading.Event:
-        held = tries(key, claim)
+        owner = tries(key, claim)
         waits.set()
-        return held
+        return owner
 
     monkeypatch.setattr(claims, "_try", noted)
     got: list[threading.Event] = []

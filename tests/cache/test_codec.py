@@ -122,27 +122,27 @@ shapes = arrays.array_shapes(min_dims=2, max_dims=4, max_side=24) | st.sampled_f
 @given(arrays.arrays(np.uint8, shapes))
 def test_an_image_is_restored_from_its_residuals(image: Image) -> None:
     before = image.copy()
-    left = predicted(image)
-    kept = left.copy()
-    again = restored(left, image.shape)
-    assert left.shape == (image.size,)
+    residuals = predicted(image)
+    copy = residuals.copy()
+    again = restored(residuals, image.shape)
+    assert residuals.shape == (image.size,)
     assert np.array_equal(image, before)
-    assert np.array_equal(left, kept)
+    assert np.array_equal(residuals, copy)
     assert np.array_equal(again, image)
     assert again.shape == image.shape
     assert again.flags.writeable
     assert again.flags.c_contiguous
-    assert not np.shares_memory(again, left)
+    assert not np.shares_memory(again, residuals)
 
 
 @pytest.mark.parametrize("axes", [(0, 1, 2), (2, 0, 1)], ids=["HWC", "CHW"])
 def test_a_photograph_is_smaller_by_prediction(axes: tuple[int, int, int]) -> None:
     image = np.ascontiguousarray(photograph().transpose(axes))
     packed = {c.name: len(c.pack(image.tobytes())) for c in CODECS.values()}
-    left = len(codec("filter").pack(predicted(image).tobytes()))
-    assert left < 0.7 * min(packed.values())
+    nbytes = len(codec("filter").pack(predicted(image).tobytes()))
+    assert nbytes < 0.7 * min(packed.values())
 
 
 def test_every_name_but_auto_is_a_codec() -> None:
     assert [codec(name).name for name in NAMES if name != "auto"] == list(NAMES[1:])
-    assert [each.number for each in CODECS.values()] == [0, 1, 2, 3]
+    assert [codec.number for codec in CODECS.values()] == [0, 1, 2, 3]

@@ -17,8 +17,8 @@ def test_an_import_of_a_library_counts_by_its_version_alone() -> None:
 
 def test_a_relative_import_is_never_a_librarys() -> None:
     space = {"__package__": "json", "__name__": "json.user", "__spec__": None}
-    found = imported("decoder", ("JSONDecoder",), 1, space)
-    assert found == {"import .decoder JSONDecoder": json.decoder.JSONDecoder}
+    imports = imported("decoder", ("JSONDecoder",), 1, space)
+    assert imports == {"import .decoder JSONDecoder": json.decoder.JSONDecoder}
 
 
 def test_an_import_that_fails_counts_as_one() -> None:

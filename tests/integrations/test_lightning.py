@@ -29,15 +29,15 @@ def fit(folder: Path, **runs: dict[str, Any]) -> dict[str, list[dict[str, Any]]]
         "load_s": 0.0,
         "step_s": 0.0,
     }
-    wanted = [{**plain, "name": name, **settings} for name, settings in runs.items()]
+    jobs = [{**plain, "name": name, **settings} for name, settings in runs.items()]
     tests = str(SCRIPT.parents[1])
     subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", SCRIPT, folder, json.dumps(wanted)],
+        [sys.executable, "-P", "-W", "ignore", SCRIPT, folder, json.dumps(jobs)],
         check=True,
         env={**os.environ, "PYTHONPATH": tests},
         timeout=600,  # it loads Lightning, maybe beside other tests
     )
-    return {run["name"]: list(reports(folder, run)) for run in wanted}
+    return {run["name"]: list(reports(folder, run)) for run in jobs}
 
 
 def reports(folder: Path, run: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -47,13 +47,13 @@ def reports(folder: Path, run: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def test_the_framework_trains_and_the_verdict_is_true(tmp_path: Path) -> None:
-    told = fit(tmp_path, loading={"load_s": 0.005}, computing={"step_s": 0.05})
-    for (run,) in told.values():
+    runs = fit(tmp_path, loading={"load_s": 0.005}, computing={"step_s": 0.05})
+    for (run,) in runs.values():
         assert run["ours"]
         assert len(run["seen"]) == 3 * STEPS
         assert all(whole(run["seen"][n : n + STEPS]) for n in (0, STEPS, 2 * STEPS))
-    assert told["loading"][0]["verdict"] == "input-bound"
-    assert told["computing"][0]["verdict"] == "not input-bound"
+    assert runs["loading"][0]["verdict"] == "input-bound"
+    assert runs["computing"][0]["verdict"] == "not input-bound"
 
 
 def ranks_share_epochs(one: dict[str, Any], two: dict[str, Any]) -> None:
@@ -62,14 +62,14 @@ def ranks_share_epochs(one: dict[str, Any], two: dict[str, Any]) -> None:
     assert one["sampler"] == two["sampler"] == "DistributedSampler"
     half = STEPS // 2
     for first in (0, half, 2 * half):
-        mine, others = (each["seen"][first : first + half] for each in (one, two))
+        mine, others = (rank["seen"][first : first + half] for rank in (one, two))
         assert whole(mine + others)
     assert one["seen"][:half] != one["seen"][half : 2 * half]
 
 
 def test_two_ranks_share_an_epoch_by_a_sampler_of_their_own(tmp_path: Path) -> None:
-    told = fit(tmp_path, run={"devices": 2, "use_distributed_sampler": False})
-    ranks_share_epochs(*told["run"])
+    runs = fit(tmp_path, run={"devices": 2, "use_distributed_sampler": False})
+    ranks_share_epochs(*runs["run"])
 
 
 def resumes(first: dict[str, Any], second: dict[str, Any], steps: int) -> None:
@@ -82,8 +82,8 @@ def resumes(first: dict[str, Any], second: dict[str, Any], steps: int) -> None:
 
 def test_a_checkpoint_within_an_epoch_resumes_there(tmp_path: Path) -> None:
     checkpoint = str(tmp_path / "checkpoint.ckpt")
-    told = fit(tmp_path, first={}, second={"resume": checkpoint})
-    resumes(*told["first"], *told["second"], STEPS)
+    runs = fit(tmp_path, first={}, second={"resume": checkpoint})
+    resumes(*runs["first"], *runs["second"], STEPS)
 
 
 def test_two_ranks_share_an_epoch_and_resume_within_it(tmp_path: Path) -> None:

@@ -58,15 +58,15 @@ def test_a_schedule_prints_as_the_code_that_makes_it() -> None:
     ramp = ps.schedule.linear(128, 224, end=38, begin=2.5, multiple_of=32)
     sizes = ps.schedule.steps({0: 64, 30: 128}, "steps")
     momentum = ps.schedule.cosine(0.9, 0.95, end=9, unit="samples")
-    made = ps.schedule.of(
+    stepwise = ps.schedule.of(
         sizes, image_size=ramp, momentum=momentum, lr_mult=2, coupling="linear"
     )
     policy = ps.schedule.policy("20:128-224,38:224-224", momentum=0.9)
-    for each in (made, policy, ps.schedule.of(global_batch_size=64)):
-        again = eval(repr(each), {"schedule": ps.schedule})  # noqa: S307 our own
-        assert again == each
-        assert html.unescape(each._repr_html_()) == f"<pre>{each!r}</pre>"
-    assert "batch_size=schedule.steps({0: 64, 30: 128}, unit='steps')" in repr(made)
+    for schedule in (stepwise, policy, ps.schedule.of(global_batch_size=64)):
+        again = eval(repr(schedule), {"schedule": ps.schedule})  # noqa: S307 our own
+        assert again == schedule
+        assert html.unescape(schedule._repr_html_()) == f"<pre>{schedule!r}</pre>"
+    assert "batch_size=schedule.steps({0: 64, 30: 128}, unit='steps')" in repr(stepwise)
 
 
 class Shell(code.InteractiveInterpreter):

@@ -13,15 +13,15 @@ SIZES = ("batch_size", "image_size")
 
 
 def setting(**sizes: Any) -> Any:
-    given = {"batch_size": 8, **sizes}
-    return ps.schedule.of(**given).resolve(1).at(Place(0, 0, 0, 100))
+    settings = {"batch_size": 8, **sizes}
+    return ps.schedule.of(**settings).resolve(1).at(Place(0, 0, 0, 100))
 
 
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize("size", [1, 2, 3.0])
 def test_a_whole_number_from_one_on_is_a_size(name: str, size: float) -> None:
-    found = setting(**{name: ps.schedule.function(lambda epoch: size)})
-    value = found.global_size if name == "batch_size" else found.image_size
+    sizes = setting(**{name: ps.schedule.function(lambda epoch: size)})
+    value = sizes.global_size if name == "batch_size" else sizes.image_size
     assert value == size
     assert type(value) is int
 

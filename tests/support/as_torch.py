@@ -20,29 +20,29 @@ WORKERS = [None, 0, 2]
 
 def outcome(loader: Any) -> list[Any]:
     """Return the batches, and the type of an exception that ended the loop."""
-    found: list[Any] = []
+    batches: list[Any] = []
     loop = iter(loader)
     try:
-        found.extend(loop)
+        batches.extend(loop)
     except Exception as error:  # noqa: BLE001 it is compared
-        found.append(type(error))
+        batches.append(type(error))
         # The collector would wait seconds for each of torch's workers.
         getattr(loop, "_shutdown_workers", list)()
-    return found
+    return batches
 
 
-def check(dataset: Any, workers: int | None, **given: Any) -> None:
+def check(dataset: Any, workers: int | None, **options: Any) -> None:
     """Check that two epochs of a tuned loader are torch's."""
     if workers is not None:
-        given["num_workers"] = workers
+        options["num_workers"] = workers
     torch.manual_seed(0)
-    plain = torchs.DataLoader(dataset, **given)
+    plain = torchs.DataLoader(dataset, **options)
     expected = [outcome(plain), outcome(plain)]
     ps.set_enable_autotune(True)
     torch.manual_seed(0)
-    with closing(ps.DataLoader(dataset, **given)) as loader:
-        found = [outcome(loader), outcome(loader)]
-    assert same(found, expected)
+    with closing(ps.DataLoader(dataset, **options)) as loader:
+        epochs = [outcome(loader), outcome(loader)]
+    assert same(epochs, expected)
 
 
 def pairs(kinds: Iterable[str], *quick: str) -> list[Any]:

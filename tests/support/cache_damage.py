@@ -49,14 +49,14 @@ class Told(logging.Handler):
 @contextmanager
 def quiet() -> Iterator[list[str]]:
     """Collect the warnings of caches within."""
-    logger, told = logging.getLogger("penstock"), Told()
-    logger.addHandler(told)
+    logger, handler = logging.getLogger("penstock"), Told()
+    logger.addHandler(handler)
     logger.propagate = False
     try:
-        yield told.lines
+        yield handler.lines
     finally:
         logger.propagate = True
-        logger.removeHandler(told)
+        logger.removeHandler(handler)
 
 
 def small(folder: Path, samples: int) -> None:
@@ -102,7 +102,7 @@ def damage(
         yield f"bit {bit} of byte {at}", bytes(changed)
     pages = range(0, len(data), 4096)
     cuts = {*pages, *(at + 1 for at in pages), *(at + 2000 for at in pages)}
-    for length in sorted(each for each in cuts if each < len(data))[first % 4 :: 4]:
+    for length in sorted(cut for cut in cuts if cut < len(data))[first % 4 :: 4]:
         yield f"cut to {length}", data[:length]
 
 
@@ -135,18 +135,18 @@ def limited(place: Path, step: int) -> None:
     pristine, folder = place / "pristine", place / "limited"
     small(pristine, 2)
     end = (pristine / FOLDER / "data.mdb").stat().st_size + (1 << 16)
-    warned = kept = 0
+    limits = records = 0
     for nbytes in (*range(0, 200, 40), *range(step, end, step)):
         shutil.copytree(pristine, folder)
-        with quiet() as told, shorter_than(nbytes):
+        with quiet() as warnings, shorter_than(nbytes):
             used(folder, FEW)
-        assert len(told) <= 2, f"{nbytes} bytes: {told}"  # of two runs
+        assert len(warnings) <= 2, f"{nbytes} bytes: {warnings}"  # of two runs
         stored = used(folder, FEW)
         assert stored >= 2, f"{nbytes} bytes: what was there is gone"
-        assert told or stored == FEW, f"{nbytes} bytes: not told that it is off"
-        warned, kept = warned + bool(told), kept + stored
+        assert warnings or stored == FEW, f"{nbytes} bytes: not told that it is off"
+        limits, records = limits + bool(warnings), records + stored
         shutil.rmtree(folder)
-    print(f"{warned} limits were met, {kept} records kept")
+    print(f"{limits} limits were met, {records} records kept")
 
 
 @contextmanager

@@ -19,9 +19,9 @@ def work() -> None:
 
 def samples(loader: Any) -> list[Any]:
     """Two epochs, as plain numbers."""
-    found = []
+    rows = []
     for _ in range(2):
         for batch in loader:
             columns = batch if isinstance(batch, (list, tuple)) else [batch]
-            found += list(zip(*(column.tolist() for column in columns), strict=True))
-    return found
+            rows += list(zip(*(column.tolist() for column in columns), strict=True))
+    return rows

@@ -45,8 +45,8 @@ def ended_when_stuck(limit_s: float) -> Iterator[Path]:
 
 def end(file: IO[str], before: set[int]) -> None:
     """Write the stacks, then kill the children that were not there before."""
-    found = psutil.Process().children(recursive=True)
-    children = [child for child in found if child.pid not in before]
+    descendants = psutil.Process().children(recursive=True)
+    children = [child for child in descendants if child.pid not in before]
     for pid in (os.getpid(), *(child.pid for child in children)):
         file.write(f"process {pid}\n")
         file.flush()

@@ -108,22 +108,22 @@ def test_threads_that_wait_for_one_lock_are_in_line(
             pass
 
     waiting = [threading.Thread(target=take, args=(one,)) for _ in range(3)]
-    apart = [threading.Thread(target=take, args=(each,)) for each in theirs]
+    apart = [threading.Thread(target=take, args=(lock,)) for lock in theirs]
     with ExitStack() as stack:
-        for each in (one, *theirs):
-            stack.enter_context(each)
+        for lock in (one, *theirs):
+            stack.enter_context(lock)
         for thread in (*waiting, *apart):
             thread.start()
-        known, others = (
+        waiting_paths, others = (
             [f"/proc/self/task/{thread.native_id}" for thread in threads]
             for threads in (waiting, apart)
         )
         end = time.monotonic() + 60.0
-        while in_line(known) < len(known):
+        while in_line(waiting_paths) < len(waiting_paths):
             assert time.monotonic() < end
-        assert in_line([*known, *others]) == len(known)
-        assert in_line(others) == in_line(known[:1]) == 0
-        queue = RunQueue(lambda: known)
+        assert in_line([*waiting_paths, *others]) == len(waiting_paths)
+        assert in_line(others) == in_line(waiting_paths[:1]) == 0
+        queue = RunQueue(lambda: waiting_paths)
         assert queue.look()[2:] == (3, 3)
         assert queue.look()[2:] == (6, 6)
     for thread in (*waiting, *apart):

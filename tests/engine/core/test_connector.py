@@ -68,9 +68,9 @@ class Site:
 
     def lease(self, at: int) -> Lease:
         """Take work that must be there."""
-        given = self.connectors[at].try_take(self.meters[at])
-        assert given is not None
-        return given
+        lease = self.connectors[at].try_take(self.meters[at])
+        assert lease is not None
+        return lease
 
     def settle(self, lease: Lease) -> None:
         """Finish all rows of a lease."""
@@ -107,14 +107,14 @@ class Taker(threading.Thread):
     def __init__(self, connector: Connector) -> None:
         super().__init__(daemon=True)
         self.connector = connector
-        self.given: Lease | None = None
+        self.lease: Lease | None = None
         self.retiring = False
         self._looked = threading.Event()
 
     def run(self) -> None:
         meter = self.connector.enter()
         try:
-            self.given = self.connector.take(meter, self.surplus)
+            self.lease = self.connector.take(meter, self.surplus)
         finally:
             self.connector.leave(meter)
 
@@ -128,13 +128,13 @@ class Taker(threading.Thread):
         assert self._looked.wait(JOIN_S)
         with self.connector.engine_lock.lock:
             pass
-        assert self.given is None
+        assert self.lease is None
 
     def result(self) -> Lease | None:
         """Wait until the worker is woken, and return what it was given."""
         self.join(JOIN_S)
         assert not self.is_alive(), "nothing woke it"
-        return self.given
+        return self.lease
 
 
 @contextmanager
@@ -153,18 +153,18 @@ def sleeping(connector: Connector) -> Iterator[Taker]:
 
 def test_available_work_is_given_without_waiting() -> None:
     site = Site()
-    given = site.connectors[0].take(site.meters[0], lambda: False)
-    assert isinstance(given, Lease)
-    assert len(given.chunk) == 2
+    lease = site.connectors[0].take(site.meters[0], lambda: False)
+    assert isinstance(lease, Lease)
+    assert len(lease.chunk) == 2
 
 
 def test_a_worker_without_input_waits_until_there_is_some() -> None:
     site = Site()
     with sleeping(site.connectors[1]) as taker:
         site.settle(site.lease(0))
-        given = taker.result()
-    assert isinstance(given, Lease)
-    assert given.segment == 1
+        lease = taker.result()
+    assert isinstance(lease, Lease)
+    assert lease.segment == 1
 
 
 def test_a_worker_waits_for_credit_until_the_trainer_takes_a_batch() -> None:
@@ -196,9 +196,9 @@ def test_rows_put_back_wake_a_worker() -> None:
     lease = site.lease(0)
     with sleeping(site.connectors[0]) as taker:
         site.connectors[0].settle(lease, Outcome(0), site.meters[0])
-        given = taker.result()
-    assert isinstance(given, Lease)
-    assert given.chunk.indices.tolist() == lease.chunk.indices.tolist()
+        second = taker.result()
+    assert isinstance(second, Lease)
+    assert second.chunk.indices.tolist() == lease.chunk.indices.tolist()
 
 
 @pytest.mark.parametrize("at", [0, 1])
@@ -234,14 +234,14 @@ def test_closing_comes_before_retiring_and_work() -> None:
     with held(site.engine_lock) as engine_lock:
         engine_lock.core.close(0)
         engine_lock.wake()
-    asked: list[bool] = []
+    calls: list[bool] = []
 
     def surplus() -> bool:
-        asked.append(True)
+        calls.append(True)
         return True
 
     assert site.connectors[0].take(site.meters[0], surplus) is None
-    assert asked == []
+    assert calls == []
     assert site.connectors[0].try_take(site.meters[0]) is None
 
 
@@ -252,9 +252,9 @@ def test_a_restart_wakes_a_waiting_worker() -> None:
         with held(site.engine_lock) as engine_lock:
             engine_lock.core.restart(5, 0)
             engine_lock.wake()
-        given = taker.result()
-    assert isinstance(given, Lease)
-    assert given.chunk.step == 5
+        lease = taker.result()
+    assert isinstance(lease, Lease)
+    assert lease.chunk.step == 5
 
 
 def test_bytes_given_back_by_one_pipeline_wake_the_source_of_another() -> None:

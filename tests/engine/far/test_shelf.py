@@ -42,8 +42,8 @@ def test_a_slab_is_used_again_once_its_batch_has_died(ferry: Ferry) -> None:
 
 
 def test_a_batch_that_the_receiver_keeps_is_never_overwritten(ferry: Ferry) -> None:
-    kept = [ferry.carry(IMAGE, value) for value in range(8)]  # more than it may hold
-    assert [values(batch) for batch in kept] == [[n, n] for n in range(8)]
+    batches = [ferry.carry(IMAGE, value) for value in range(8)]  # more than it may hold
+    assert [values(batch) for batch in batches] == [[n, n] for n in range(8)]
     assert len({laid.key for laid in ferry.sent}) == 8
     forgotten = [key for laid in ferry.sent for key in laid.forget]
     assert forgotten == [laid.key for laid in ferry.sent[: len(forgotten)]]
@@ -112,12 +112,12 @@ def test_there_may_be_no_shared_memory(
     ],
 )
 def test_whatever_shares_its_memory_keeps_a_slab(part: Any, ferry: Ferry) -> None:
-    kept = part(ferry.carry(IMAGE, 1)[0])
+    view = part(ferry.carry(IMAGE, 1)[0])
     ferry.carry(IMAGE, 2)
     ferry.carry(IMAGE, 3)
     first, second, third = ferry.sent
     assert first.key not in (second.key, third.key)
-    del kept
+    del view
     ferry.carry(IMAGE, 4)
     ferry.carry(IMAGE, 5)
     assert first.key in {laid.key for laid in ferry.sent[3:]}

@@ -16,11 +16,11 @@ def planned(step: int, first_row: int = 0) -> PlannedBatch:
 
 
 def test_assignments_are_numbered_as_they_come_whatever_their_step() -> None:
-    plan, given = AssignedPlan(), [planned(7), planned(2, 3), planned(2, 5)]
-    for seed, each in enumerate(given):
-        plan.add(each, seed)
+    plan, assignments = AssignedPlan(), [planned(7), planned(2, 3), planned(2, 5)]
+    for seed, assignment in enumerate(assignments):
+        plan.add(assignment, seed)
     assert plan.stop == 3
-    assert [plan.planned(number) for number in range(3)] == given
+    assert [plan.planned(number) for number in range(3)] == assignments
 
 
 def test_the_seed_is_that_of_the_oldest_one_that_is_not_done() -> None:

@@ -18,7 +18,9 @@ from penstock.engine.program.program import Map
 
 from .test_crop_decoder import SAMPLINGS, jpeg, noise
 
-FILES = [jpeg(noise(70 + at, 90 - at, at), each) for at, each in enumerate(SAMPLINGS)]
+FILES = [
+    jpeg(noise(70 + at, 90 - at, at), sampling) for at, sampling in enumerate(SAMPLINGS)
+]
 CHAINS: dict[str, tuple[Any, ...]] = {
     "crop": (image.decode, image.random_resized_crop(32)),
     "crop and flip": (
@@ -95,8 +97,8 @@ class Data:
         return 2 * len(GOOD)
 
     def __getitem__(self, at: int) -> Any:
-        number, found = GOOD[at % len(GOOD)]
-        return found if isinstance(found, dict) else (found, number)
+        number, sample = GOOD[at % len(GOOD)]
+        return sample if isinstance(sample, dict) else (sample, number)
 
 
 def run(data: Any, functions: tuple[Any, ...]) -> list[Any]:
@@ -114,9 +116,9 @@ def test_fused_operators_make_what_they_make_alone(chain: str) -> None:
     data = [FILES[0]] * 9 if chain == "without decode" else Data()
     if chain == "too large":
         data = [jpeg(noise(72, 80), "420")] * 9
-    made, expected = run(data, functions), run(data, tuple(map(alone, functions)))
-    assert len(made) == 2 * len(data)
-    for one, other in zip(made, expected, strict=True):
+    samples, expected = run(data, functions), run(data, tuple(map(alone, functions)))
+    assert len(samples) == 2 * len(data)
+    for one, other in zip(samples, expected, strict=True):
         assert_same(one, other)
 
 
@@ -124,14 +126,14 @@ def test_fused_operators_make_what_they_make_alone(chain: str) -> None:
 @pytest.mark.parametrize("chain", ["crop and flip", "validation", "too large"])
 def test_errors_are_those_of_the_operator_that_fails(chain: str, bad: str) -> None:
     functions = CHAINS[chain]
-    told = []
-    for each in functions, tuple(map(alone, functions)):
+    errors = []
+    for operators in functions, tuple(map(alone, functions)):
         with pytest.raises((ValueError, ps.SampleError)) as caught:
-            run([FILES[0], FILES[1], BAD[bad]], each)
+            run([FILES[0], FILES[1], BAD[bad]], operators)
         error: Any = caught.value
         notes = re.sub(r"(Map\(ID:\d\)) \w+", r"\1", " ".join(error.__notes__))
-        told.append((type(error), str(error), notes))
-    assert told[0] == told[1]
+        errors.append((type(error), str(error), notes))
+    assert errors[0] == errors[1]
 
 
 def test_the_size_of_an_image_is_checked_by_the_operator_that_needs_it() -> None:
@@ -142,8 +144,8 @@ def test_the_size_of_an_image_is_checked_by_the_operator_that_needs_it() -> None
 
 def test_one_stage_does_what_several_did() -> None:
     maps = [
-        Map(f"Map(ID:{n}) {name}", n, each)
-        for n, (name, each) in enumerate(
+        Map(f"Map(ID:{n}) {name}", n, function)
+        for n, (name, function) in enumerate(
             zip(("decode", "crop", "flip"), CHAINS["crop and flip"], strict=True), 1
         )
     ]

@@ -56,13 +56,13 @@ def rows(pipe: ps.Pipeline) -> list[Any]:
 def test_rows_are_those_of_the_files(
     columns: list[str] | None, executor: Any, files: dict[str, bytes]
 ) -> None:
-    wanted = TABLE if columns is None else TABLE.select(columns)
+    table = TABLE if columns is None else TABLE.select(columns)
     with served(files, latency_s=0) as store:
         urls = [f"{store.url}/{name}" for name in files]
         pipe = ps.Pipeline.from_parquet(
             urls, columns, executor=executor, num_parallel_workers=3
         )
-        assert rows(pipe) == wanted.to_pylist()
+        assert rows(pipe) == table.to_pylist()
 
 
 def test_a_group_is_one_request_and_what_is_not_wanted_stays_there(
@@ -72,12 +72,12 @@ def test_a_group_is_one_request_and_what_is_not_wanted_stays_there(
         with served(files, latency_s=0) as store:
             urls = [f"{store.url}/{name}" for name in files]
             pipe = ps.Pipeline.from_parquet(urls, columns, executor="inline")
-            before, sent = store.asked.total(), store.sent.total()
+            before, sent_bytes = store.asked.total(), store.sent.total()
             rows(pipe)
             ends = len(files)  # this process reads the end of each file once more
             assert store.asked.total() - before - ends == 12 * requests
             if columns is not None:
-                assert store.sent.total() - sent < 12 * GAP + ends * (1 << 17)
+                assert store.sent.total() - sent_bytes < 12 * GAP + ends * (1 << 17)
 
 
 def test_shuffled_batches_are_those_of_local_files(

@@ -84,21 +84,21 @@ class Machine:
 
     def _factors(self) -> list[float]:
         key = (self.cores, *(pipeline.load for pipeline in self.pipelines))
-        found = self._stretches.get(key)
-        if found is None:
-            found = self._stretches[key] = self._stretch()
-        return found
+        factors = self._stretches.get(key)
+        if factors is None:
+            factors = self._stretches[key] = self._stretch()
+        return factors
 
     def stretch(self, pipeline: Tenant, at: int) -> Parts:
         """Return the factor by which each part of a row is slowed down in one stage."""
-        found = self._factors()
+        factors = self._factors()
         index = self.pipelines.index(pipeline)
         store = self._resource(index, at)
-        return 1.0, found[0], max(found[0], found[1 + index]), found[store]
+        return 1.0, factors[0], max(factors[0], factors[1 + index]), factors[store]
 
     def _resource(self, index: int, at: int) -> int:
         """Return the index of a stage's store in the resources: CPU, GILs, stores."""
-        before = sum(each.depth for each in self.pipelines[:index])
+        before = sum(pipeline.depth for pipeline in self.pipelines[:index])
         return 1 + len(self.pipelines) + before + at
 
     def _stretch(self) -> list[float]:
@@ -146,5 +146,5 @@ class Ranks:
         self._waiting.append(go_on)
         if len(self._waiting) == self._world:
             waiting, self._waiting = self._waiting, []
-            for each in waiting:
-                each()
+            for resume in waiting:
+                resume()
