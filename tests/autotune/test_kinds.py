@@ -144,7 +144,9 @@ def test_a_knob_that_is_pinned_or_missing_is_left_alone() -> None:
 
 
 def outcome(old: str, new: str, before: float, after: float) -> DecisionOutcome:
-    decision = Decision(DECODE, "executor", old, new, "executor", "", 1.9)
+    decision = Decision(
+        DECODE, "executor", old, new, rule="executor", reason="", expected=1.9
+    )
     measures = Measure(before, 0.9, 1.0), Measure(after, 0.9, 1.0)
     return DecisionOutcome(decision, after > before, *measures)
 
@@ -211,7 +213,9 @@ def test_processes_must_gain_while_threads_only_must_not_lose(
 ) -> None:
     old = "thread" if new == "process" else "process"
     expected = 1.9 if new == "process" else 1.0
-    decision = Decision(DECODE, "executor", old, new, "executor", "", expected)
+    decision = Decision(
+        DECODE, "executor", old, new, rule="executor", reason="", expected=expected
+    )
     trial = Trial((decision,), (rated(1000),) * 3)
     result = Verdict.MORE
     while result is Verdict.MORE:

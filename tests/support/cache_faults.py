@@ -69,7 +69,9 @@ def record(index: int) -> tuple[bytes, bytes]:
 
 def cache_in(folder: Path | None, ram: int = 0) -> Cache:
     """Return a cache of the samples above."""
-    opening = Opening("Cache(ID:1)", "values", "auto", SAMPLES, folder, None)
+    opening = Opening(
+        "Cache(ID:1)", "values", "auto", SAMPLES, disk=folder, disk_limit=None
+    )
     return Cache(opening, KEYS, ram)
 
 
