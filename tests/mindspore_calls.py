@@ -88,17 +88,17 @@ class Uses(ast.NodeVisitor):
     @property
     def makes_data(self) -> bool:
         """Whether it makes a dataset."""
-        return any(each.split("(")[0].endswith("Dataset") for each in self.found)
+        return any(call.split("(")[0].endswith("Dataset") for call in self.found)
 
     def _read_import(self, node: ast.AST) -> None:
         if isinstance(node, ast.Import):
-            for each in node.names:
-                known = each.name if each.asname else each.name.split(".")[0]
-                self._full[each.asname or known] = known
+            for alias in node.names:
+                module = alias.name if alias.asname else alias.name.split(".")[0]
+                self._full[alias.asname or module] = module
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            for each in node.names:
-                self._full[each.asname or each.name] = f"{node.module}.{each.name}"
-                self._add(f"{node.module}.{each.name}", None)
+            for alias in node.names:
+                self._full[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                self._add(f"{node.module}.{alias.name}", None)
 
     def _learn(self, tree: ast.Module) -> bool:
         """Find further datasets; return whether there were any."""
@@ -114,8 +114,8 @@ class Uses(ast.NodeVisitor):
                     several = target.elts if isinstance(target, ast.Tuple) else [target]
                     self._made.update(map(ast.unparse, several))
             elif isinstance(node, ast.FunctionDef) and any(
-                isinstance(each, ast.Return) and self._is_data(each.value)
-                for each in ast.walk(node)
+                isinstance(child, ast.Return) and self._is_data(child.value)
+                for child in ast.walk(node)
             ):
                 self._made.add(f"{node.name}()")
         return len(self._made) > before
@@ -146,10 +146,10 @@ class Uses(ast.NodeVisitor):
     def _add(self, full: str, call: ast.Call | None) -> None:
         if full.startswith(f"{ROOT}."):
             parts = full.removeprefix(f"{ROOT}.").split(".")
-            kept = [each for each in parts[:-1] if each not in MERGED]
-            if kept[:1] in (["vision"], ["transforms"]):
-                kept = [each for each in kept if each != "transforms"] or ["transforms"]
-            name = ".".join((*kept, parts[-1]))
+            head = [part for part in parts[:-1] if part not in MERGED]
+            if head[:1] in (["vision"], ["transforms"]):
+                head = [part for part in head if part != "transforms"] or ["transforms"]
+            name = ".".join((*head, parts[-1]))
             if parts[-1] not in (*MODULES, *MERGED):
                 self.found.add(name + arguments(call))
 
@@ -164,8 +164,8 @@ class Uses(ast.NodeVisitor):
             self.visit(called.value)
         else:
             self.visit(called)
-        for each in (*node.args, *node.keywords):
-            self.visit(each)
+        for argument in (*node.args, *node.keywords):
+            self.visit(argument)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         """Note a name that is not called."""
@@ -194,8 +194,8 @@ def arguments(call: ast.Call | None) -> str:
     """Return the number of arguments without a name, and the names of the others."""
     if call is None:
         return ""
-    count = sum(not isinstance(each, ast.Starred) for each in call.args)
-    names = sorted({each.arg for each in call.keywords if each.arg})
+    count = sum(not isinstance(argument, ast.Starred) for argument in call.args)
+    names = sorted({keyword.arg for keyword in call.keywords if keyword.arg})
     return f"({','.join(([str(count)] if count else []) + names)})"
 
 
@@ -212,10 +212,10 @@ def extract(checkout: Path) -> Iterator[tuple[str, list[str]]]:
         except SyntaxError:
             continue
         if uses.makes_data:
-            called = {each.split("(")[0] for each in uses.found if "(" in each}
-            plain = {each for each in uses.found if "(" not in each} - called
-            kept = sorted(each for each in uses.found if "(" in each or each in plain)
-            yield str(path.relative_to(checkout)), kept
+            called = {call.split("(")[0] for call in uses.found if "(" in call}
+            plain = {call for call in uses.found if "(" not in call} - called
+            calls = sorted(call for call in uses.found if "(" in call or call in plain)
+            yield str(path.relative_to(checkout)), calls
 
 
 def read_table(path: Path = TABLE) -> dict[str, list[str]]:
@@ -223,15 +223,15 @@ def read_table(path: Path = TABLE) -> dict[str, list[str]]:
     head, _, body = path.read_text().partition("\n\n")
     calls = head.splitlines()
     rows = (line.split("\t") for line in body.splitlines())
-    return {name: [calls[int(each)] for each in used.split()] for name, used in rows}
+    return {name: [calls[int(at)] for at in places.split()] for name, places in rows}
 
 
-def write_table(found: dict[str, list[str]], path: Path) -> None:
+def write_table(files: dict[str, list[str]], path: Path) -> None:
     """Write a table of the calls of each file, the most frequent first."""
-    ordered = Counter(call for calls in found.values() for call in calls).most_common()
+    ordered = Counter(call for calls in files.values() for call in calls).most_common()
     number = {call: at for at, (call, _) in enumerate(ordered)}
     rows = [
-        f"{k}\t{' '.join(str(number[each]) for each in v)}" for k, v in found.items()
+        f"{k}\t{' '.join(str(number[call]) for call in v)}" for k, v in files.items()
     ]
     path.write_text("\n".join((*number, "", *rows)) + "\n")
 
@@ -267,33 +267,33 @@ class Here:
 
     def _run(self, call: str) -> None:
         name, _, rest = call.rstrip(")").partition("(")
-        given = rest.split(",") if rest else []
-        count = int(given.pop(0)) if given and given[0].isdigit() else 0
+        keys = rest.split(",") if rest else []
+        count = int(keys.pop(0)) if keys and keys[0].isdigit() else 0
         if name.startswith("."):
-            self._run_method(name[1:], count, given, called="(" in call)
+            self._run_method(name[1:], count, keys, called="(" in call)
             return
         target = self._found(name)
         if "(" not in call:
             return
         group = name.split(".")[0]
         values = self.operators if group in OPERATORS else self.datasets
-        positional, named = values.get(name.split(".")[-1], ((), {}))
+        positional, keywords = values.get(name.split(".")[-1], ((), {}))
         usual = self.reading
         if group in OPERATORS:
             usual = {
                 **KEYWORDS,
                 **dict.fromkeys(("interpolation", "resample"), self._inter),
             }
-        named = {**usual, **named}
-        options = {each: named[each] for each in given}
+        keywords = {**usual, **keywords}
+        options = {key: keywords[key] for key in keys}
         if options.get("sampler") is not None:
             options |= dict.fromkeys({*options} & ORDER)
-        made = target(*positional[:count], **options)
+        instance = target(*positional[:count], **options)
         if group in OPERATORS:
-            self._apply(name, made)
+            self._apply(name, instance)
         elif name.endswith("Dataset"):
-            next(made.create_tuple_iterator(num_epochs=1))
-            made.close()
+            next(instance.create_tuple_iterator(num_epochs=1))
+            instance.close()
 
     def _found(self, name: str) -> Any:
         target = self.ds
@@ -312,9 +312,9 @@ class Here:
         inputs = ((pixels,), (Image.fromarray(pixels),), (coded,), (vector,), batch)
         inputs = (*inputs, ((pixels / 255).astype(np.float32),), (np.int64(1),))
         errors = []
-        for each in inputs:
+        for values in inputs:
             try:
-                operator(*each)
+                operator(*values)
             except Exception as error:  # noqa: BLE001 the next may be what it takes
                 errors.append(f"{type(error).__name__}: {error}")
             else:
@@ -322,23 +322,23 @@ class Here:
         raise ValueError(f"{name} takes no input: {errors}")
 
     def _run_method(
-        self, name: str, count: int, given: list[str], *, called: bool
+        self, name: str, count: int, keys: list[str], *, called: bool
     ) -> None:
-        positional, named = self.methods.get(name, ((), {}))
+        positional, keywords = self.methods.get(name, ((), {}))
         data = self.points
         if not called:
             getattr(data, name)
             return
-        options = {each: named[each] for each in given}
-        if name == "map" and "input_columns" not in given and count < 2:
-            options |= {each: ["x"] for each in given if each == "output_columns"}
-        made = getattr(data, name)(*positional[:count], **options)
-        for each in made if isinstance(made, list) else [made]:
-            if isinstance(each, self.ds.Dataset):
-                next(each.create_tuple_iterator(num_epochs=1))
-                each.close()
-            elif isinstance(each, Iterator):
-                next(each)
+        options = {key: keywords[key] for key in keys}
+        if name == "map" and "input_columns" not in keys and count < 2:
+            options |= {key: ["x"] for key in keys if key == "output_columns"}
+        result = getattr(data, name)(*positional[:count], **options)
+        for item in result if isinstance(result, list) else [result]:
+            if isinstance(item, self.ds.Dataset):
+                next(item.create_tuple_iterator(num_epochs=1))
+                item.close()
+            elif isinstance(item, Iterator):
+                next(item)
 
     @cached_property
     def ds(self) -> Any:
@@ -603,11 +603,11 @@ def lacking(here: Callable[[str], bool]) -> dict[str, list[str]]:
 def report(folder: Path) -> None:
     """Print the share, and what the other files lack."""
     here = Here(folder)
-    found = lacking(here)
-    whole = sum(not missing for missing in found.values())
-    print(f"{whole} of {len(found)} files, {whole / len(found):.1%}, find all they use")
-    missed = Counter(call for missing in found.values() for call in missing)
-    alone = Counter(each[0] for each in found.values() if len(each) == 1)
+    gaps = lacking(here)
+    whole = sum(not missing for missing in gaps.values())
+    print(f"{whole} of {len(gaps)} files, {whole / len(gaps):.1%}, find all they use")
+    missed = Counter(call for missing in gaps.values() for call in missing)
+    alone = Counter(missing[0] for missing in gaps.values() if len(missing) == 1)
     print("\nfiles  it alone  call: what happens")
     for call, files in missed.most_common():
         print(f"{files:5}  {alone[call]:8}  {call}: {here.errors[call][:90]}")

@@ -13,9 +13,9 @@ from typing import Any
 
 def browser() -> str:
     """Return the browser's path."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    assert found, "these tests need a chromium (Debian: apt install chromium)"
-    return found
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert path, "these tests need a chromium (Debian: apt install chromium)"
+    return path
 
 
 def looked_at(
@@ -44,13 +44,13 @@ def looked_at(
         *("--enable-logging=stderr", "--virtual-time-budget=20000", *settings),
         *("--window-size=1600,1200", "--dump-dom", outer.as_uri()),
     ]
-    done = subprocess.run(
+    process = subprocess.run(
         command, capture_output=True, text=True, timeout=120, check=True
     )
-    found = re.findall(r'<pre id="put-(\w+)">(.*?)</pre>', done.stdout, re.DOTALL)
-    said = {name: json.loads(html.unescape(text)) for name, text in found}
-    complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return said, "\n".join(complaints)
+    pairs = re.findall(r'<pre id="put-(\w+)">(.*?)</pre>', process.stdout, re.DOTALL)
+    values = {name: json.loads(html.unescape(text)) for name, text in pairs}
+    complaints = [line for line in process.stderr.splitlines() if "CONSOLE" in line]
+    return values, "\n".join(complaints)
 
 
 FRAME = """<!doctype html>

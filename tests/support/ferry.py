@@ -35,9 +35,9 @@ class Ferry:
         memory = self.shelf.lend(layout, rows)
         for part in memory if isinstance(memory, list | tuple) else [memory]:
             part.fill_(value)
-        sent = self.shelf.send(memory)
-        assert sent is not None
-        laid, descriptors = sent
+        parcel = self.shelf.send(memory)
+        assert parcel is not None
+        laid, descriptors = parcel
         self.sent.append(laid)
         return self.unpacker.receive(laid, deque(map(os.dup, descriptors)))
 
@@ -46,9 +46,9 @@ class Ferry:
         self.back()
         packed, descriptors = self.shelf.pack(data)
         copies = deque(map(os.dup, descriptors))  # as a pipe does
-        found = self.unpacker.receive(packed, copies)
+        arrival = self.unpacker.receive(packed, copies)
         assert not copies
-        return packed, found
+        return packed, arrival
 
     def back(self) -> None:
         """Tell the sender which arrays have died."""

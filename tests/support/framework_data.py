@@ -41,9 +41,9 @@ def whole(steps: list[list[int]]) -> bool:
     return sorted(chain.from_iterable(steps)) == list(range(LENGTH))
 
 
-def verdict(seen: ps.DataLoader[Any], *, loading: bool) -> None:
+def verdict(loader: ps.DataLoader[Any], *, loading: bool) -> None:
     """Check the verdict on a training that waits for loading, or does not."""
-    found = seen.explain()
-    assert (found.verdict == "input-bound") == loading, found
+    answer = loader.explain()
+    assert (answer.verdict == "input-bound") == loading, answer
     if loading:
-        assert "Slow" in found.bottleneck  # beside other tests, for several causes
+        assert "Slow" in answer.bottleneck  # beside other tests, for several causes

@@ -27,9 +27,9 @@ def workers_pay(after: int = 1) -> Iterator[None]:
         executor = "thread" if thread_safe else "process"
         return ResolvedExecutor(executor, "as the test says")  # type: ignore[arg-type]
 
-    known = engine.resolve
+    resolve = engine.resolve
     engine.resolve = makers.resolve = found
     try:
         yield
     finally:
-        engine.resolve = makers.resolve = known
+        engine.resolve = makers.resolve = resolve

@@ -119,13 +119,13 @@ def draw(root: Path, count: int, modules: int, seed: int) -> list[Mutant]:
     """Draw modules evenly, then mutants evenly from each, in the order of the files."""
     rng = random.Random(seed)
     files = sorted(rng.sample(product(root), modules))
-    drawn = []
+    mutants = []
     for number, file in enumerate(files):
         share = count * (number + 1) // modules - count * number // modules
         places = changes((root / file).read_text())
-        chosen = rng.sample(places, min(share, len(places)))
-        drawn += [Mutant(file, *change) for change in sorted(chosen)]
-    return drawn
+        picks = rng.sample(places, min(share, len(places)))
+        mutants += [Mutant(file, *change) for change in sorted(picks)]
+    return mutants
 
 
 def changes(text: str) -> list[Change]:
@@ -164,14 +164,14 @@ class Finder(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: Function) -> None:
         self.visit(node.args)
-        for each in node.body:
-            self.visit(each)
+        for statement in node.body:
+            self.visit(statement)
 
     visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815 ast's name
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        for each in node.body:
-            self.visit(each)
+        for statement in node.body:
+            self.visit(statement)
 
     def visit_arguments(self, node: ast.arguments) -> None:
         for default in filter(None, [*node.defaults, *node.kw_defaults]):
@@ -240,8 +240,8 @@ class Finder(ast.NodeVisitor):
     visit_While = visit_IfExp = visit_If  # noqa: N815 ast's names
 
     def visit_comprehension(self, node: ast.comprehension) -> None:
-        for each in node.ifs:
-            self.negate(each)
+        for condition in node.ifs:
+            self.negate(condition)
         self.generic_visit(node)
 
     def negate(self, test: ast.expr) -> None:
@@ -302,9 +302,9 @@ class Finder(ast.NodeVisitor):
     def swap(self, left: ast.expr, right: ast.expr, old: str, new: str) -> None:
         """Change the operator between two operands."""
         start, end = self.span(left)[1], self.span(right)[0]
-        found = re.search(old, self.text[start:end])
-        if found is not None and "#" not in self.text[start:end]:
-            self.found.append(Change(start + found.start(), start + found.end(), new))
+        match = re.search(old, self.text[start:end])
+        if match is not None and "#" not in self.text[start:end]:
+            self.found.append(Change(start + match.start(), start + match.end(), new))
 
     def replace(self, node: ast.expr | ast.stmt, new: str) -> None:
         """Change all of a node."""
@@ -322,18 +322,18 @@ class Finder(ast.NodeVisitor):
 
 def names(node: ast.expr) -> Iterator[str]:
     """Yield all names and attributes that stand in an expression."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Name):
-            yield each.id
-        elif isinstance(each, ast.Attribute):
-            yield each.attr
+    for child in ast.walk(node):
+        if isinstance(child, ast.Name):
+            yield child.id
+        elif isinstance(child, ast.Attribute):
+            yield child.attr
 
 
 def is_for_readers(node: ast.Assign | ast.AnnAssign) -> bool:
     """Whether it sets a constant in capitals, or a name such as `__all__`."""
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    found = [each.id for each in targets if isinstance(each, ast.Name)]
-    return any(name.isupper() or name.startswith("__") for name in found)
+    identifiers = [target.id for target in targets if isinstance(target, ast.Name)]
+    return any(name.isupper() or name.startswith("__") for name in identifiers)
 
 
 def is_declared_only(node: Function) -> bool:
@@ -381,15 +381,15 @@ def near_tests(root: Path, file: str) -> list[str]:
         if importing(path).search(helper.read_text()):
             naming += users(root, re.compile(rf"\bsupport\.{helper.stem}\b"))
     beside = [] if mirrors else nearest(root, path)
-    found = dict.fromkeys([*mirrors, *beside, *sorted(naming)])
-    return [str(each.relative_to(root)) for each in found]
+    tests = dict.fromkeys([*mirrors, *beside, *sorted(naming)])
+    return [str(test.relative_to(root)) for test in tests]
 
 
 def nearest(root: Path, path: Path) -> list[Path]:
     """Return the test files that mirror the folder of a module, or one above it."""
     for folder in path.parents[:-1]:
-        if found := sorted(root.glob(f"tests/{folder}/test_*.py")):
-            return found
+        if tests := sorted(root.glob(f"tests/{folder}/test_*.py")):
+            return tests
     return []
 
 

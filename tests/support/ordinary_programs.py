@@ -217,8 +217,8 @@ STATEFUL = frozenset(("counted", "drawing", "failing"))
 
 
 def collate_of(case: Case, *, mute: bool) -> Any:
-    made = COLLATES[case.collate]
-    return made(case, mute=mute) if isinstance(made, type) else made
+    collate = COLLATES[case.collate]
+    return collate(case, mute=mute) if isinstance(collate, type) else collate
 
 
 # Datasets as programs use them
@@ -297,11 +297,11 @@ class Rotating(torchs.Sampler[int]):
 
 def uneven(order: Sequence[Any]) -> list[list[Any]]:
     """Batches of 1, 2, 3, 1, 2, 3, ... samples."""
-    sizes, left, batches = [1, 2, 3], list(order), []
-    while left:
+    sizes, rest, batches = [1, 2, 3], list(order), []
+    while rest:
         size = sizes[len(batches) % 3]
-        batches.append(left[:size])
-        left = left[size:]
+        batches.append(rest[:size])
+        rest = rest[size:]
     return batches
 
 
@@ -362,9 +362,9 @@ def looped(case: Case, folder: Path, *, torchs_loader: bool, mute: bool) -> list
     ps.set_enable_autotune(case.tuned and not torchs_loader)
     ps.set_autotune_interval(MANY)  # of what is tuned, `move` is all
     with program_of(case, folder, torchs_loader=torchs_loader, mute=mute) as loader:
-        found = seen(case, loader)
+        entries = seen(case, loader)
     in_use.clear()
-    return [*found, trainers()]
+    return [*entries, trainers()]
 
 
 @contextmanager
@@ -418,19 +418,19 @@ def pipeline_of(case: Case, data: Any, collate: Any) -> ps.Pipeline:
 
 def seen(case: Case, loader: Any) -> list[Any]:
     """Run the epochs, the trainer drawing for itself after each batch."""
-    found: list[Any] = []
+    entries: list[Any] = []
     with workers_pay(case.move) if case.move else nullcontext():
         for _ in range(case.epochs):
-            found.append("an epoch")
+            entries.append("an epoch")
             for number, entry in enumerate(epoch(loader, early=case.said), start=1):
-                found.append(entry)
+                entries.append(entry)
                 if case.sampler != "replacement":  # which draws while it goes on
-                    found.append(trainers())
+                    entries.append(trainers())
                 if number == case.change:
                     in_use[0].options["added"][0] += 1
                 if number == case.move:
                     set_knobs(loader, "host" if number % 2 == 0 else "executor")
-    return found
+    return entries
 
 
 def trainers() -> tuple[Any, ...]:
@@ -497,7 +497,7 @@ def draws_in(tree: Any) -> list[float]:
     if isinstance(tree, dict):
         tree = list(tree.values())
     if isinstance(tree, (list, tuple)):
-        return [drawn for part in tree for drawn in draws_in(part)]
+        return [draw for part in tree for draw in draws_in(part)]
     return [tree] if isinstance(tree, float) and tree >= DRAWN else []
 
 

@@ -15,7 +15,9 @@ ACTOR = "ray::Actor"
 
 def of_ray(folder: Path) -> list[psutil.Process]:
     """Processes that serve a cluster in this folder, its actors included."""
-    return [each for each in psutil.process_iter() if serves(each, str(folder))]
+    return [
+        process for process in psutil.process_iter() if serves(process, str(folder))
+    ]
 
 
 def serves(process: psutil.Process, folder: str) -> bool:

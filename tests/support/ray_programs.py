@@ -128,7 +128,7 @@ def clustered(
 def actors() -> list[psutil.Process]:
     """Processes of our actors, on this machine."""
     folder = Path(os.environ["RAY_TMPDIR"])
-    return [each for each in of_ray(folder) if title(each).startswith(ACTOR)]
+    return [process for process in of_ray(folder) if title(process).startswith(ACTOR)]
 
 
 def left() -> int:
@@ -140,9 +140,9 @@ def left() -> int:
 def until(true: Callable[[], object]) -> bool:
     """Whether it becomes true before the test gives up."""
     end_s = time.monotonic() + PATIENCE_S
-    while not (found := bool(true())) and time.monotonic() < end_s:
+    while not (truth := bool(true())) and time.monotonic() < end_s:
         time.sleep(0.05)
-    return found
+    return truth
 
 
 def most_at_once(spans: list[tuple[int, int]]) -> int:
@@ -179,20 +179,20 @@ def pipelines() -> dict[str, Callable[[str], ps.Pipeline]]:
         data = data.shuffle(seed=6).map(augment, executor="thread")
         return data.batch(8, collate_fn=in_lists)
 
-    return {each.__name__: each for each in (augmented, mixed, filtered, collated)}
+    return {make.__name__: make for make in (augmented, mixed, filtered, collated)}
 
 
 def same_bytes() -> dict[str, Any]:
     """Two epochs of each pipeline, by threads and by actors; and a resumed one."""
     with started(cpus=4):
-        found = {}
+        comparisons = {}
         for name, make in pipelines().items():
             with make("thread") as threads, make("ray") as far:
                 of_threads = [digest(threads) for _ in range(2)]
-                found[name] = of_threads == [digest(far) for _ in range(2)]
+                comparisons[name] = of_threads == [digest(far) for _ in range(2)]
                 assert of_threads[0] != of_threads[1]
-        found["resumed"] = goes_on()
-        return {"same": found, "left": left()}
+        comparisons["resumed"] = goes_on()
+        return {"same": comparisons, "left": left()}
 
 
 def goes_on() -> bool:
@@ -212,17 +212,17 @@ def goes_on() -> bool:
 def two_raylets() -> dict[str, Any]:
     """How many actors work at once on one raylet with two CPUs, and on two."""
     with clustered({"num_cpus": 2}) as (cluster, _):
-        found = []
+        counts = []
         for workers in (2, 4):
             pipe = ps.Pipeline.from_dataset(Numbers(100_000), executor="inline")
             pipe = pipe.map(spanned, executor="ray", num_parallel_workers=workers)
             with pipe.batch(10) as loading:
-                found.append(at_once(loading, workers))
+                counts.append(at_once(loading, workers))
             cluster.add_node(num_cpus=2)
-        return {"found": found, "left": left()}
+        return {"found": counts, "left": left()}
 
 
-def at_once(loading: ps.Pipeline, wanted: int) -> int:
+def at_once(loading: ps.Pipeline, workers: int) -> int:
     """How many actors work at once, when there are so many or the test gives up."""
     most, batches = 0, iter(loading)
 
@@ -232,7 +232,7 @@ def at_once(loading: ps.Pipeline, wanted: int) -> int:
         begins, ends = spans[::2], spans[1::2]
         both = zip(torch.cat(begins).tolist(), torch.cat(ends).tolist(), strict=True)
         most = max(most, most_at_once(list(both)))
-        return most >= wanted
+        return most >= workers
 
     until(look)
     return most
@@ -243,13 +243,13 @@ def deaths() -> dict[str, Any]:
     with clustered({"num_cpus": 2}, {"num_cpus": 2}) as (cluster, nodes):
         pipe, plain = sleeping(Numbers(400), 4)
         epochs: list[bool] = []
-        seen = 0
+        batch_count = 0
         over = threading.Event()
 
         def counted() -> Iterator[Any]:
-            nonlocal seen
+            nonlocal batch_count
             for batch in pipe:
-                seen += 1
+                batch_count += 1
                 yield batch
 
         def load() -> None:
@@ -259,7 +259,7 @@ def deaths() -> dict[str, Any]:
         with pipe, plain:
             loading = threading.Thread(target=load)
             loading.start()
-            killed = kill(cluster, nodes, lambda: seen)
+            killed = kill(cluster, nodes, lambda: batch_count)
             over.set()
             loading.join()
         return {
@@ -270,15 +270,15 @@ def deaths() -> dict[str, Any]:
         }
 
 
-def kill(cluster: Cluster, nodes: list[Any], seen: Callable[[], int]) -> Counter[str]:
+def kill(cluster: Cluster, nodes: list[Any], count: Callable[[], int]) -> Counter[str]:
     """Kill actors, and replace raylets, once ten more batches were seen each time.
 
     In the main thread: Ray sets signal handlers when it starts a raylet.
     """
     draws, killed = random.Random(0), Counter[str]()
     for what in ("actor", "actor", "raylet", "actor", "raylet", "actor", "none"):
-        before = seen()
-        assert until(lambda: seen() - before >= 10), killed  # noqa: B023
+        before = count()
+        assert until(lambda: count() - before >= 10), killed  # noqa: B023
         if what == "actor" and until(actors):
             with contextlib.suppress(psutil.NoSuchProcess):
                 # A node that goes away sends SIGTERM first.
@@ -304,9 +304,11 @@ def tuned(prefix: str) -> dict[str, Any]:
 
             def look() -> bool:
                 next(loop)
-                (found,) = [s for s in loading.stats().segments if s.executor == "ray"]
-                workers.append((found.executor, found.num_parallel_workers))
-                return found.num_parallel_workers >= 4
+                (segment,) = [
+                    s for s in loading.stats().segments if s.executor == "ray"
+                ]
+                workers.append((segment.executor, segment.num_parallel_workers))
+                return segment.num_parallel_workers >= 4
 
             until(look)
         ps.set_enable_autotune(False)
@@ -319,12 +321,12 @@ def too_small() -> dict[str, Any]:
         pipe = ps.Pipeline.from_dataset(Numbers(20), executor="ray")
         pipe = pipe.map(augment, executor="ray", num_parallel_workers=1)
         pipe = pipe.map(sleepy, executor="ray", num_parallel_workers=1).batch(5)
-        said = ""
+        message = ""
         try:
             next(iter(pipe))
         except ps.SpecError as error:
-            said = str(error)
-        begun = len(actors())
+            message = str(error)
+        actor_count = len(actors())
         two = ps.Pipeline.from_dataset(Numbers(20), executor="inline")
         for function in (augment, sleepy):
             two = two.map(function, executor="ray", num_parallel_workers=(3, 8))
@@ -334,7 +336,7 @@ def too_small() -> dict[str, Any]:
         smaller = pipe.options(ray_options={"num_cpus": 0.5})
         with smaller:
             rows = sum(len(values) for values, _ in smaller)
-        return {"said": said, "begun": begun, "rows": rows}
+        return {"said": message, "begun": actor_count, "rows": rows}
 
 
 def without_head() -> dict[str, Any]:
@@ -361,8 +363,8 @@ def without_ray() -> dict[str, Any]:
         with started(cpus=2):
             exact, loop = digest(pipe) == digest(plain), iter(pipe)
             head = [next(loop)[0].tolist() for _ in range(2)]
-        seen = head + [values.tolist() for values, _ in loop]
-        exact = exact and seen == [values.tolist() for values, _ in plain]
+        batches = head + [values.tolist() for values, _ in loop]
+        exact = exact and batches == [values.tolist() for values, _ in plain]
         after = pipe.stats().segments[-1].executor
     return {"exact": exact, "after": after, "ray": ray.is_initialized()}
 
@@ -382,18 +384,18 @@ def resized() -> dict[str, Any]:
     """
     with started(cpus=3):
         pipe, _ = sleeping(Numbers(100_000), 3)
-        found = []
+        counts = []
         with pipe:
             loop = iter(pipe)
             next(loop)
             (knob,) = knobs_of(pipe)
-            for asked in (1, 64):
-                knob.set(asked)
-                found.append(count_until(loop, min(asked, 3)))
+            for workers in (1, 64):
+                knob.set(workers)
+                counts.append(count_until(loop, min(workers, 3)))
             with sleeping(Numbers(20), 3)[0] as other:
                 rows = sum(len(values) for values, _ in other)
-                left = count_until(loop, 2)
-            return {"found": found, "most": knob.upper, "rows": rows, "beside": left}
+                count = count_until(loop, 2)
+            return {"found": counts, "most": knob.upper, "rows": rows, "beside": count}
 
 
 def knobs_of(pipe: ps.Pipeline) -> list[Any]:
@@ -404,13 +406,13 @@ def knobs_of(pipe: ps.Pipeline) -> list[Any]:
     return [k for k in knobs if "sleepy" in k.operator and "workers" in k.name]
 
 
-def count_until(loop: Iterator[Any], wanted: int, wait_s: float = PATIENCE_S) -> int:
+def count_until(loop: Iterator[Any], target: int, wait_s: float = PATIENCE_S) -> int:
     """How many actors there are once there are so many, or after so long."""
     end_s = time.monotonic() + wait_s
     # Once: with one not there yet, another may leave before it comes.
-    while (found := len(actors())) != wanted and time.monotonic() < end_s:
+    while (count := len(actors())) != target and time.monotonic() < end_s:
         next(loop)
-    return found
+    return count
 
 
 def places() -> dict[str, Any]:
@@ -423,13 +425,13 @@ def places() -> dict[str, Any]:
         pipe = ps.Pipeline.from_dataset(Numbers(40), executor="thread")
         pipe = pipe.map(placed, executor="ray", num_parallel_workers=2)
         with pipe.batch(10).options(ray_options=claim) as loading:
-            seen = {node for batch in loading for node in batch}
-        return {"seen": sorted(seen), "wanted": [nodes[1].node_id]}
+            node_ids = {node for batch in loading for node in batch}
+        return {"seen": sorted(node_ids), "wanted": [nodes[1].node_id]}
 
 
 def errors() -> dict[str, Any]:
     """What a failing function, a killing one and an unfit one look like."""
-    found = {}
+    failures = {}
     with started(cpus=2):
         for function in (faulty, deadly, threading.Lock().__enter__):
             pipe = ps.Pipeline.from_dataset(Numbers(20), executor="inline")
@@ -439,9 +441,9 @@ def errors() -> dict[str, Any]:
                     list(loading)
                 except Exception as error:  # noqa: BLE001 any
                     notes = getattr(error, "__notes__", [])
-                    said = "\n".join([str(error), *notes])
-                    found[function.__name__] = type(error).__name__, said
-        return {"found": found, "left": left()}
+                    text = "\n".join([str(error), *notes])
+                    failures[function.__name__] = type(error).__name__, text
+        return {"found": failures, "left": left()}
 
 
 def own_ray() -> dict[str, Any]:
@@ -457,5 +459,5 @@ def own_ray() -> dict[str, Any]:
 
 if __name__ == "__main__":
     program, out, *arguments = sys.argv[1:]
-    told = globals()[program](*arguments)
-    Path(out).write_text(json.dumps(told))
+    result = globals()[program](*arguments)
+    Path(out).write_text(json.dumps(result))

@@ -32,8 +32,8 @@ def ask(
     async def awaited() -> Any:
         return compute(next(numbers))
 
-    found = cache.find(index, image_size)
-    return finished(cache.sample(index, image_size, found, awaited, in_loop=False))
+    hit = cache.find(index, image_size)
+    return finished(cache.sample(index, image_size, hit, awaited, in_loop=False))
 
 
 def sample_of(index: int, image_size: int | None, version: int = 0) -> tuple[Any, ...]:
@@ -45,11 +45,11 @@ def sample_of(index: int, image_size: int | None, version: int = 0) -> tuple[Any
 
 def is_right(sample: Any, index: int, image_size: int | None, version: int = 0) -> bool:
     """Whether that is the sample, byte for byte."""
-    wanted = sample_of(index, image_size, version)
+    expected = sample_of(index, image_size, version)
     return bool(
-        sample[1] == wanted[1]
-        and sample[0].dtype == wanted[0].dtype
-        and sample[0].tobytes() == wanted[0].tobytes()
+        sample[1] == expected[1]
+        and sample[0].dtype == expected[0].dtype
+        and sample[0].tobytes() == expected[0].tobytes()
     )
 
 
