@@ -252,8 +252,8 @@ print("closed")
 
 def test_the_collector_may_run_while_python_lists_its_threads() -> None:
     """A thread that ends leaves that list, for which it needs the same lock."""
-    done = warm.run([sys.executable, "-P", "-c", LISTED], timeout=60)
-    assert (done.stdout, done.returncode) == ("closed\n", 0), done.stderr
+    process = warm.run([sys.executable, "-P", "-c", LISTED], timeout=60)
+    assert (process.stdout, process.returncode) == ("closed\n", 0), process.stderr
 
 
 def test_a_second_close_returns_only_when_the_first_has_closed() -> None:
@@ -262,25 +262,25 @@ def test_a_second_close_returns_only_when_the_first_has_closed() -> None:
     list(loader)
     slot = loader._slot  # noqa: SLF001
     assert slot.run is not None
-    begun, may_end, done = threading.Event(), threading.Event(), list[str]()
+    has_begun, may_end, order = threading.Event(), threading.Event(), list[str]()
     close = slot.run.close
 
     def slowly() -> None:
-        begun.set()
+        has_begun.set()
         may_end.wait(60)
         close()
-        done.append("closed")
+        order.append("closed")
 
     def again() -> None:
         slot.close()
-        done.append("returned")
+        order.append("returned")
 
     slot.run.close = slowly  # type: ignore[method-assign]
-    threads = [threading.Thread(target=each) for each in (slot.close, again)]
+    threads = [threading.Thread(target=target) for target in (slot.close, again)]
     threads[0].start()
-    assert begun.wait(60)
+    assert has_begun.wait(60)
     threads[1].start()
     may_end.set()
     for thread in threads:
         thread.join()
-    assert done == ["closed", "returned"]
+    assert order == ["closed", "returned"]

@@ -63,27 +63,27 @@ PAIRED = CASES[::19]
 
 
 def script_of(loader: str, loop: str, ending: str, *, tuned: bool) -> str:
-    made = f"loader = {LOADERS[loader]}"
-    parts = (PROLOGUE.format(tuned=tuned), made, LOOPS[loop], ENDINGS[ending][0])
+    line = f"loader = {LOADERS[loader]}"
+    parts = (PROLOGUE.format(tuned=tuned), line, LOOPS[loop], ENDINGS[ending][0])
     return "\n".join(parts)
 
 
-def check(done: subprocess.CompletedProcess[str], ending: str) -> None:
+def check(process: subprocess.CompletedProcess[str], ending: str) -> None:
     """Require that nothing but the program's own words came, and its own exit code."""
-    lines = done.stderr.splitlines()
-    said = [line for line in lines if not line.startswith("[autotune]")]
+    lines = process.stderr.splitlines()
+    rest = [line for line in lines if not line.startswith("[autotune]")]
     if ending == "an exception":
-        assert said.pop() == "ValueError: of the program"
+        assert rest.pop() == "ValueError: of the program"
     elif ending == "Ctrl-C":
-        assert said.pop() == "KeyboardInterrupt"
+        assert rest.pop() == "KeyboardInterrupt"
     if ending in ("an exception", "Ctrl-C"):
-        assert said[0] == "Traceback (most recent call last):"
-        assert "During handling" not in done.stderr
-        assert len([line for line in said if line.startswith("Traceback")]) == 1
+        assert rest[0] == "Traceback (most recent call last):"
+        assert "During handling" not in process.stderr
+        assert len([line for line in rest if line.startswith("Traceback")]) == 1
     else:
-        assert said == []
-    assert done.stdout == ""
-    assert done.returncode == ENDINGS[ending][1]
+        assert rest == []
+    assert process.stdout == ""
+    assert process.returncode == ENDINGS[ending][1]
 
 
 @pytest.mark.parametrize(
@@ -108,14 +108,14 @@ def test_a_program_that_closes_nothing_ends_as_it_would_without_us(
 
 def of_this_folder(folder: Path) -> list[int]:
     """Return the processes that work in a folder and still run."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             if process.cwd() == str(folder) and process.status() != "zombie":
-                found.append(process)
+                processes.append(process)
         except psutil.Error:
             continue
-    return [left.pid for left in psutil.wait_procs(found, timeout=20)[1]]
+    return [survivor.pid for survivor in psutil.wait_procs(processes, timeout=20)[1]]
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def test_a_strict_interpreter_has_nothing_to_say_either(
 ) -> None:
     script = script_of(loader, "half", "its end", tuned=True)
     command = [sys.executable, "-P", *flags, "-c", script]
-    done = subprocess.run(
+    process = subprocess.run(
         command,
         cwd=tmp_path,
         check=False,
@@ -137,7 +137,7 @@ def test_a_strict_interpreter_has_nothing_to_say_either(
         timeout=100,
         env={**os.environ, "PYTHONWARNINGS": ""},
     )
-    check(done, "its end")
+    check(process, "its end")
 
 
 FORKED = """
@@ -154,5 +154,5 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_a_forked_child_ends_though_a_thread_was_about_to_loop(tmp_path: Path) -> None:
-    done = warm.run([sys.executable, "-P", "-c", FORKED], cwd=tmp_path, timeout=60)
-    assert (done.stdout, done.stderr) == ("5\n", "")
+    process = warm.run([sys.executable, "-P", "-c", FORKED], cwd=tmp_path, timeout=60)
+    assert (process.stdout, process.stderr) == ("5\n", "")

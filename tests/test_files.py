@@ -191,11 +191,11 @@ def test_storage_options_reach_the_file_system(web: HttpStore) -> None:
 
 def test_labels_go_with_their_files(folder: Path) -> None:
     pipe = ps.Pipeline.from_files(below(folder), labels=range(40)).shuffle(seed=5)
-    found = {}
+    by_label = {}
     with pipe.batch(8) as pipe:
         for batch in pipe:
-            found |= dict(zip(batch[1].tolist(), batch[0], strict=True))
-    assert found == dict(enumerate(CONTENTS.values()))
+            by_label |= dict(zip(batch[1].tolist(), batch[0], strict=True))
+    assert by_label == dict(enumerate(CONTENTS.values()))
 
 
 def test_labels_go_with_awaited_files(web: HttpStore) -> None:
@@ -232,8 +232,8 @@ def test_a_resumed_loop_continues_where_it_was_left(
 def test_a_missing_file_belongs_to_its_row(
     place: str, request: pytest.FixtureRequest
 ) -> None:
-    found = request.getfixturevalue(place)
-    urls = below(getattr(found, "url", found))
+    store = request.getfixturevalue(place)
+    urls = below(getattr(store, "url", store))
     urls[21] = urls[21].replace("021", "no-such")
     pipe = ps.Pipeline.from_files(urls).batch(8)
     with pipe:
@@ -432,8 +432,8 @@ def test_a_pipeline_of_files_prints_as_the_code_that_makes_it(
     listed = ps.Pipeline.from_files(below(folder), range(40), name="raw")
     assert repr(listed) == "Pipeline.from_files(<40 urls>, <40 labels>, name='raw')"
     assert repr(ps.Pipeline.from_files("*.bin")) == "Pipeline.from_files('*.bin')"
-    told = repr(ps.Pipeline.from_files("*.bin", retries=1, max_bytes=9, name="raw"))
-    assert told == "Pipeline.from_files('*.bin', retries=1, max_bytes=9, name='raw')"
+    text = repr(ps.Pipeline.from_files("*.bin", retries=1, max_bytes=9, name="raw"))
+    assert text == "Pipeline.from_files('*.bin', retries=1, max_bytes=9, name='raw')"
 
 
 def test_files_are_pickled_as_text(folder: Path) -> None:
@@ -456,6 +456,6 @@ def test_describing_files_opens_nothing() -> None:
 def test_paths_may_come_from_an_iterator(tmp_path: Path) -> None:
     for at in range(3):
         (tmp_path / f"{at}.txt").write_bytes(b"x" * at)
-    found = ps.Pipeline.from_files(tmp_path.glob("*.txt")).batch(3)  # type: ignore[arg-type]
-    assert sorted(map(len, next(iter(found)))) == [0, 1, 2]
-    found.close()
+    pipe = ps.Pipeline.from_files(tmp_path.glob("*.txt")).batch(3)  # type: ignore[arg-type]
+    assert sorted(map(len, next(iter(pipe)))) == [0, 1, 2]
+    pipe.close()

@@ -77,8 +77,8 @@ def scripts(tmp_path: Path) -> tuple[Path, Path]:
 
 def run(script: Path, epochs: int, bad: int = -1) -> tuple[str, str, int]:
     command = [sys.executable, str(script), str(epochs), str(bad)]
-    done = warm.run(command, cwd=script.parent)
-    return done.stdout, done.stderr, done.returncode
+    process = warm.run(command, cwd=script.parent)
+    return process.stdout, process.stderr, process.returncode
 
 
 def test_one_import_reports_and_fixes_what_is_slow_and_changes_nothing_else(
@@ -88,21 +88,21 @@ def test_one_import_reports_and_fixes_what_is_slow_and_changes_nothing_else(
     begun_s = time.monotonic()
     torchs, silent, _ = run(before, EPOCHS)
     torchs_s, begun_s = time.monotonic() - begun_s, time.monotonic()
-    ours, told, ended = run(after, EPOCHS)
+    ours, stderr, exit_code = run(after, EPOCHS)
     ours_s = time.monotonic() - begun_s
-    assert (silent, ended) == ("", 0)
+    assert (silent, exit_code) == ("", 0)
 
     # Minute 1: the same program.
     def trained(text: str) -> list[str]:
         return [line for line in text.splitlines() if line.startswith(("lab", "loss"))]
 
     assert trained(ours) == trained(torchs)
-    assert "Warning" not in told
-    assert all(line.startswith("[autotune] train: ") for line in told.splitlines())
+    assert "Warning" not in stderr
+    assert all(line.startswith("[autotune] train: ") for line in stderr.splitlines())
 
     # Minute 2: they learn something true that they did not know, and it is faster.
-    assert re.search(r"input-bound: waiting \d+% of each step \(Photos \d+%", told)
-    assert re.search(r"kept: \d+ -> \d+ samples/s, trainer wait \d+% -> \d+%", told)
+    assert re.search(r"input-bound: waiting \d+% of each step \(Photos \d+%", stderr)
+    assert re.search(r"kept: \d+ -> \d+ samples/s, trainer wait \d+% -> \d+%", stderr)
     assert ours_s < torchs_s
 
     # Minute 3: they ask and get an explanation; the log says the same afterwards.
@@ -124,13 +124,13 @@ def test_an_error_names_the_sample_and_ctrl_c_gives_the_prompt_back(
     scripts: tuple[Path, Path],
 ) -> None:
     _, after = scripts
-    _, told, ended = run(after, 1, bad=321)
-    assert ended == 1
-    traceback = told[told.rindex("Traceback") :]
-    named = r"ValueError: not a JPEG\npenstock: in .*sample index 321"
-    assert re.search(named, traceback)
+    _, stderr, exit_code = run(after, 1, bad=321)
+    assert exit_code == 1
+    traceback = stderr[stderr.rindex("Traceback") :]
+    pattern = r"ValueError: not a JPEG\npenstock: in .*sample index 321"
+    assert re.search(pattern, traceback)
     assert (
-        told.count("ValueError: not a JPEG") <= 2
+        stderr.count("ValueError: not a JPEG") <= 2
     )  # in the trainer, and in its worker
 
     command = [sys.executable, str(after), "60", "-1"]

@@ -29,7 +29,7 @@ def told(tasks: str, ranks: int, folder: Path) -> list[dict[str, Any]]:
     store = TCPStore(
         "localhost", 0, is_master=True, wait_for_workers=False, use_libuv=False
     )
-    given = {
+    variables = {
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -40,12 +40,12 @@ def told(tasks: str, ranks: int, folder: Path) -> list[dict[str, Any]]:
     def run(rank: int) -> subprocess.CompletedProcess[str]:
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         return warm.run(
-            command, env={**os.environ, **given, **own}, timeout=60, brief=True
+            command, env={**os.environ, **variables, **own}, timeout=60, brief=True
         )
 
     with ThreadPoolExecutor(ranks) as threads:
-        for done in threads.map(run, range(ranks)):
-            assert done.returncode == 0, done.stderr
+        for process in threads.map(run, range(ranks)):
+            assert process.returncode == 0, process.stderr
     paths = (folder / f"{rank}.json" for rank in range(ranks))
     return [json.loads(path.read_text()) for path in paths]
 
@@ -60,38 +60,38 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_uneven_data_and_failing_samples_end_at_the_same_step(
     reports: list[dict[str, Any]],
 ) -> None:
-    found = [each["uneven"] for each in reports]
-    steps = {each["steps"] for each in found}
+    results = [report["uneven"] for report in reports]
+    steps = {result["steps"] for result in results}
     assert steps == {-(-103 // 15) + -(-103 // 9)}
-    assert sum(each["substituted"] for each in found) == 10
-    weights = sum(each["weights"] for each in found)
+    assert sum(result["substituted"] for result in results) == 10
+    weights = sum(result["weights"] for result in results)
     assert weights == pytest.approx(3 * steps.pop())
 
 
 def test_ranks_that_would_load_different_things_name_the_difference(
     reports: list[dict[str, Any]],
 ) -> None:
-    for rank, each in enumerate(reports):
-        said = each["differing"]["error"]
-        assert f"length: {100 + rank} on rank {rank}, " in said
-        assert sum(f"{length} on" in said for length in (100, 101, 102)) == 2
+    for rank, report in enumerate(reports):
+        error = report["differing"]["error"]
+        assert f"length: {100 + rank} on rank {rank}, " in error
+        assert sum(f"{length} on" in error for length in (100, 101, 102)) == 2
 
 
 def test_ranks_that_would_decode_differently_name_the_difference(
     reports: list[dict[str, Any]],
 ) -> None:
-    for rank, each in enumerate(reports):
-        said = each["decoding"]["error"]
-        assert "decoder of decode_only_random_resized_crop" in said
-        assert f"libjpeg-turbo 2.{rank}' on rank {rank}, " in said
-        assert sum(f"libjpeg-turbo 2.{other}' on" in said for other in range(3)) == 2
+    for rank, report in enumerate(reports):
+        error = report["decoding"]["error"]
+        assert "decoder of decode_only_random_resized_crop" in error
+        assert f"libjpeg-turbo 2.{rank}' on rank {rank}, " in error
+        assert sum(f"libjpeg-turbo 2.{other}' on" in error for other in range(3)) == 2
 
 
 @pytest.mark.slow
 def test_ranks_that_share_data_in_a_mesh_have_the_same_bytes(tmp_path: Path) -> None:
-    found = [each["mesh"] for each in told("mesh", 8, tmp_path)]
-    assert [each["shard"] for each in found] == [[0, 2]] * 4 + [[1, 2]] * 4
-    digests = [each["digest"] for each in found]
+    results = [report["mesh"] for report in told("mesh", 8, tmp_path)]
+    assert [result["shard"] for result in results] == [[0, 2]] * 4 + [[1, 2]] * 4
+    digests = [result["digest"] for result in results]
     assert digests[:4] == [digests[0]] * 4
     assert digests[4:] == [digests[4]] * 4
     assert digests[0] != digests[4]

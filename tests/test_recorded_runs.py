@@ -53,44 +53,44 @@ window.addEventListener("load", () => {
 
 def said(log: Path) -> list[dict[str, Any]]:
     """Return the verdicts in a log as far as it can be read."""
-    wanted = ("verdict", "torch")
-    rows = (row for row in rows_in(log) if row["event"] in wanted)
+    events = ("verdict", "torch")
+    rows = (row for row in rows_in(log) if row["event"] in events)
     return [row for row in rows if row["stages"] is not None]
 
 
 def check(path: Path, page: Path, truth: str, rows: list[dict[str, Any]]) -> None:
     """Assert that report and page show what the log says, and the cause at once."""
-    told = report_on(read_recording(path))
-    wrapped = (textwrap.wrap(line, COLUMNS) for line in told.splitlines())
+    report = report_on(read_recording(path))
+    wrapped = (textwrap.wrap(line, COLUMNS) for line in report.splitlines())
     lines = [part for line in wrapped for part in line]
-    assert truth in "\n".join(lines[:LINES]), told
-    assert "\n  try: " in told or "\n  next: " in told, told
+    assert truth in "\n".join(lines[:LINES]), report
+    assert "\n  try: " in report or "\n  next: " in report, report
     latest = {row["pipeline"]: row["line"] for row in rows}
     for line in latest.values():
-        assert line in told
+        assert line in report
     write_page(read_recording(path), page)
     for width, height in SCREENS:
-        seen, complaints = looked_at(page, FIRST, width, height)
+        values, complaints = looked_at(page, FIRST, width, height)
         assert complaints == ""
-        assert any(truth in text for text in seen["seen"]), seen
+        assert any(truth in text for text in values["seen"]), values
         if width > 1000:
-            assert set(latest.values()) <= set(seen["seen"])
+            assert set(latest.values()) <= set(values["seen"])
 
 
 def recorded(folder: Path, cause: str) -> tuple[Path, int]:
     """Run the script, and return its log and how it ended."""
     script, prefix = Path(known_causes.__file__), folder / "run"
-    asked = ["run", "--log", str(prefix), str(script), cause, str(SECONDS)]
-    command = [sys.executable, "-P", "-m", "penstock", *asked]
-    done = warm.run(command, cwd=folder, brief=True)
-    return Path(f"{prefix}_0.jsonl"), done.returncode
+    arguments = ["run", "--log", str(prefix), str(script), cause, str(SECONDS)]
+    command = [sys.executable, "-P", "-m", "penstock", *arguments]
+    process = warm.run(command, cwd=folder, brief=True)
+    return Path(f"{prefix}_0.jsonl"), process.returncode
 
 
 @pytest.mark.serial  # cores taken by other tests would be a cause, too
 @pytest.mark.parametrize("cause", CAUSES)
 def test_the_cause_is_named_on_the_first_screen(tmp_path: Path, cause: str) -> None:
-    log, ended = recorded(tmp_path, cause)
-    assert ended == {"a crash": 1, "a kill": -9}.get(cause, 0)
+    log, exit_code = recorded(tmp_path, cause)
+    assert exit_code == {"a crash": 1, "a kill": -9}.get(cause, 0)
     rows = said(log)
     names = {row["pipeline"] for row in rows}
     assert "train" in names
@@ -99,10 +99,10 @@ def test_the_cause_is_named_on_the_first_screen(tmp_path: Path, cause: str) -> N
     check(log, tmp_path / "run.html", CAUSES[cause], rows)
     if cause != "a kill":
         return
-    whole, drawn = log.read_bytes(), random.Random(0)
+    whole, rng = log.read_bytes(), random.Random(0)
     first = whole.index(b'"event": "verdict"')
     for _ in range(3):
-        log.write_bytes(whole[: drawn.randrange(first + 4000, len(whole))])
+        log.write_bytes(whole[: rng.randrange(first + 4000, len(whole))])
         check(log, tmp_path / "cut.html", CAUSES[cause], said(log))
 
 
@@ -133,8 +133,8 @@ fork before that does not count."""
 def cost(*arguments: str) -> tuple[float, float]:
     """Return the CPU seconds of `penstock report`, and its peak memory in bytes."""
     command = [sys.executable, "-P", "-c", REPORT_AND_COST, "report", *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    cpu_s, peak_kib = map(float, done.stdout.split()[-2:])
+    process = subprocess.run(command, check=True, capture_output=True, text=True)
+    cpu_s, peak_kib = map(float, process.stdout.split()[-2:])
     return cpu_s, 1024 * peak_kib
 
 
@@ -154,15 +154,15 @@ def test_a_day_of_eight_ranks_is_reported_in_little_time_and_memory(
     assert all(log.stat().st_size < 15e6 for log in logs)
     page, short = tmp_path / "day.html", record(tmp_path / "short", workload=LONG)
     begins_s, _ = cost(str(short))
-    for asked in ((), ("--html", str(page))):
-        cpu_s, peak_bytes = cost(str(days), *asked)
+    for arguments in ((), ("--html", str(page))):
+        cpu_s, peak_bytes = cost(str(days), *arguments)
         assert cpu_s - begins_s < 2 * parsing_s(logs)
         assert peak_bytes < 500e6
     assert page.stat().st_size < 1.5e6
-    told, text = report_on(read_recording(days)), page.read_text()
+    report, text = report_on(read_recording(days)), page.read_text()
     truth = "the trainer: loading keeps up"  # after the first minutes
-    assert truth in "\n".join(told.splitlines()[:LINES])
+    assert truth in "\n".join(report.splitlines()[:LINES])
     assert truth in text[text.index("<header>") : text.index("</header>")]
     for rank in range(8):
         latest = said(Path(f"{days}_{rank}.jsonl"))[-1]
-        assert latest["line"] in told
+        assert latest["line"] in report

@@ -42,8 +42,8 @@ class LeavesSome(Drawing):
     """Leaves every third sample, having drawn for it."""
 
     def __penstock_rows__(self, *args: Any) -> Sequence[Row | None]:
-        made = super().__penstock_rows__(*args)
-        return [None if row and row[0] % 3 == 0 else row for row in made]
+        all_rows = super().__penstock_rows__(*args)
+        return [None if row and row[0] % 3 == 0 else row for row in all_rows]
 
 
 class Breaks(Drawing):
@@ -85,8 +85,8 @@ class Negated(Drawing):
     """Makes other samples, one by one."""
 
     def __call__(self, index: int, rng: np.random.Generator, ctx: Context) -> Row:
-        same, drawn, epoch = super().__call__(index, rng, ctx)
-        return -same, drawn, epoch
+        same, draw, epoch = super().__call__(index, rng, ctx)
+        return -same, draw, epoch
 
 
 def test_a_class_that_changes_the_call_alone_is_called_for_each_sample() -> None:

@@ -24,16 +24,16 @@ MAX_ERROR = 0.10
 def test_two_four_and_eight_ranks_are_as_fast_as_predicted_from_one(root: Path) -> None:
     script = root / "benchmarks" / "scale.py"
     command = [sys.executable, str(script), "--check", "--json", "--steps", str(STEPS)]
-    done = subprocess.run(
+    process = subprocess.run(
         command, check=False, capture_output=True, text=True, timeout=600
     )
-    points = json.loads(done.stdout or "[]")
+    points = json.loads(process.stdout or "[]")
     # In a warm epoch eight ranks compute at once, whatever the number of cores.
-    cold = {each["ranks"]: each for each in points if each["epoch"] == "cold"}
-    assert sorted(cold) == [1, 2, 4, 8], done.stderr
-    for each in cold.values():
-        predicted = pytest.approx(each["predicted"], rel=MAX_ERROR)
-        assert each["measured"] == predicted, points
+    cold = {point["ranks"]: point for point in points if point["epoch"] == "cold"}
+    assert sorted(cold) == [1, 2, 4, 8], process.stderr
+    for point in cold.values():
+        predicted = pytest.approx(point["predicted"], rel=MAX_ERROR)
+        assert point["measured"] == predicted, points
 
 
 def test_a_plan_for_nodes_is_made_from_the_log_of_a_real_run(
@@ -53,9 +53,9 @@ def test_a_plan_for_nodes_is_made_from_the_log_of_a_real_run(
                 break
     command = ["plan", str(tmp_path / "run"), "--nodes", "1", "--nodes", "64"]
     command += ["--store-bandwidth", "1MB", "--step-ms", "100", "--spread", "0"]
-    said = CliRunner().invoke(cli.app, command)
-    assert said.exit_code == 0, said.output
-    *_, one, many = said.stdout.splitlines()
+    result = CliRunner().invoke(cli.app, command)
+    assert result.exit_code == 0, result.output
+    *_, one, many = result.stdout.splitlines()
     assert one.split()[:3] == ["1", "80", "1.00"]
     assert many.split()[:2] == ["64", "100"]
     assert many.endswith("the store's bandwidth")

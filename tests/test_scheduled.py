@@ -108,39 +108,39 @@ def test_plans_resume_on_other_ranks_at_any_step(
 
     (whole,) = plans(1)
     steps = whole.steps_in(0) + whole.steps_in(1)
-    wanted = [row([whole], step) for step in range(steps)]
-    found, step = [], 0
+    expected = [row([whole], step) for step in range(steps)]
+    rows, step = [], 0
     state: Any = whole.state(whole.start(0))
     for world, cut in zip(worlds, [*cuts, steps], strict=True):
         here = plans(world)
         cursors = {plan.restore(state) for plan in here}
         (cursor,) = cursors
         stop = min(cursor.step + cut, steps)
-        found += [row(here, step) for step in range(cursor.step, stop)]
+        rows += [row(here, step) for step in range(cursor.step, stop)]
         step = max(stop - 1, 0)
         last = here[0].batch(step)
         after = here[0].cursor_after(last) if stop else cursor
         states = [plan.state(after) for plan in here]
-        assert all(each == states[0] for each in states)
+        assert all(other == states[0] for other in states)
         state = states[0]
-    assert found == wanted
+    assert rows == expected
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_pipelines_resume_on_other_ranks(schedule: Any) -> None:
-    wanted = list(epochs(ranks(1, schedule), 1))
-    found: Seen = []
+    expected = list(epochs(ranks(1, schedule), 1))
+    batches: Seen = []
     state = None
     for world, cut in ((2, 3), (5, 2), (3, 100)):
         pipes = ranks(world, schedule, workers=world)
         for pipe in pipes:
             if state is not None:
                 pipe.load_state_dict(state)
-        found += islice(epochs(pipes, 1), cut)
+        batches += islice(epochs(pipes, 1), cut)
         states = [pipe.state_dict() for pipe in pipes]
-        assert all(each == states[0] for each in states)
+        assert all(other == states[0] for other in states)
         state = states[0]
-    assert found == wanted
+    assert batches == expected
 
 
 @pytest.mark.parametrize("prefetch", [1, 64])
@@ -250,8 +250,8 @@ def test_the_optimiser_follows_while_a_scheduler_keeps_its_own_rate(
     ps.optim.follow(optimizer, pipe, lr_in_velocity=lr_in_velocity)
     for _ in pipe:
         assert pipe.plan is not None
-        wanted = 0.5**pipe.plan.step * pipe.plan.lr_mult
-        assert optimizer.param_groups[0]["lr"] == wanted
+        rate = 0.5**pipe.plan.step * pipe.plan.lr_mult
+        assert optimizer.param_groups[0]["lr"] == rate
         model(torch.ones(1, 1)).sum().backward()
         optimizer.step()
         decay.step()

@@ -30,24 +30,24 @@ def _tuned() -> Iterator[None]:
         yield
 
 
-def loader(data: Any, workers: int | None, **given: Any) -> Any:
-    asked = {} if workers is None else {"num_workers": workers}
-    return ps.DataLoader(data, batch_size=4, **asked, **given)
+def loader(data: Any, workers: int | None, **options: Any) -> Any:
+    worker_options = {} if workers is None else {"num_workers": workers}
+    return ps.DataLoader(data, batch_size=4, **worker_options, **options)
 
 
 @pytest.mark.parametrize("workers", ON)
 def test_several_threads_may_loop_over_one_loader(workers: int | None) -> None:
-    loads, found = loader(range(100), workers), []
+    loads, counts = loader(range(100), workers), []
 
     def loop() -> None:
-        found.extend(sum(1 for _ in loads) for _ in range(3))
+        counts.extend(sum(1 for _ in loads) for _ in range(3))
 
     threads = [threading.Thread(target=loop) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == 9 * [25]
+    assert counts == 9 * [25]
     loads.close()
 
 
@@ -139,11 +139,11 @@ def test_a_forked_child_may_go_on_with_a_loop_that_has_no_workers() -> None:
     next(batches)
     pid = os.fork()
     if pid == 0:
-        left = 0
+        batches_left = 0
         try:
-            left = sum(1 for _ in batches)
+            batches_left = sum(1 for _ in batches)
         finally:
-            os._exit(left)
+            os._exit(batches_left)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
     assert sum(1 for _ in batches) == 9
 
@@ -152,11 +152,11 @@ def test_a_forked_child_may_go_on_with_a_loop_that_has_no_workers() -> None:
 def test_loaders_may_share_a_generator(workers: int) -> None:
     def found(kind: Any) -> list[Any]:
         generator = torch.Generator().manual_seed(1)
-        given: dict[str, Any] = {"batch_size": 4, "num_workers": workers}
-        given |= {"shuffle": True, "generator": generator}
-        one, other = kind(range(60), **given), kind(range(60), **given)
+        options: dict[str, Any] = {"batch_size": 4, "num_workers": workers}
+        options |= {"shuffle": True, "generator": generator}
+        one, other = kind(range(60), **options), kind(range(60), **options)
         return [
-            [each.tolist() for each in pair] for pair in zip(one, other, strict=True)
+            [batch.tolist() for batch in pair] for pair in zip(one, other, strict=True)
         ]
 
     assert found(ps.DataLoader) == found(torchs.DataLoader)

@@ -99,12 +99,12 @@ def collates(rows: list[Any]) -> Any:
 
 
 def threads(data: Any, count: int, batch: int = 8) -> ps.Pipeline:
-    asked: Any = {"executor": "thread", "num_parallel_workers": (count, count)}
-    return ps.Pipeline.from_dataset(data, **asked).batch(batch)
+    options: Any = {"executor": "thread", "num_parallel_workers": (count, count)}
+    return ps.Pipeline.from_dataset(data, **options).batch(batch)
 
 
-def loader(data: Any, workers: int, **given: Any) -> Any:
-    return ps.DataLoader(data, batch_size=8, num_workers=workers, **given)
+def loader(data: Any, workers: int, **options: Any) -> Any:
+    return ps.DataLoader(data, batch_size=8, num_workers=workers, **options)
 
 
 def told(face: Any, right: Callable[[Explanation], bool], step_s: float) -> Explanation:
@@ -116,22 +116,24 @@ def told(face: Any, right: Callable[[Explanation], bool], step_s: float) -> Expl
         time.sleep(step_s)
         passed_s = time.monotonic() - begun_s
         if passed_s > SEEN_S:
-            found: Explanation = face.explain()
-            if right(found) or passed_s > DEADLINE_S:
+            explanation: Explanation = face.explain()
+            if right(explanation) or passed_s > DEADLINE_S:
                 break
     del batches
     face.close()
-    return found
+    return explanation
 
 
 def check(face: Any, stage: str, *causes: str, step_s: float = STEP_S) -> Explanation:
-    def right(found: Explanation) -> bool:
-        named = found.cause.startswith(causes) or found.cause.endswith(f"{FOREIGN}.")
-        return found.bottleneck == stage and named
+    def right(explanation: Explanation) -> bool:
+        is_named = explanation.cause.startswith(causes) or explanation.cause.endswith(
+            f"{FOREIGN}."
+        )
+        return explanation.bottleneck == stage and is_named
 
-    found = told(face, right, step_s)
-    assert right(found), str(found)
-    return found
+    explanation = told(face, right, step_s)
+    assert right(explanation), str(explanation)
+    return explanation
 
 
 WAITING = "waiting reads"
@@ -182,8 +184,8 @@ def test_a_slow_collate_fn_of_a_loader_is_named(workers: int) -> None:
 
 def test_a_slow_collate_fn_that_the_trainer_calls_is_named() -> None:
     source = ps.Pipeline.from_dataset(Reads(), executor="thread")
-    found = check(source.batch(8, collate_fn=collates), COLLATE, "collate")
-    assert found.advice == ()
+    explanation = check(source.batch(8, collate_fn=collates), COLLATE, "collate")
+    assert explanation.advice == ()
 
 
 @quiet
@@ -196,12 +198,12 @@ def test_a_slow_map_of_whole_batches_is_named() -> None:
 @quiet
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_slow_trainer_is_named(workers: int) -> None:
-    def right(found: Explanation) -> bool:
-        return found.cause.startswith("the trainer")
+    def right(explanation: Explanation) -> bool:
+        return explanation.cause.startswith("the trainer")
 
-    found = told(loader(Reads(), workers), right, 0.5)
-    assert right(found), str(found)
-    assert found.bottleneck is None
+    explanation = told(loader(Reads(), workers), right, 0.5)
+    assert right(explanation), str(explanation)
+    assert explanation.bottleneck is None
 
 
 @quiet
@@ -214,8 +216,10 @@ def test_stragglers_with_a_small_prefetch_are_named() -> None:
 @quiet
 def test_a_memory_budget_that_is_the_limit_is_named() -> None:
     ps.set_memory_budget("20MB")
-    found = check(threads(Reads(0.05, LARGE), 8, 2), READ, "the memory budget: workers")
-    assert [each.partition("  #")[0] for each in found.advice] == [
+    explanation = check(
+        threads(Reads(0.05, LARGE), 8, 2), READ, "the memory budget: workers"
+    )
+    assert [line.partition("  #")[0] for line in explanation.advice] == [
         'ps.set_memory_budget("39MiB")'
     ]
 
@@ -231,8 +235,8 @@ def test_batches_too_large_for_the_memory_budget_are_named() -> None:
 def test_a_segment_without_input_is_not_blamed() -> None:
     one: Any = {"executor": "thread", "num_parallel_workers": (1, 1)}
     source = ps.Pipeline.from_dataset(Reads(0.01), **one)
-    found = check(source.map(cheap, executor="thread").batch(8), READ, WAITING)
-    assert "so cheap has no input" in found.cause or FOREIGN in found.cause
+    explanation = check(source.map(cheap, executor="thread").batch(8), READ, WAITING)
+    assert "so cheap has no input" in explanation.cause or FOREIGN in explanation.cause
 
 
 def test_a_slow_transfer_to_the_device_is_named(
@@ -246,8 +250,8 @@ def test_a_slow_transfer_to_the_device_is_named(
 
     monkeypatch.setattr(ToDevice, "__call__", slow)
     pipe = ps.Pipeline.from_dataset(Reads()).batch(8).to_device("cpu")
-    found = check(pipe, "to_device", "the transfer to the device")
-    assert "(to_device " in found.line
+    explanation = check(pipe, "to_device", "the transfer to the device")
+    assert "(to_device " in explanation.line
 
 
 @quiet
@@ -263,10 +267,13 @@ def test_one_worker_reads_an_iterable_whatever_the_trainer_needs(
 ) -> None:
     """A thread takes it over where that saves much of a step, and only there."""
     pipe = ps.Pipeline.from_dataset(Streams()).batch(batch)
-    found = check(pipe, "Dataset(ID:0) Streams", WAITING)
-    assert found.stages[0].executor == executor
-    assert "one worker reads an iterable" in found.cause or FOREIGN in found.cause
-    assert found.advice == ()
+    explanation = check(pipe, "Dataset(ID:0) Streams", WAITING)
+    assert explanation.stages[0].executor == executor
+    assert (
+        "one worker reads an iterable" in explanation.cause
+        or FOREIGN in explanation.cause
+    )
+    assert explanation.advice == ()
 
 
 @quiet
@@ -301,16 +308,16 @@ def busy_cores() -> Iterator[None]:
 @pytest.mark.usefixtures("busy_cores")
 def test_a_trainer_that_loads_by_itself_and_loses_its_core_is_named() -> None:
     source = ps.Pipeline.from_dataset(Computes(), executor="inline")
-    found = check(source.batch(2), "Dataset(ID:0) Computes", "CPU")
-    assert FOREIGN in found.cause
+    explanation = check(source.batch(2), "Dataset(ID:0) Computes", "CPU")
+    assert FOREIGN in explanation.cause
 
 
 @quiet
 @pytest.mark.usefixtures("busy_cores")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_that_lose_their_cores_are_named(workers: int) -> None:
-    found = check(loader(Computes(), workers), "Dataset(ID:0) Computes", "CPU")
-    assert FOREIGN in found.cause
+    explanation = check(loader(Computes(), workers), "Dataset(ID:0) Computes", "CPU")
+    assert FOREIGN in explanation.cause
 
 
 @pytest.mark.parametrize(
@@ -324,6 +331,6 @@ def test_nobody_is_promised_a_gain_by_tuning_what_stays(
     for step, _ in enumerate(loader):
         if step == 5:
             break
-    found = loader.explain()
-    assert (TUNE in str(found)) == advised
-    assert ("at most" in str(found.advice)) == advised
+    explanation = loader.explain()
+    assert (TUNE in str(explanation)) == advised
+    assert ("at most" in str(explanation.advice)) == advised

@@ -17,9 +17,9 @@ def after(*rows: int) -> Noise:
 
 
 def see(noise: Noise, rows: int) -> bool:
-    seen = starved()
-    segments = tuple(replace(segment, rows=rows) for segment in seen.segments)
-    return noise.see(replace(seen, segments=segments))
+    window = starved()
+    segments = tuple(replace(segment, rows=rows) for segment in window.segments)
+    return noise.see(replace(window, segments=segments))
 
 
 def test_one_window_is_evidence_until_another_says_otherwise() -> None:

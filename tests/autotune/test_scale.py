@@ -46,18 +46,18 @@ def test_a_step_never_gets_shorter_with_nodes_that_share_a_store(one: Cluster) -
 
 @given(clusters, st.sampled_from([1, 2, 8]))
 def test_no_step_beats_the_store(one: Cluster, nodes: int) -> None:
-    found = one.speed(nodes)
+    speed = one.speed(nodes)
     most = one.store_bytes_per_s / one.row_bytes
-    assert found.rows_per_s <= most * 1.001
-    assert 0.0 < found.efficiency <= 1.0
+    assert speed.rows_per_s <= most * 1.001
+    assert 0.0 < speed.efficiency <= 1.0
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.1])
 def test_efficiency_never_rises_with_nodes_that_share_a_store(spread: float) -> None:
     uneven = replace(EVEN, steps_s=normal_steps(0.1, spread))
-    found = [round(uneven.speed(nodes).efficiency, 9) for nodes in COUNTS[:-1]]
-    assert found == sorted(found, reverse=True)
-    assert found[-1] == pytest.approx(6.25 / 256, rel=0.01)
+    efficiencies = [round(uneven.speed(nodes).efficiency, 9) for nodes in COUNTS[:-1]]
+    assert efficiencies == sorted(efficiencies, reverse=True)
+    assert efficiencies[-1] == pytest.approx(6.25 / 256, rel=0.01)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 8, 64])
@@ -72,15 +72,15 @@ def test_the_slowest_of_uniform_steps_agrees_with_order_statistics(
 
 def test_the_slowest_of_normal_steps_agrees_with_random_draws() -> None:
     dice = random.Random(0)
-    drawn = [max(dice.gauss(1.0, 0.1) for _ in range(1024)) for _ in range(200)]
+    slowest_s = [max(dice.gauss(1.0, 0.1) for _ in range(1024)) for _ in range(200)]
     expected = expected_slowest_s(normal_steps(1.0, 0.1), 1024)
-    assert expected == pytest.approx(statistics.fmean(drawn), rel=0.01)
+    assert expected == pytest.approx(statistics.fmean(slowest_s), rel=0.01)
 
 
 def test_ranks_wait_for_the_slowest_as_long_as_in_the_simulation() -> None:
     machine, ranks = Machine(64.0), Ranks(8)
-    read = SimulatedStage("read", wait_s=1e-4)
-    work = Workload((read,), Trainer(gap_s=0.1, spread=0.1), batch_rows=8)
+    stage = SimulatedStage("read", wait_s=1e-4)
+    work = Workload((stage,), Trainer(gap_s=0.1, spread=0.1), batch_rows=8)
     plants = [Simulated(machine, work, [4], [2], ranks) for _ in range(8)]
     machine.advance(40.0)
     one = Cluster(normal_steps(0.1, 0.1), batch_rows=8, row_bytes=1.0)

@@ -148,8 +148,8 @@ def test_a_window_has_a_whole_loop_if_loops_are_short(
     loop_s: float, loops: int, window_s: float, *, is_enough: bool
 ) -> None:
     trainer = replace(eased(0.0).trainer, loops=loops, loop_s=loop_s)
-    seen = replace(eased(0.0), trainer=trainer, window_s=window_s)
-    assert enough(seen) == is_enough
+    window = replace(eased(0.0), trainer=trainer, window_s=window_s)
+    assert enough(window) == is_enough
 
 
 def test_the_cost_is_the_trainers_own_where_it_does_not_starve() -> None:
@@ -158,9 +158,9 @@ def test_the_cost_is_the_trainers_own_where_it_does_not_starve() -> None:
 
 
 def test_a_connector_that_runs_empty_does_not_flatter_the_rate() -> None:
-    seen = rate(50)
-    draining = replace(seen.segments[-1], rows=150)
-    assert cost_s(replace(seen, segments=(seen.segments[0], draining))) == 1 / 50
+    window = rate(50)
+    draining = replace(window.segments[-1], rows=150)
+    assert cost_s(replace(window, segments=(window.segments[0], draining))) == 1 / 50
 
 
 def test_joined_windows_add_counts_and_average_levels_over_time() -> None:
@@ -211,7 +211,7 @@ def by_processes(window_s: float, reports: int) -> Observation:
         window_s: its length.
         reports: batches of 64 rows that each of them reports in it.
     """
-    seen = rate(64)
+    window = rate(64)
     busy_s = 16 * window_s
     work = WorkerReading(
         rows=64 * 16 * reports,
@@ -219,8 +219,10 @@ def by_processes(window_s: float, reports: int) -> Observation:
         settled_s=16.0 * reports,
         worker_s=busy_s,
     )
-    there = tuple(replace(s, executor="process", **asdict(work)) for s in seen.segments)
-    return replace(seen, segments=there, window_s=window_s)
+    there = tuple(
+        replace(s, executor="process", **asdict(work)) for s in window.segments
+    )
+    return replace(window, segments=there, window_s=window_s)
 
 
 def test_a_window_is_long_enough_for_a_report_of_each_process() -> None:
@@ -228,12 +230,13 @@ def test_a_window_is_long_enough_for_a_report_of_each_process() -> None:
     assert enough(by_processes(1.1, 1))
     assert not enough(by_processes(0.6, 1))
     in_eight = (
-        replace(each, num_parallel_workers=16, children=8)
-        for each in by_processes(0.6, 1).segments
+        replace(segment, num_parallel_workers=16, children=8)
+        for segment in by_processes(0.6, 1).segments
     )
     assert enough(replace(by_processes(0.6, 1), segments=tuple(in_eight)))
     slow = (
-        replace(each, settled_s=64.0 * 16) for each in by_processes(3.0, 1).segments
+        replace(segment, settled_s=64.0 * 16)
+        for segment in by_processes(3.0, 1).segments
     )
     assert enough(replace(by_processes(3.0, 1), segments=tuple(slow)))  # 64 s a batch
 

@@ -29,7 +29,9 @@ def name(namespace: int) -> bytes:
 
 
 def records(numbers: range, namespace: int = 1, nbytes: int = 9) -> list[Record]:
-    return [(key(each, namespace), bytes([each % 251]) * nbytes) for each in numbers]
+    return [
+        (key(number, namespace), bytes([number % 251]) * nbytes) for number in numbers
+    ]
 
 
 Record = tuple[bytes, bytes]
@@ -42,9 +44,9 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def disk(folder: Path) -> Iterator[Disk]:
-    made = Disk(folder, 1 << 20)
-    yield made
-    made.close()
+    tier = Disk(folder, 1 << 20)
+    yield tier
+    tier.close()
 
 
 def test_records_survive_closing_and_opening(folder: Path) -> None:
@@ -63,8 +65,8 @@ def test_namespaces_say_what_they_hold(disk: Disk) -> None:
     disk.put(records(range(5)), "five")
     disk.put(records(range(3, 7), nbytes=5000), "seven")
     disk.put(records(range(2), namespace=2), "two")
-    found = disk.namespaces()
-    assert [(each.about, each.records) for each in found.values()] == [
+    namespaces = disk.namespaces()
+    assert [(entry.about, entry.records) for entry in namespaces.values()] == [
         ("seven", 7),
         ("two", 2),
     ]
@@ -96,7 +98,7 @@ def fill(disk: Disk, nbytes: int, namespace: int = 1) -> int:
     for count in range(0, 1 << 20, 256):
         keys = (name(namespace) + dice.randbytes(8) for _ in range(256))
         try:
-            disk.put([(each, bytes(nbytes)) for each in keys], "x")
+            disk.put([(record_key, bytes(nbytes)) for record_key in keys], "x")
         except Full:
             return count
     raise AssertionError("the disk takes whatever comes")
@@ -116,12 +118,12 @@ def test_the_file_stays_below_the_limit_whatever_the_size_of_records(
 
 def test_small_records_that_fill_half_a_page_stay_below_the_limit(folder: Path) -> None:
     limit = 100_000
-    drawn = random.Random(3)
+    dice = random.Random(3)
     disk = Disk(folder, limit)
     with suppress(Full):
         while True:
-            sizes = [drawn.randint(100, 2000) for _ in range(80)]
-            batch = [(name(1) + drawn.randbytes(8), bytes(size)) for size in sizes]
+            sizes = [dice.randint(100, 2000) for _ in range(80)]
+            batch = [(name(1) + dice.randbytes(8), bytes(size)) for size in sizes]
             disk.put(batch, "small")
     assert limit * 0.3 < disk.used <= limit
     disk.close()
@@ -206,8 +208,8 @@ def test_a_database_that_a_power_cut_may_have_torn_is_emptied(
     changed = state(folder) | {"boot": "another"}
     (folder / "state.json").write_text(json.dumps(changed))
     again = Disk(folder, 1 << 20)
-    (told,) = caplog.messages
-    assert "power cut" in told
+    (message,) = caplog.messages
+    assert "power cut" in message
     assert again.get(key(0)) is None
     again.close()
 
@@ -316,16 +318,16 @@ def test_pages_are_checked_only_if_the_file_has_changed_since_it_was_closed(
 def test_a_database_that_takes_long_to_open_is_logged(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = threading.Event()
+    event = threading.Event()
 
     def warning(text: str) -> None:
         assert str(folder) in text
-        told.set()
+        event.set()
 
     Disk(folder, 1 << 20).close()
     os.utime(folder / "data.mdb")
     monkeypatch.setattr(folder_module, "SLOW_S", 0.0)
     monkeypatch.setattr(folder_module.LOGGER, "warning", warning)
-    monkeypatch.setattr(folder_module, "check_pages", lambda _: told.wait())
+    monkeypatch.setattr(folder_module, "check_pages", lambda _: event.wait())
     Disk(folder, 1 << 20).close()
-    assert told.is_set()
+    assert event.is_set()

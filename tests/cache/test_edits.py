@@ -218,12 +218,12 @@ def results_of(function: Any) -> str:
 
 def run(project: Path, values: dict[str, str]) -> dict[str, tuple[bytes, str]]:
     """Return the key and the results of each function, as a new run finds them."""
-    found = {}
+    results = {}
     for at, function in enumerate(imported(project, values)):
-        told = fingerprint([1], [("function", function)])
-        assert told.private_because is None
-        found[f"{at}"] = told.digest, results_of(function)
-    return found
+        key = fingerprint([1], [("function", function)])
+        assert key.private_because is None
+        results[f"{at}"] = key.digest, results_of(function)
+    return results
 
 
 def edited(project: Path, rng: random.Random, edits: int) -> tuple[int, float]:
@@ -231,50 +231,52 @@ def edited(project: Path, rng: random.Random, edits: int) -> tuple[int, float]:
     values = {name: rng.choice(some) for name, some in (REACHED | UNREACHED).items()}
     before = run(project, values)
     results: dict[tuple[str, bytes], str] = {}
-    stale = kept = asked = 0
+    stale = kept_keys = cases = 0
     for _ in range(edits):
         is_reached = rng.random() < 0.75
         choices = REACHED if is_reached else UNREACHED
         name = rng.choice(sorted(choices))
         values[name] = rng.choice([v for v in choices[name] if v != values[name]])
         after = run(project, values)
-        for each, (key, result) in after.items():
-            stale += results.setdefault((each, key), result) != result
-            asked += not is_reached
-            kept += not is_reached and key == before[each][0]
+        for number, (key, result) in after.items():
+            stale += results.setdefault((number, key), result) != result
+            cases += not is_reached
+            kept_keys += not is_reached and key == before[number][0]
         before = after
-    return stale, kept / asked if asked else 1.0
+    return stale, kept_keys / cases if cases else 1.0
 
 
 @pytest.mark.parametrize("edits", [8, pytest.param(800, marks=LONG)], ids=str)
 def test_no_edit_of_code_leaves_a_stale_key(project: Path, edits: int) -> None:
-    stale, kept = edited(project, random.Random(edits), edits)
+    stale, kept_share = edited(project, random.Random(edits), edits)
     assert stale == 0
-    assert kept >= 0.9
+    assert kept_share >= 0.9
 
 
 @pytest.mark.long
 def test_each_edit_of_code_in_use_changes_results_and_keys(
     project: Path,
 ) -> None:
-    values = {each: some[0] for each, some in (REACHED | UNREACHED).items()}
+    values = {name: some[0] for name, some in (REACHED | UNREACHED).items()}
     before = run(project, values)
     groups: list[tuple[set[str], dict[str, str]]] = []
     """Edits of which no two change the results of one function."""
     for name, some in REACHED.items():
         edit = {name: some[1]}
         after = map(results_of, imported(project, values | edit))
-        shown = {f"{n}" for n, told in enumerate(after) if told != before[f"{n}"][1]}
-        assert shown, f"{name} changes nothing"
-        group = next((each for each in groups if not each[0] & shown), None)
+        numbers = {
+            f"{n}" for n, result in enumerate(after) if result != before[f"{n}"][1]
+        }
+        assert numbers, f"{name} changes nothing"
+        group = next((other for other in groups if not other[0] & numbers), None)
         if group is None:
-            groups.append((shown, edit))
+            groups.append((numbers, edit))
         else:
-            group[0].update(shown)
+            group[0].update(numbers)
             group[1].update(edit)
-    for shown, edits in groups:
+    for numbers, edits in groups:
         keys = run(project, values | edits)
-        assert all(before[each][0] != keys[each][0] for each in shown), edits
+        assert all(before[number][0] != keys[number][0] for number in numbers), edits
 
 
 # Data

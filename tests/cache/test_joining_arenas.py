@@ -112,10 +112,10 @@ def test_what_only_has_the_title_of_an_arena_is_not_used(content: bytes) -> None
 def test_memory_is_found_at_the_process_that_holds_it_until_it_is_closed() -> None:
     title = f"test-{os.urandom(8).hex()}"
     one, other = nameless(title), nameless("another")
-    found = next(titled(title, os.getpid()))
-    assert os.path.samestat(os.fstat(found), os.fstat(one))
+    descriptor = next(titled(title, os.getpid()))
+    assert os.path.samestat(os.fstat(descriptor), os.fstat(one))
     assert list(titled(title, os.getppid())) == []
-    os.close(found)
+    os.close(descriptor)
     os.dup2(other, one)
     assert list(titled(title)) == []
     os.close(one)

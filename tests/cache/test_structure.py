@@ -83,7 +83,7 @@ def anatomy(value: Any) -> object:
     """Return everything about a value, including what `==` does not compare."""
     kind = type(value)
     if kind in (tuple, list):
-        return kind, [anatomy(each) for each in value]
+        return kind, [anatomy(item) for item in value]
     if kind is dict:
         return kind, [(anatomy(k), anatomy(v)) for k, v in value.items()]
     return kind, *parts(value)
@@ -111,7 +111,7 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 def buffers(value: Any) -> list[np.ndarray[Any, Any]]:
     """Return the arrays of a sample, and its tensors as arrays."""
     if isinstance(value, tuple | list):
-        return [each for item in value for each in buffers(item)]
+        return [buffer for item in value for buffer in buffers(item)]
     if isinstance(value, dict):
         return buffers(list(value.values()))
     if isinstance(value, torch.Tensor):
@@ -140,18 +140,18 @@ def test_arrays_come_back_in_memory_of_their_own(
     is_copy: bool,  # noqa: FBT001 - drawn
 ) -> None:
     record = encode(sample, KEY, codec)
-    found = buffers(decode(bytearray(record) if is_copy else record, KEY))
+    own_arrays = buffers(decode(bytearray(record) if is_copy else record, KEY))
     original = anatomy(sample)
-    for array in found:
+    for array in own_arrays:
         assert array.flags.writeable
         assert array.flags.c_contiguous
         assert array.flags.aligned
-    for number, array in enumerate(found):
+    for number, array in enumerate(own_arrays):
         if array.nbytes:
             array.reshape(-1).view(np.uint8)[:] = number
     assert all(
         bool(np.all(array.reshape(-1).view(np.uint8) == number))
-        for number, array in enumerate(found)
+        for number, array in enumerate(own_arrays)
         if array.nbytes
     )
     assert anatomy(sample) == original

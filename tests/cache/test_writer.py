@@ -25,9 +25,9 @@ def key(number: int, namespace: int = 1) -> bytes:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    made = Disk(tmp_path / "cache", LIMIT)
-    yield made
-    made.close()
+    tier = Disk(tmp_path / "cache", LIMIT)
+    yield tier
+    tier.close()
 
 
 @pytest.fixture
@@ -42,24 +42,24 @@ def writes(disk: Disk, off: Callable[[str], object], limit: int = LIMIT) -> Writ
 
 @pytest.fixture
 def writer(disk: Disk, reasons: list[str]) -> Iterator[Writer]:
-    made = writes(disk, reasons.append)
-    yield made
-    made.close()
+    instance = writes(disk, reasons.append)
+    yield instance
+    instance.close()
 
 
 def test_all_that_is_taken_is_written_and_reported_once(
     disk: Disk, writer: Writer
 ) -> None:
-    done: Counter[int] = Counter()
+    numbers: Counter[int] = Counter()
     for number in range(600):
         namespace = 1 + number // 250
-        taken = writer.offer(
-            key(number, namespace), b"x" * 9, lambda n=number: done.update([n])
+        is_taken = writer.offer(
+            key(number, namespace), b"x" * 9, lambda n=number: numbers.update([n])
         )
-        assert taken
+        assert is_taken
     writer.close()
-    assert done == Counter(range(600))
-    assert [each.records for each in disk.namespaces().values()] == [250, 250, 100]
+    assert numbers == Counter(range(600))
+    assert [entry.records for entry in disk.namespaces().values()] == [250, 250, 100]
 
 
 def test_a_record_on_its_way_is_found_and_not_taken_twice(
@@ -83,20 +83,20 @@ def test_a_record_is_not_taken_while_too_many_wait(
     monkeypatch.setattr(module, "MAX_BYTES", 100)
     with locked_folder(disk.folder, 30.0):  # the writer cannot finish meanwhile
         offers = ((key(number), bytes(40), lambda: None) for number in range(9))
-        taken = [writer.offer(*each) for each in offers]
+        answers = [writer.offer(*offer) for offer in offers]
     writer.close()
-    assert taken[:2] == [True, True]
-    assert not all(taken)
-    assert [each.records for each in disk.namespaces().values()] == [sum(taken)]
+    assert answers[:2] == [True, True]
+    assert not all(answers)
+    assert [entry.records for entry in disk.namespaces().values()] == [sum(answers)]
 
 
 def test_no_record_is_taken_once_there_is_no_room(
     disk: Disk, reasons: list[str]
 ) -> None:
     writer = writes(disk, reasons.append, limit=100)
-    told = threading.Event()
-    assert writer.offer(key(1), bytes(200), told.set)
-    told.wait()
+    event = threading.Event()
+    assert writer.offer(key(1), bytes(200), event.set)
+    event.wait()
     assert writer.full
     assert not writer.offer(key(2), b"small", lambda: None)
     writer.close()
@@ -112,13 +112,13 @@ def test_no_record_is_taken_after_the_end(writer: Writer) -> None:
 def test_a_disk_that_fails_is_reported_and_all_records_are_settled(
     disk: Disk, writer: Writer, reasons: list[str]
 ) -> None:
-    done: list[int] = []
+    numbers: list[int] = []
     disk.close()
     for number in range(3):
-        writer.offer(key(number), b"x", lambda n=number: done.append(n))
+        writer.offer(key(number), b"x", lambda n=number: numbers.append(n))
     writer.close()
-    assert done == list(range(len(done)))
-    assert done
+    assert numbers == list(range(len(numbers)))
+    assert numbers
     assert "cannot be written" in reasons[0]
     assert len(reasons) == 1
     with pytest.raises(DiskError):  # nothing is on its way

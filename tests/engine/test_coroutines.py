@@ -87,11 +87,11 @@ class Site:
 
 @contextmanager
 def site(function: Any) -> Iterator[Site]:
-    made = Site(function)
+    here = Site(function)
     try:
-        yield made
+        yield here
     finally:
-        made.close()
+        here.close()
 
 
 async def hand_on(sample: Any) -> Any:
@@ -122,17 +122,17 @@ def test_a_wakeup_without_work_costs_one_try_not_one_per_permit() -> None:
 
 
 def test_retiring_lets_active_workers_finish_and_ends_the_thread() -> None:
-    begun, finish = threading.Event(), threading.Event()
+    has_begun, finish = threading.Event(), threading.Event()
 
     async def slow(sample: Any) -> int:
-        begun.set()
+        has_begun.set()
         await asyncio.to_thread(finish.wait)
         return 1
 
     with site(slow) as here:
         here.pool.resize(3)
         rows = here.load()
-        assert begun.wait(SOON_S)
+        assert has_begun.wait(SOON_S)
         here.pool.retire()
         finish.set()
         here.pool._thread.join(SOON_S)  # noqa: SLF001 close() waits as long
@@ -143,14 +143,14 @@ def test_retiring_lets_active_workers_finish_and_ends_the_thread() -> None:
 
 def test_a_permit_that_its_function_cancels_while_it_is_idle_is_replaced() -> None:
     tasks: list[asyncio.Task[Any]] = []
-    called, ended = threading.Event(), threading.Event()
+    was_called, has_ended = threading.Event(), threading.Event()
 
     async def once(sample: Any) -> Any:
         loop = asyncio.get_running_loop()
 
         def cancel_once_idle() -> None:
             if here.pool._idle:  # noqa: SLF001
-                tasks[0].add_done_callback(lambda _: ended.set())
+                tasks[0].add_done_callback(lambda _: has_ended.set())
                 tasks[0].cancel()
             else:
                 loop.call_soon(cancel_once_idle)
@@ -159,15 +159,15 @@ def test_a_permit_that_its_function_cancels_while_it_is_idle_is_replaced() -> No
             tasks.extend(filter(None, [asyncio.current_task()]))
             loop.call_soon(cancel_once_idle)
         else:
-            called.set()
+            was_called.set()
         return sample
 
     with site(once) as here:
         here.pool.resize(1)
         assert here.load() == 1
-        assert ended.wait(SOON_S)
+        assert has_ended.wait(SOON_S)
         here.load()
-        assert called.wait(SOON_S)
+        assert was_called.wait(SOON_S)
         assert here.pool.statistics().alive == 1
 
 

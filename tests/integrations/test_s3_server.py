@@ -143,8 +143,8 @@ def samples(pipe: ps.Pipeline) -> list[tuple[bytes, int]]:
 def test_class_folders_of_a_bucket_are_listed_and_read(
     store: str, executor: Any
 ) -> None:
-    found = samples(folder(store, executor=executor, num_parallel_workers=16))
-    assert found == expected()
+    pairs = samples(folder(store, executor=executor, num_parallel_workers=16))
+    assert pairs == expected()
 
 
 def test_tables_of_a_bucket_are_read_by_group(store: str) -> None:
@@ -157,8 +157,8 @@ def test_tables_of_a_bucket_are_read_by_group(store: str) -> None:
             part = table.slice(number * N // 2, N // 2)
             pq.write_table(part, file, row_group_size=40)
     pattern = "s3://bucket/tables/*.parquet"
-    read = ps.Pipeline.from_parquet(pattern, storage_options=settings)
-    with read.shuffle(seed=1, window=3).batch(32) as pipe:
+    data = ps.Pipeline.from_parquet(pattern, storage_options=settings)
+    with data.shuffle(seed=1, window=3).batch(32) as pipe:
         batches = list(pipe)
     at = torch.cat([batch["at"] for batch in batches])
     assert sorted(at.tolist()) == [*range(N)]
@@ -197,8 +197,8 @@ def test_tars_in_a_bucket_are_read_sample_by_sample(
         executor=executor,
         num_parallel_workers=16,
     )
-    found = samples(pipe)
-    assert found == [(body, number) for number, body in enumerate(BODIES)]
+    pairs = samples(pipe)
+    assert pairs == [(body, number) for number, body in enumerate(BODIES)]
 
 
 def test_tars_resume_and_lose_nothing_to_faults(store: str) -> None:
@@ -213,15 +213,15 @@ def test_tars_resume_and_lose_nothing_to_faults(store: str) -> None:
             return pipe.shuffle(seed=1, window=2).batch(32, collate_fn=list)
 
         with make() as pipe:
-            whole = [[each["cls"] for each in batch] for batch in pipe]
+            whole = [[sample["cls"] for sample in batch] for batch in pipe]
         assert sorted(itertools.chain.from_iterable(whole)) == [*range(N)]
         with make() as pipe:
             batches = iter(pipe)
-            first = [[each["cls"] for each in next(batches)] for _ in range(7)]
+            first = [[sample["cls"] for sample in next(batches)] for _ in range(7)]
             state = pipe.state_dict()
         with make() as pipe:
             pipe.load_state_dict(state)
-            rest = [[each["cls"] for each in batch] for batch in pipe]
+            rest = [[sample["cls"] for sample in batch] for batch in pipe]
     assert first + rest == whole
 
 
@@ -234,7 +234,7 @@ def test_faults_lose_no_sample_and_no_stall_is_waited_for(
     """
     monkeypatch.setattr(files, "STALLED_S", 3600.0)
     with proxied(store, 0.01, every=150, stall_s=3600.0) as proxy:
-        found = samples(folder(proxy.url, num_parallel_workers=16))
-    assert found == expected()
+        pairs = samples(folder(proxy.url, num_parallel_workers=16))
+    assert pairs == expected()
     assert proxy.seen["errors"] > 0
     assert proxy.seen["stalls"] > 0

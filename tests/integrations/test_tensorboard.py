@@ -29,12 +29,12 @@ def test_each_verdict_is_a_scalar_of_its_pipeline(tmp_path: Path) -> None:
         train_loader.close()
         end()
     ps.set_enable_autotune(False)
-    seen = EventAccumulator(str(tmp_path))
-    seen.Reload()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
     assert {
         "penstock/train/wait_share",
         "penstock/train/rows_per_s",
         "penstock/train/Dataset(ID:0) list/num_parallel_workers",
-    } <= set(seen.Tags()["scalars"])
-    waits = seen.Scalars("penstock/train/wait_share")
-    assert all(0 <= each.value <= 1 and each.step > 0 for each in waits)
+    } <= set(events.Tags()["scalars"])
+    waits = events.Scalars("penstock/train/wait_share")
+    assert all(0 <= wait.value <= 1 and wait.step > 0 for wait in waits)

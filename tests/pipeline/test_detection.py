@@ -38,14 +38,14 @@ def drawn_sample(rng: np.random.Generator) -> Sample:
     return image, target
 
 
-def scaled(given: Any, x: float, y: float) -> Any:
-    found = np.array(given)
-    found[..., 0] *= x
-    found[..., 1] *= y
-    if found.shape[-1] == 4:
-        found[..., 2] *= x
-        found[..., 3] *= y
-    return found
+def scaled(coordinates: Any, x: float, y: float) -> Any:
+    array = np.array(coordinates)
+    array[..., 0] *= x
+    array[..., 1] *= y
+    if array.shape[-1] == 4:
+        array[..., 2] *= x
+        array[..., 3] *= y
+    return array
 
 
 def visible(keypoints: Any) -> Any:
@@ -58,8 +58,8 @@ def test_a_flip_mirrors_pixels_masks_boxes_and_keypoints() -> None:
     for _ in range(SAMPLES):
         image, target = drawn_sample(rng)
         width = image.shape[1]
-        found, moved = flip(1.0)((image, target), rng)
-        assert np.array_equal(found, image[:, ::-1])
+        pixels, moved = flip(1.0)((image, target), rng)
+        assert np.array_equal(pixels, image[:, ::-1])
         assert np.array_equal(moved["masks"], target["masks"][:, :, ::-1])
         boxes = [[width - r, t, width - x, b] for x, t, r, b in target["boxes"]]
         np.testing.assert_allclose(moved["boxes"], boxes)
@@ -79,11 +79,11 @@ def test_a_resized_image_has_the_short_side_or_else_the_longest_allowed() -> Non
         if size * high > longest * low:
             short, long = max(1, longest * low // high), longest
         tall, wide = (short, long) if height <= width else (long, short)
-        found, moved = resize(size, longest)((image, target), rng)
-        assert found.shape == (tall, wide, 3)
+        pixels, moved = resize(size, longest)((image, target), rng)
+        assert pixels.shape == (tall, wide, 3)
         bilinear = PIL.Image.Resampling.BILINEAR
         expected = np.asarray(PIL.Image.fromarray(image).resize((wide, tall), bilinear))
-        assert np.abs(found.astype(int) - expected).max() <= 1
+        assert np.abs(pixels.astype(int) - expected).max() <= 1
         x, y = wide / width, tall / height
         np.testing.assert_allclose(moved["boxes"], scaled(target["boxes"], x, y))
         points = visible(scaled(target["keypoints"], x, y))
@@ -103,8 +103,8 @@ def nearest(before: int, after: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("short", [49, 98, 107, 600, 1601])
 def test_no_pixel_of_the_short_side_is_lost_to_rounding(short: int) -> None:
     image = np.zeros((short, short, 3), np.uint8)
-    found = resize(800)(image, np.random.default_rng(0))
-    assert found.shape == (800, 800, 3)
+    pixels = resize(800)(image, np.random.default_rng(0))
+    assert pixels.shape == (800, 800, 3)
 
 
 def jaccard(box: Any, part: tuple[int, int, int, int]) -> float:
@@ -146,13 +146,13 @@ def test_a_crop_overlaps_a_box_and_keeps_the_targets_inside_it() -> None:
     rng, parts = np.random.default_rng(2), 0
     for seed in range(SAMPLES):
         image, target = sample = drawn_sample(rng)
-        found, moved = crop()((image, target), np.random.default_rng(seed))
-        left, top = (int(each) for each in found[0, 0, :2])
-        right, bottom = (int(each) + 1 for each in found[-1, -1, :2])
+        pixels, moved = crop()((image, target), np.random.default_rng(seed))
+        left, top = (int(value) for value in pixels[0, 0, :2])
+        right, bottom = (int(value) + 1 for value in pixels[-1, -1, :2])
         part = left, top, right, bottom
-        assert np.array_equal(found, image[top:bottom, left:right])
+        assert np.array_equal(pixels, image[top:bottom, left:right])
         check_part(part, sample, seed)
-        is_whole = found.shape == image.shape
+        is_whole = pixels.shape == image.shape
         parts += not is_whole
         boxes = target["boxes"]
         stays = [
@@ -214,7 +214,7 @@ def test_images_of_all_kinds_make_one_batch_without_warnings() -> None:
     frozen.flags.writeable = False
     tensor = torch.from_numpy(image).permute(2, 0, 1)
     mirrored = image[:, ::-1].copy()[:, ::-1]
-    for given in (frozen, tensor, PIL.Image.fromarray(image), mirrored):
-        images, labels, _ = collate(1)([(given, 5)])
+    for picture in (frozen, tensor, PIL.Image.fromarray(image), mirrored):
+        images, labels, _ = collate(1)([(picture, 5)])
         assert images[0].equal(tensor)
         assert labels == [5]

@@ -17,10 +17,10 @@ def test_the_file_that_was_read_is_named(tmp_path: Path) -> None:
         before = read_places()
         assert read_since(before) == ()
         file.read(10)
-        (found,) = read_since(before)
-        assert found.path == str(path)
-        assert found.is_open
-    assert not found.is_open
+        (read_file,) = read_since(before)
+        assert read_file.path == str(path)
+        assert read_file.is_open
+    assert not read_file.is_open
 
 
 def test_files_may_be_closed_meanwhile(tmp_path: Path) -> None:
@@ -38,12 +38,12 @@ def test_files_may_be_closed_meanwhile(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     try:
-        found = {each.path for _ in range(1000) for each in read_since({})}
+        paths = {file.path for _ in range(1000) for file in read_since({})}
         until_s = time.monotonic() + 20  # on a busy machine they hardly run
-        while str(path) not in found and time.monotonic() < until_s:
-            found |= {each.path for each in read_since({})}
+        while str(path) not in paths and time.monotonic() < until_s:
+            paths |= {file.path for file in read_since({})}
     finally:
         over.set()
         for thread in threads:
             thread.join()
-    assert str(path) in found
+    assert str(path) in paths

@@ -87,5 +87,5 @@ def test_batches_come_through_pipes_where_there_is_no_shared_memory(
     monkeypatch.setattr(slabs, "shared_file", refused)
     with pipe_of("process") as pipe:
         assert digest(pipe) == expected
-    (told,) = (record.getMessage() for record in caplog.records)
-    assert "no shared memory for a batch ([Errno 1] refused)" in told
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert "no shared memory for a batch ([Errno 1] refused)" in message

@@ -89,9 +89,9 @@ def test_a_complete_batch_is_charged_what_it_holds() -> None:
 
 def test_the_estimate_rises_at_once_and_falls_by_an_eighth() -> None:
     reservations = learned(ByteBudget(0), 800)
-    for step, (held, estimate) in enumerate([(0, 700), (900, 900), (100, 800)]):
+    for step, (held_bytes, estimate) in enumerate([(0, 700), (900, 900), (100, 800)]):
         reservations.open(step, None, oldest=True)
-        reservations.use(step, held)
+        reservations.use(step, held_bytes)
         reservations.complete(step, None)
         reservations.close(step)
         assert reservations.expected(None) == estimate
@@ -186,11 +186,11 @@ def test_equal_batches_stay_under_the_limit_plus_one_a_pipeline(
         elif steps and not opens:
             reservations.complete(steps[0], None)
             reservations.close(steps.pop(0))
-        held = sum(
+        held_bytes = sum(
             len(steps) * nbytes
             for steps, nbytes in zip(flying, batch_bytes, strict=True)
         )
-        assert byte_budget.held_bytes == held <= limit + sum(batch_bytes)
+        assert byte_budget.held_bytes == held_bytes <= limit + sum(batch_bytes)
 
 
 def test_a_short_tail_does_not_admit_too_many_whole_batches() -> None:

@@ -42,14 +42,14 @@ def test_a_part_of_a_part_keeps_its_address() -> None:
 def test_runs_cover_ascending_offsets_in_as_few_pieces_as_there_are_gaps(
     offsets: list[int],
 ) -> None:
-    found = runs(offsets, len(offsets))
-    covered = [first + at for start, stop, first in found for at in range(stop - start)]
+    spans = runs(offsets, len(offsets))
+    covered = [first + at for start, stop, first in spans for at in range(stop - start)]
     assert covered == offsets
-    assert [start for start, _, _ in found] == [0, *(s for _, s, _ in found)][:-1] or (
-        found == []
+    assert [start for start, _, _ in spans] == [0, *(s for _, s, _ in spans)][:-1] or (
+        spans == []
     )
     gaps = sum(b != a + 1 for a, b in pairwise(offsets))
-    assert len(found) == (gaps + 1 if offsets else 0)
+    assert len(spans) == (gaps + 1 if offsets else 0)
 
 
 def test_no_offsets_mean_all_rows() -> None:

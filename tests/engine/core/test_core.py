@@ -35,9 +35,9 @@ def course(
 
 
 def lease(course: Course, at: int) -> Lease:
-    given = course.core.take(at, 0)
-    assert isinstance(given, Lease)
-    return given
+    answer = course.core.take(at, 0)
+    assert isinstance(answer, Lease)
+    return answer
 
 
 def drive(course: Course, until: int) -> None:
@@ -75,12 +75,12 @@ def test_a_worker_does_not_collate_a_batch_it_has_only_in_part(
     handed_out: int,
 ) -> None:
     """Workers may begin to collate when some rows of a batch are already handed out."""
-    begun = course([4], widths=[2])
+    one = course([4], widths=[2])
     for _ in range(handed_out):
-        assert len(lease(begun, 0).chunk) == 1
-    begun.core.segments[0].collates = True
-    begun.core.set_workers(0, 2, FAR_LEASE_NS)
-    rest = lease(begun, 0)
+        assert len(lease(one, 0).chunk) == 1
+    one.core.segments[0].collates = True
+    one.core.set_workers(0, 2, FAR_LEASE_NS)
+    rest = lease(one, 0)
     assert len(rest.chunk) == 4 - handed_out
     assert rest.whole == (not handed_out)
 
@@ -142,8 +142,8 @@ def test_leases_never_cross_a_batch() -> None:
     one.reservations.complete(
         99, None
     )  # the size of a batch is known, so many may open
-    taken = [lease(one, 0).chunk for _ in range(4)]
-    assert [(chunk.step, len(chunk)) for chunk in taken] == [
+    chunks = [lease(one, 0).chunk for _ in range(4)]
+    assert [(chunk.step, len(chunk)) for chunk in chunks] == [
         (0, 3),
         (1, 2),
         (2, 3),
@@ -297,8 +297,8 @@ def out_of_order() -> tuple[Course, Lease, Lease]:
     return one, first, second
 
 
-def finished(course: Course, given: Lease) -> InFlightBatch:
-    in_flight = course.core.settle(given, Outcome(done=1, nbytes=1), 0)
+def finished(course: Course, lease: Lease) -> InFlightBatch:
+    in_flight = course.core.settle(lease, Outcome(done=1, nbytes=1), 0)
     assert in_flight is not None
     return in_flight
 
@@ -310,10 +310,10 @@ def test_an_ordered_segment_gets_no_batch_before_the_one_that_is_due(
     core = course.core
     assert core.take(1, 0) is Wait.CREDIT
     core.deliver(finished(course, first), Onward(1, "first"), 0)
-    given = lease(course, 1)
-    assert given.chunk.step == first.chunk.step
+    due_lease = lease(course, 1)
+    assert due_lease.chunk.step == first.chunk.step
     assert core.take(1, 0) is Wait.CREDIT
-    core.deliver(finished(course, given), "first", 0)
+    core.deliver(finished(course, due_lease), "first", 0)
     assert lease(course, 1).chunk.step == second.chunk.step
 
 
@@ -324,9 +324,9 @@ def test_an_ordered_segment_is_woken_after_a_batch_that_skips_it(
     course, first, second = out_of_order
     core = course.core
     assert core.take(1, 0) is Wait.CREDIT
-    made = finished(course, first)
+    in_flight = finished(course, first)
     core.wakes.clear()
-    core.deliver(made, "first", 0)
+    core.deliver(in_flight, "first", 0)
     assert core.wakes[1] == 1
     assert lease(course, 1).chunk.step == second.chunk.step
 
@@ -366,8 +366,8 @@ def test_a_segment_too_far_ahead_of_the_next_one_waits_for_credit() -> None:
         if not one.in_hand:
             one.take(0)
         one.settle(0, Settling())
-    given = lease(one, 1)
-    assert given.chunk.step == one.head
+    next_lease = lease(one, 1)
+    assert next_lease.chunk.step == one.head
     assert one.core.segments[1].waiting == 3
     assert one.core.take(1, 0) is Wait.CREDIT  # it may be one batch ahead
 

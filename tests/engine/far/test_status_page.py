@@ -27,7 +27,7 @@ def status_page() -> Iterator[StatusPage]:
 
 
 def rows(status_page: StatusPage) -> dict[int, int]:
-    return {held.task: held.row for held in status_page.held()}
+    return {sample.task: sample.row for sample in status_page.held()}
 
 
 def test_no_sample_is_shown_before_and_after_a_task(status_page: StatusPage) -> None:
@@ -42,8 +42,8 @@ def test_no_sample_is_shown_before_and_after_a_task(status_page: StatusPage) -> 
 def test_the_sample_being_worked_on_is_shown(status_page: StatusPage) -> None:
     line = status_page.line(0)
     line.begin(1)
-    seen = [(item, rows(status_page)[1]) for item in line.each("abc", [0, 4, 5])]
-    assert seen == [("a", 0), ("b", 4), ("c", 5)]
+    pairs = [(item, rows(status_page)[1]) for item in line.each("abc", [0, 4, 5])]
+    assert pairs == [("a", 0), ("b", 4), ("c", 5)]
     assert rows(status_page) == {1: ALL_ROWS}
 
 
@@ -92,8 +92,8 @@ def test_the_page_says_when_a_lane_last_moved(
     assert status_page.moved_ns() == 7
     status_page.line(0).end()
     assert status_page.moved_ns() == 9
-    each = status_page.line(3).each("ab", [0, 1])
-    assert [status_page.moved_ns() for _ in each] == [11, 13]
+    items = status_page.line(3).each("ab", [0, 1])
+    assert [status_page.moved_ns() for _ in items] == [11, 13]
 
 
 class Line(threading.Thread):
@@ -107,8 +107,8 @@ class Line(threading.Thread):
 
     def run(self) -> None:
         self.line.begin(1)
-        for each in self.line.each("abc", [0, 1, 2]):
-            self.seen += each
+        for item in self.line.each("abc", [0, 1, 2]):
+            self.seen += item
             self.go.wait()
         self.line.end()
 

@@ -53,12 +53,12 @@ def test_a_step_is_counted_when_its_batch_is_handed_over() -> None:
     assert meter.training
     assert meter.read() == TrainerObservation(0, 0, 0.0, 0.0)
     meter.get(13 * S, batch(64, 0, 1))
-    begun = TrainerObservation(1, 64, 3.0, 0.0, first_s=3.0, loops=1)
-    assert meter.read() == begun
+    observation = TrainerObservation(1, 64, 3.0, 0.0, first_s=3.0, loops=1)
+    assert meter.read() == observation
     meter.ask(20 * S)
-    assert meter.read() == begun
+    assert meter.read() == observation
     meter.get(21 * S, batch(32, 1, 2))
-    assert meter.read() == replace(begun, steps=2, rows=96, wait_s=4.0, gap_s=7.0)
+    assert meter.read() == replace(observation, steps=2, rows=96, wait_s=4.0, gap_s=7.0)
     assert (meter.read().steps, meter.epoch, meter.step) == (2, 1, 2)
 
 
@@ -93,10 +93,10 @@ def test_the_trainers_absence_does_not_count_as_a_longer_step() -> None:
         meter.ask(now)
         meter.get(now + S // 100, batch(8, 0, step))
         now += S // 100 + (60 * S if step in (50, 70) else S // 10)
-    read = meter.read()
-    assert read.away_s == 120.0
-    assert read.gap_s == pytest.approx(97 * 0.1)
-    assert read.wait_s == pytest.approx(1.0)
+    observation = meter.read()
+    assert observation.away_s == 120.0
+    assert observation.gap_s == pytest.approx(97 * 0.1)
+    assert observation.wait_s == pytest.approx(1.0)
 
 
 def test_a_long_step_that_recurs_counts_as_a_step() -> None:
@@ -136,9 +136,9 @@ def segment(scale: float, window_s: float, workers: int = 2) -> SegmentObservati
 def test_a_window_is_shorter_by_the_trainers_absence() -> None:
     before, now = reading(10.0, 1), reading(80.0, 3)
     trainer = replace(now.trainer, away_s=66.0)
-    seen = replace(now, window_s=now.window_s - 66.0, trainer=trainer) - before
-    assert (seen.window_s, seen.trainer.away_s) == (4.0, 66.0)
-    assert seen.rows_per_s == 4.0
+    window = replace(now, window_s=now.window_s - 66.0, trainer=trainer) - before
+    assert (window.window_s, window.trainer.away_s) == (4.0, 66.0)
+    assert window.rows_per_s == 4.0
 
 
 def reading(time_s: float, scale: float, workers: int = 2) -> Observation:
@@ -151,15 +151,15 @@ def reading(time_s: float, scale: float, workers: int = 2) -> Observation:
 
 
 def test_a_window_is_the_difference_of_two_readings() -> None:
-    seen = reading(14.0, 3, workers=5) - reading(10.0, 1)
-    assert (seen.time_s, seen.window_s) == (14.0, 4.0)
-    assert (seen.epoch, seen.step) == (1, 9)
-    assert seen.trainer == TrainerObservation(4, 16, 2.0, 6.0)
-    first, second = seen.segments
+    window = reading(14.0, 3, workers=5) - reading(10.0, 1)
+    assert (window.time_s, window.window_s) == (14.0, 4.0)
+    assert (window.epoch, window.step) == (1, 9)
+    assert window.trainer == TrainerObservation(4, 16, 2.0, 6.0)
+    first, second = window.segments
     assert (first.rows, first.worker_s, first.run_s, first.cpu_s) == (20, 16, 12, 10)
     assert (second.rows, second.wait_input_s, second.wait_credit_s) == (40, 4.0, 4.0)
     assert second.num_parallel_workers == 5
-    assert (seen.held_bytes, seen.peak_bytes) == (500, 900)
+    assert (window.held_bytes, window.peak_bytes) == (500, 900)
 
 
 def test_a_connector_is_seen_as_the_mean_over_the_window() -> None:
@@ -178,22 +178,22 @@ def test_shares_of_a_window_never_exceed_one() -> None:
 
 
 def test_a_pipeline_that_has_not_run_has_an_empty_window() -> None:
-    seen = unmeasured(RECIPE)
-    assert [part.name for part in seen.segments] == [
+    window = unmeasured(RECIPE)
+    assert [part.name for part in window.segments] == [
         "Dataset(ID:0) data",
         "Map(ID:1) float",
     ]
-    assert seen.trainer == TrainerObservation(0, 0, 0.0, 0.0)
-    assert all(part.rows == 0 == part.output.occupancy for part in seen.segments)
+    assert window.trainer == TrainerObservation(0, 0, 0.0, 0.0)
+    assert all(part.rows == 0 == part.output.occupancy for part in window.segments)
 
 
 def test_waits_for_a_core_are_those_of_threads_and_of_the_trainer() -> None:
     with Engine(RECIPE, ByteBudget(1 << 30), 0) as engine:
         segment, _ = engine.segments
         segment.connector.own_queue.total_ns = 30 * 10**9
-        read = engine.monitor.read()
+        observation = engine.monitor.read()
     looked = segment.run_queue.look()
-    assert read.segments[0].run_queue_s == (looked.waited_ns + 30 * 10**9) / 1e9
+    assert observation.segments[0].run_queue_s == (looked.waited_ns + 30 * 10**9) / 1e9
 
 
 def test_waits_for_a_core_are_a_part_of_what_functions_spend_off_it() -> None:
@@ -207,19 +207,19 @@ def test_a_reading_of_a_running_engine_is_complete() -> None:
         before = engine.monitor.read()
         for _ in range(6):
             engine.pop()
-        read = engine.monitor.read()
-        seen = read - before
-        again = engine.monitor.read() - read
-    source, mapped = read.segments
+        now = engine.monitor.read()
+        window = now - before
+        again = engine.monitor.read() - now
+    source, mapped = now.segments
     assert (source.name, source.queue_name) == ("Dataset(ID:0) data",) * 2
     assert (mapped.name, mapped.queue_name) == ("Map(ID:1) float", "Batch(ID:2)")
     assert (source.executor, mapped.executor) == ("inline", "thread")
     assert (source.num_parallel_workers, mapped.num_parallel_workers) == (1, 2)
     assert source.rows >= mapped.rows >= 30
-    assert seen.segments[0].rows >= seen.segments[1].rows >= 30
+    assert window.segments[0].rows >= window.segments[1].rows >= 30
     assert again.segments[1].rows <= 70
-    assert read.held_bytes <= read.peak_bytes
-    assert read.peak_bytes >= 5 * 8
+    assert now.held_bytes <= now.peak_bytes
+    assert now.peak_bytes >= 5 * 8
     assert mapped.output.capacity == 2 * 5
 
 
@@ -261,9 +261,9 @@ def test_the_steps_of_a_window_take_no_longer_than_the_window(
         while run.next() is not None:
             delays = repeat(0.0)
             time.sleep(0.001)
-        seen = run.recent()
-    assert seen.trainer.steps == 20 - 1
-    assert seen.trainer.wait_s + seen.trainer.gap_s <= seen.window_s
+        window = run.recent()
+    assert window.trainer.steps == 20 - 1
+    assert window.trainer.wait_s + window.trainer.gap_s <= window.window_s
 
 
 def test_recent_excludes_what_other_workers_did() -> None:
@@ -280,15 +280,15 @@ def test_recent_excludes_what_other_workers_did() -> None:
 
 def test_waits_for_the_first_batches_of_loops_count_separately() -> None:
     meter = TrainerMeter()
-    for begun in (0, 100):
-        meter.ask(begun * S)
-        meter.get((begun + 3) * S, batch(64, 0, 0))
-        meter.ask((begun + 4) * S)
-        meter.get((begun + 5) * S, batch(64, 0, 1))
-        meter.ask((begun + 6) * S)
+    for start_s in (0, 100):
+        meter.ask(start_s * S)
+        meter.get((start_s + 3) * S, batch(64, 0, 0))
+        meter.ask((start_s + 4) * S)
+        meter.get((start_s + 5) * S, batch(64, 0, 1))
+        meter.ask((start_s + 6) * S)
         meter.stop()
-    found = meter.read()
-    assert (found.wait_s, found.first_s, found.gap_s) == (8.0, 6.0, 4.0)
+    trainer = meter.read()
+    assert (trainer.wait_s, trainer.first_s, trainer.gap_s) == (8.0, 6.0, 4.0)
 
 
 def test_a_run_notes_a_reading_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,6 +313,6 @@ def test_what_the_process_did_before_a_run_is_no_part_of_it() -> None:
     before_s = time.process_time()
     with ps.Pipeline.from_dataset(list(range(32))).batch(8) as pipe:
         list(pipe)
-        seen = pipe.stats()
-        assert seen is not None
-        assert 0.0 <= seen.process_cpu_s <= time.process_time() - before_s
+        stats = pipe.stats()
+        assert stats is not None
+        assert 0.0 <= stats.process_cpu_s <= time.process_time() - before_s

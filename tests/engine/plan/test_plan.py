@@ -138,7 +138,7 @@ def test_a_run_cut_anywhere_goes_on_in_any_world_as_if_uncut(
 ) -> None:
     plan = Plan(order, schedule, Shard.single())
     expected = [true_rows(plan, plan.batch(s)) for s in range(plan.first_step(4))]
-    cursor, seen = plan.start(0), []
+    cursor, all_rows = plan.start(0), []
     for world in [*worlds, 1]:
         together = ranks(plan, world)
         cursor = together[-1].restore(json.loads(json.dumps(plan.state(cursor))))
@@ -150,9 +150,9 @@ def test_a_run_cut_anywhere_goes_on_in_any_world_as_if_uncut(
                 p.batch(p.first_step(cursor.epoch) + cursor.batch) for p in together
             ]
             rows = [true_rows(p, b) for p, b in zip(together, batches, strict=True)]
-            seen.append(list(chain(*rows)))
+            all_rows.append(list(chain(*rows)))
             cursor = together[0].cursor_after(batches[0])
-    assert seen[: len(expected)] == expected
+    assert all_rows[: len(expected)] == expected
 
 
 def test_the_cursor_stays_after_an_epochs_last_batch_until_it_is_moved_on() -> None:
@@ -280,9 +280,9 @@ def test_threads_may_share_a_plan() -> None:
     )
     expected = [true_rows(own, own.batch(step)) for step in range(300)]
     with ThreadPoolExecutor(4) as threads:
-        asked = [step for start in range(4) for step in range(start, 300, 4)]
-        found = threads.map(lambda s: (s, true_rows(shared, shared.batch(s))), asked)
-        assert all(rows == expected[step] for step, rows in found)
+        steps = [step for start in range(4) for step in range(start, 300, 4)]
+        results = threads.map(lambda s: (s, true_rows(shared, shared.batch(s))), steps)
+        assert all(rows == expected[step] for step, rows in results)
 
 
 def test_rows_are_read_only() -> None:

@@ -127,8 +127,8 @@ def test_a_change_within_a_batch_waits_for_the_next() -> None:
 def test_an_epoch_without_a_batch_is_refused_with_its_cure(
     table: tuple[tuple[int, int], ...],
 ) -> None:
-    told = r"drop_last=True .*10 samples has no batch of 64 .*lower the batch size"
-    with pytest.raises(SpecError, match=told):
+    message = r"drop_last=True .*10 samples has no batch of 64 .*lower the batch size"
+    with pytest.raises(SpecError, match=message):
         Timeline(Stages("samples", table), 10, drop_last=True)
 
 

@@ -115,8 +115,8 @@ def test_placing_is_timed_apart_from_making(
 
     operations = read(lambda _: take_ns(100)), mapped(lambda _: take_ns(40))
     program = Program(operations[: len(expected) - 1], places="Batch(ID:3)")
-    named = ("Dataset(ID:0) data", "Map(ID:1) f")[: len(expected) - 1]
-    assert program.stages == (*named, "Batch(ID:3)")
+    stages = ("Dataset(ID:0) data", "Map(ID:1) f")[: len(expected) - 1]
+    assert program.stages == (*stages, "Batch(ID:3)")
     outcome = program.run(chunk(range(5)), None, SlowShelf(), SampleRandom(0))
     assert [part[:2] for part in outcome.parts] == expected
     assert outcome.run_ns == sum(part[0] for part in outcome.parts)
@@ -225,14 +225,14 @@ def test_a_function_that_asks_for_rng_gets_its_samples_own() -> None:
     def draw(sample: int, *, rng: np.random.Generator) -> tuple[int, int]:
         return sample, int(rng.integers(1 << 62))
 
-    drawn = run(read(), mapped(draw, wants_rng=True)).outputs
-    assert drawn is not None
+    draws = run(read(), mapped(draw, wants_rng=True)).outputs
+    assert draws is not None
     own = SampleRandom(7)
-    assert drawn == [
+    assert draws == [
         (index, int(own.at(0, index, 1).integers(1 << 62))) for index in range(4)
     ]
     later = run(read(), mapped(draw, wants_rng=True), indices=[3, 1]).outputs
-    assert later == [drawn[3], drawn[1]]
+    assert later == [draws[3], draws[1]]
 
 
 def test_randomness_follows_the_sample_when_others_have_failed() -> None:
@@ -256,15 +256,15 @@ def test_a_function_that_asks_for_ctx_gets_the_context() -> None:
 
 
 def test_a_dataset_that_reads_many_at_once_is_asked_once() -> None:
-    asked: list[list[int]] = []
+    requests: list[list[int]] = []
 
     def get_many(indices: list[int]) -> list[int]:
-        asked.append(indices)
+        requests.append(indices)
         return [-index for index in indices]
 
     outcome = run(Read("Dataset(ID:0) d", failing_at({9}, ValueError), get_many))
-    assert asked == [[0, 1, 2, 3]]
-    assert all(type(index) is int for index in asked[0])
+    assert requests == [[0, 1, 2, 3]]
+    assert all(type(index) is int for index in requests[0])
     assert outcome.outputs == [0, -1, -2, -3]
 
 
@@ -353,7 +353,7 @@ def test_an_epoch_cut_at_the_end_of_a_lease_says_so_in_the_next_lease() -> None:
     more = reader(Stream(9, breaks_at=2))
     (failure,) = more(3).failures
     later = more(3)
-    assert [each.error for each in later.failures] == [failure.error]
+    assert [other.error for other in later.failures] == [failure.error]
     assert (later.failures[0].cut_short, later.ended) == (True, True)
 
 

@@ -23,7 +23,7 @@ from penstock.engine.witness.reach import (
 
 def parts_of(thing: Any) -> list[tuple[str, Any]]:
     """Return what a thing holds, but for numbers and text."""
-    return [named for named in direct_parts(thing) if type(named[1]) not in PLAIN]
+    return [part for part in direct_parts(thing) if type(part[1]) not in PLAIN]
 
 
 class Thing:

@@ -249,8 +249,8 @@ SHARING: dict[str, tuple[list[Stage], list[tuple[str, bool]]]] = {
 def test_threads_share_no_object_that_is_known_to_be_unsafe(case: str) -> None:
     stages, expected = SHARING[case]
     recipe = compiled(*stages, BatchStage(1))
-    found = [(segment.executor, segment.thread_safe) for segment in recipe.segments]
-    assert found == expected
+    pairs = [(segment.executor, segment.thread_safe) for segment in recipe.segments]
+    assert pairs == expected
 
 
 def told(caplog: pytest.LogCaptureFixture, *stages: Stage) -> list[tuple[str, str]]:
@@ -385,7 +385,7 @@ def test_a_functions_parameter_names_say_what_it_asks_for(
     wants_rng: bool,  # noqa: FBT001
     wants_ctx: bool,  # noqa: FBT001
 ) -> None:
-    made = operation(MapStage(function))
-    assert isinstance(made, Map)
-    assert (made.wants_rng, made.wants_ctx) == (wants_rng, wants_ctx)
-    assert made.number == 1
+    map_operation = operation(MapStage(function))
+    assert isinstance(map_operation, Map)
+    assert (map_operation.wants_rng, map_operation.wants_ctx) == (wants_rng, wants_ctx)
+    assert map_operation.number == 1

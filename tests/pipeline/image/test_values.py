@@ -76,22 +76,22 @@ def test_a_factor_of_color_acts_as_in_pillow(
     kind: Kind, name: str, enhance: Any, small: Image
 ) -> None:
     for factor in (0.0, 0.4, 1.7):
-        found = color_jitter(**{name: (factor, factor)})(kind(small), seeded(0))
+        image = color_jitter(**{name: (factor, factor)})(kind(small), seeded(0))
         expected = enhance(PIL.Image.fromarray(small)).enhance(factor)
-        assert np.array_equal(values(found), values(expected))
+        assert np.array_equal(values(image), values(expected))
 
 
 def test_hue_turns_by_a_share_of_the_circle() -> None:
     red = np.full((2, 2, 3), (255, 0, 0), np.uint8)
     for share, color in ((1 / 3, (0, 255, 0)), (-1 / 3, (0, 0, 255))):
-        found = color_jitter(hue=(share, share))(red, seeded(0))
-        assert np.abs(found.astype(int) - color).max() <= 6
+        image = color_jitter(hue=(share, share))(red, seeded(0))
+        assert np.abs(image.astype(int) - color).max() <= 6
 
 
 def references(picture: Picture, magnitude: int) -> list[Any]:
     """Return what each of the 14 changes makes of a picture, in both directions."""
     level, (width, height) = magnitude / 30, picture.size
-    found = [
+    variants = [
         picture,
         PIL.ImageOps.autocontrast(picture),
         PIL.ImageOps.equalize(picture),
@@ -102,11 +102,11 @@ def references(picture: Picture, magnitude: int) -> list[Any]:
         factor, shear = 1 + sign * 0.9 * level, sign * 0.3 * level
         right = sign * int(150 / 331 * level * width)
         down = sign * int(150 / 331 * level * height)
-        found += [
+        variants += [
             getattr(PIL.ImageEnhance, name)(picture).enhance(factor)
             for name in ("Brightness", "Color", "Contrast", "Sharpness")
         ]
-        found += [
+        variants += [
             picture.transform(picture.size, PIL.Image.Transform.AFFINE, matrix)
             for matrix in (
                 (1, shear, 0, 0, 1, 0),
@@ -115,8 +115,8 @@ def references(picture: Picture, magnitude: int) -> list[Any]:
                 (1, 0, 0, 0, 1, -down),
             )
         ]
-        found.append(picture.rotate(sign * 30 * level))
-    return [values(each) for each in found]
+        variants.append(picture.rotate(sign * 30 * level))
+    return [values(variant) for variant in variants]
 
 
 @pytest.mark.long
@@ -125,12 +125,12 @@ def test_rand_augment_makes_one_of_pillows_changes_and_all_of_them_in_time(
     kind: Kind, small: Image
 ) -> None:
     expected = references(PIL.Image.fromarray(small), 17)
-    found = [
+    images = [
         values(rand_augment(1, 17)(kind(small), seeded(seed))) for seed in range(300)
     ]
     met = {
-        next(at for at, it in enumerate(expected) if np.array_equal(it, each))
-        for each in found
+        next(at for at, it in enumerate(expected) if np.array_equal(it, image))
+        for image in images
     }
     distinct = {it.tobytes() for it in expected}
     assert len(met) == len(distinct)
@@ -139,7 +139,7 @@ def test_rand_augment_makes_one_of_pillows_changes_and_all_of_them_in_time(
 def test_targets_move_with_the_image_under_rand_augment() -> None:
     rng = seeded(0)
     for seed in range(300):
-        left, top = (int(each) for each in rng.integers(8, 20, 2))
+        left, top = (int(value) for value in rng.integers(8, 20, 2))
         mask = np.zeros((1, 40, 48), np.uint8)
         mask[0, top : top + 12, left : left + 12] = 1
         sample = {
@@ -148,14 +148,14 @@ def test_targets_move_with_the_image_under_rand_augment() -> None:
             "boxes": [[left, top, left + 12, top + 12]],
             "keypoints": np.array([[[left + 6, top + 6, 1]]], np.float32),
         }
-        found = rand_augment(1, 9)(sample, seeded(seed))
-        assert ((found["image"][..., 0] > 40) != found["masks"][0]).sum() <= 2
-        rows, columns = np.nonzero(found["masks"][0])
-        x, y, right, bottom = found["boxes"][0]
+        output = rand_augment(1, 9)(sample, seeded(seed))
+        assert ((output["image"][..., 0] > 40) != output["masks"][0]).sum() <= 2
+        rows, columns = np.nonzero(output["masks"][0])
+        x, y, right, bottom = output["boxes"][0]
         edges = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
         assert np.abs(np.subtract((x, y, right, bottom), edges)).max() <= 1.5
         middle = columns.mean() + 0.5, rows.mean() + 0.5
-        assert np.abs(found["keypoints"][0, 0, :2] - middle).max() <= 1
+        assert np.abs(output["keypoints"][0, 0, :2] - middle).max() <= 1
 
 
 @pytest.mark.parametrize(
@@ -173,19 +173,19 @@ def test_a_resized_image_equals_that_of_pillow(
     tall, wide = (size, size) if isinstance(size, int) else size
     bilinear = PIL.Image.Resampling.BILINEAR
     expected = PIL.Image.fromarray(small).resize((wide, tall), bilinear)
-    found = values(resize(size)(kind(small)))
-    assert np.abs(found - values(expected)).max() <= 1
+    pixels = values(resize(size)(kind(small)))
+    assert np.abs(pixels - values(expected)).max() <= 1
 
 
 @KINDS
 def test_a_padded_image_equals_that_of_pillow(kind: Kind, small: Image) -> None:
     picture, fill = PIL.Image.fromarray(small), (9, 8, 7)
     border = PIL.ImageOps.expand(picture, (1, 2, 3, 4), fill)
-    found = pad((1, 2, 3, 4), fill=fill)(kind(small))
-    assert np.array_equal(values(found), values(border))
+    image = pad((1, 2, 3, 4), fill=fill)(kind(small))
+    assert np.array_equal(values(image), values(border))
     square = PIL.ImageOps.pad(picture, (50, 60), color=fill, centering=(0, 0))
-    found = pad(to=(60, 1), fill=fill)(kind(small))
-    assert np.array_equal(values(found), values(square))
+    image = pad(to=(60, 1), fill=fill)(kind(small))
+    assert np.array_equal(values(image), values(square))
 
 
 @KINDS
@@ -202,29 +202,29 @@ def test_a_random_crop_is_a_part_of_the_padded_image_with_its_targets(
     }
     for seed in range(30):
         crop = random_crop((32, 30), padding=4, fill=3, mask_fill=0)
-        image, found = crop((kind(small), target), seeded(seed))
-        row, column = (int(each) for each in np.argwhere(found["mask"])[0])
-        at = int(found["mask"][row, column]) - 1
+        image, cut_target = crop((kind(small), target), seeded(seed))
+        row, column = (int(value) for value in np.argwhere(cut_target["mask"])[0])
+        at = int(cut_target["mask"][row, column]) - 1
         top, left = at // width + 4 - row, at % width + 4 - column
         expected = padded[top : top + 32, left : left + 30]
         assert np.array_equal(values(image), expected)
         x, y = 14 - left, 14 - top
         box = np.clip([x, y, x + 10, y + 10], 0, (30, 32) * 2)
         if box[0] == box[2] or box[1] == box[3]:
-            assert found["boxes"] == found["keypoints"] == []
+            assert cut_target["boxes"] == cut_target["keypoints"] == []
             continue
-        np.testing.assert_allclose(found["boxes"], [box])
+        np.testing.assert_allclose(cut_target["boxes"], [box])
         is_in = 0 <= x + 5 <= 30 and 0 <= y + 5 <= 32
         point = [x + 5, y + 5, 1] if is_in else [0, 0, 0]
-        np.testing.assert_allclose(found["keypoints"], [[point]])
+        np.testing.assert_allclose(cut_target["keypoints"], [[point]])
 
 
 @KINDS
 def test_normalized_pixels_follow_the_formula(kind: Kind, small: Image) -> None:
     mean, std = (0.1, 0.5, 0.7), (0.2, 0.3, 0.9)
     expected = ((small / 255 - mean) / std).transpose(2, 0, 1)
-    found = normalize(mean, std)(kind(small))
-    np.testing.assert_allclose(np.asarray(found), expected, atol=1e-5)
+    pixels = normalize(mean, std)(kind(small))
+    np.testing.assert_allclose(np.asarray(pixels), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -241,12 +241,12 @@ def test_normalized_pixels_are_torchs_to_the_bit(
     images += [np.stack([image] * 3) for image in images] + [images[0][None][:0]]
     images.append(np.asfortranarray(images[3]))
     kinds = [*images, *map(torch.from_numpy, images[6:12])]
-    found = [operator((image, 7)) for image in kinds]
+    outputs = [operator((image, 7)) for image in kinds]
     monkeypatch.setattr(value_operators, "crop_extension", lambda: (None, ""))
-    for image, (made, label) in zip(kinds, found, strict=True):
+    for image, (value, label) in zip(kinds, outputs, strict=True):
         expected, _ = operator((image, 7))
-        assert (type(made), made.dtype, label) == (type(expected), expected.dtype, 7)
-        assert torch.as_tensor(made).equal(torch.as_tensor(expected))
+        assert (type(value), value.dtype, label) == (type(expected), expected.dtype, 7)
+        assert torch.as_tensor(value).equal(torch.as_tensor(expected))
 
 
 def test_normalize_does_not_depend_on_the_default_device(small: Image) -> None:
@@ -292,6 +292,6 @@ def test_cutmix_takes_each_pixel_from_one_image_by_the_share_of_their_labels() -
 @pytest.mark.parametrize("operator", [mixup(6), cutmix(6), mixup(6, p=0)])
 def test_a_batch_that_is_a_namedtuple_stays_a_namedtuple(operator: Any) -> None:
     pair = namedtuple("pair", ("images", "labels"))  # noqa: PYI024
-    found = operator(pair(*drawn_batch(0)), seeded(0))
-    assert type(found) is pair
-    assert found.labels.shape == (6, 6)
+    batch = operator(pair(*drawn_batch(0)), seeded(0))
+    assert type(batch) is pair
+    assert batch.labels.shape == (6, 6)

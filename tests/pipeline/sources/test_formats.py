@@ -125,17 +125,17 @@ def test_a_source_moves_to_processes_and_back_while_it_is_read(
     maker: Any, tmp_path: Path
 ) -> None:
     source = source_of(maker(tmp_path)())
-    read = ps.Pipeline.from_dataset(source, num_parallel_workers=2).repeat(2)
-    moves, kinds, found = {4: "process", 20: "thread"}, [], []
-    with read.batch(3, collate_fn=list) as pipe:
+    data = ps.Pipeline.from_dataset(source, num_parallel_workers=2).repeat(2)
+    moves, kinds, outputs = {4: "process", 20: "thread"}, [], []
+    with data.batch(3, collate_fn=list) as pipe:
         for at, batch in enumerate(pipe):
-            found += batch
+            outputs += batch
             run: Any = pipe._slot.run  # noqa: SLF001 there is no other way to a live one
             executor = next(k for k in run.knobs() if k.name == "executor")
             if at in moves:
                 executor.write(moves[at])
             kinds.append(run.host.engine.segments[0].executor)
-    assert found == [source[at] for at in range(N)] * 2
+    assert outputs == [source[at] for at in range(N)] * 2
     assert [kinds[4], kinds[19], kinds[-1]] == ["thread", "process", "thread"]
 
 
@@ -146,8 +146,8 @@ def test_a_memory_map_starts_in_the_trainer_if_reading_is_all(
 ) -> None:
     make = maker(tmp_path)
     source = source_of(make())
-    read = ps.Pipeline.from_dataset(source, num_parallel_workers=workers)
-    alone, before_others = read.batch(7, collate_fn=list), read.map(len).batch(7)
+    data = ps.Pipeline.from_dataset(source, num_parallel_workers=workers)
+    alone, before_others = data.batch(7, collate_fn=list), data.map(len).batch(7)
     mapped = maker in (make_lmdb, make_arrow) and workers is None
     assert first_executor(alone) == ("auto" if mapped else "thread")
     assert first_executor(before_others) == "thread"
@@ -166,8 +166,8 @@ def test_every_sample_comes_once_and_in_order(
         source, executor=executor, num_parallel_workers=workers
     )
     with read_by.batch(7, collate_fn=list) as batches:
-        read = [sample for batch in batches for sample in batch]
-    assert read == [source[at] for at in range(N)]
+        outputs = [sample for batch in batches for sample in batch]
+    assert outputs == [source[at] for at in range(N)]
     assert samples(pipe) == EXPECTED
 
 
@@ -221,10 +221,10 @@ def test_fingerprints_survive_a_copy_and_each_sample_has_one(
 @every
 def test_a_cache_serves_the_samples_it_has_kept(maker: Any, tmp_path: Path) -> None:
     def make() -> ps.Pipeline:
-        return made().cache(disk=tmp_path / "kept").batch(7, collate_fn=list)
+        return make_pipe().cache(disk=tmp_path / "kept").batch(7, collate_fn=list)
 
     (tmp_path / "data").mkdir()
-    made = maker(tmp_path / "data")
+    make_pipe = maker(tmp_path / "data")
     for _ in range(2):
         with make() as batches:
             assert [sample for batch in batches for sample in batch] == EXPECTED
@@ -241,7 +241,7 @@ def test_pickles_are_refused_by_name_unless_left_out(tmp_path: Path) -> None:
         with pytest.raises(ps.SpecError, match=f"does not read the field '{field}'"):
             ps.Pipeline.from_webdataset(pattern, ("cls", field))
         pipe = ps.Pipeline.from_webdataset(pattern, ("cls",))
-        assert [each for (each,) in samples(pipe)] == [*range(N)]
+        assert [label for (label,) in samples(pipe)] == [*range(N)]
 
 
 def test_an_array_of_objects_is_not_unpickled(tmp_path: Path) -> None:
@@ -328,15 +328,15 @@ def test_row_groups_in_memory_are_bounded_in_bytes(
     """The bound is an eighth of the memory budget, but one group is always kept."""
     path = write_groups(tmp_path, groups=20, rows=8, nbytes=1000)
     source = source_of(ps.Pipeline.from_parquet(path))
-    for budget, kept in ((8 * 5 * 8500, range(3, 6)), (8, [1]), (1 << 30, [20])):
+    for budget, counts in ((8 * 5 * 8500, range(3, 6)), (8, [1]), (1 << 30, [20])):
         monkeypatch.setattr("penstock.config._measured_bytes", lambda n=budget: n)
         source = source_of(ps.Pipeline.from_parquet(path))
         for at in range(0, len(source), 4):
             assert source[at]["number"] == at
             groups = source._rows._groups._values.values()  # noqa: SLF001
-            held = sum(nbytes or 0 for _, nbytes in groups)
-            assert held <= max(budget // 8, 8500)
-        assert held // 8000 in kept
+            held_bytes = sum(nbytes or 0 for _, nbytes in groups)
+            assert held_bytes <= max(budget // 8, 8500)
+        assert held_bytes // 8000 in counts
 
 
 @pytest.mark.parametrize("window", [None, 8])
@@ -347,8 +347,8 @@ def test_reading_the_same_row_groups_over_and_over_causes_a_warning(
     pipe = ps.Pipeline.from_parquet(path, groups_in_memory=16)
     with pipe.shuffle(seed=0, window=window).batch(8, collate_fn=list) as batches:
         assert sum(len(batch) for _ in range(2) for batch in batches) == 2 * 60 * 16
-    said = [each for each in caplog.messages if "rows for each one it returns" in each]
-    assert len(said) == (window is None)
+    texts = [text for text in caplog.messages if "rows for each one it returns" in text]
+    assert len(texts) == (window is None)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -377,10 +377,10 @@ def test_a_tar_is_read_as_webdataset_reads_it(tmp_path: Path) -> None:
     for shard in range(SHARDS):
         with open(tmp_path / f"train-{shard}.tar", "rb") as file:
             members = list(readers.tar_file_iterator(file))
-        found = readers.group_by_keys({**each, "__url__": shard} for each in members)
-        theirs += [(each["__key__"], each["bin"], int(each["cls"])) for each in found]
+        rows = readers.group_by_keys({**entry, "__url__": shard} for entry in members)
+        theirs += [(row["__key__"], row["bin"], int(row["cls"])) for row in rows]
     source = source_of(ps.Pipeline.from_webdataset(pattern))
-    ours = [(each["__key__"], each["bin"], each["cls"]) for each in source]
+    ours = [(sample["__key__"], sample["bin"], sample["cls"]) for sample in source]
     assert ours == theirs
 
 

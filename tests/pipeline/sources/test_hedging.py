@@ -209,9 +209,9 @@ def test_a_store_that_fails_and_stalls_delivers_every_file_once(
             urls, backoff=0.01, num_parallel_workers=8, hedge=hedge
         )
         with pipe.batch(50, collate_fn=list) as batches:
-            found = [content for batch in batches for content in batch]
+            contents = [content for batch in batches for content in batch]
         # The first files are also read ahead for the next epoch, as far as time allows.
-        asked = sum(store.asked[name] for name in LATTER)
-    assert found == [*NUMBERS.values()]
+        requests = sum(store.asked[name] for name in LATTER)
+    assert contents == [*NUMBERS.values()]
     wrong = sum(name in LATTER for name in faults | stalls)
-    assert len(LATTER) + wrong <= asked <= 1.5 * (len(LATTER) + wrong)
+    assert len(LATTER) + wrong <= requests <= 1.5 * (len(LATTER) + wrong)

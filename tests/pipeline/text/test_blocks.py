@@ -48,13 +48,13 @@ class Counted:
 
 def lines(blocks: PackedBlocks) -> list[dict[str, list[int]]]:
     """Return all blocks as lists."""
-    found = [blocks[number] for number in range(len(blocks))]
-    for block in found:
+    contents = [blocks[number] for number in range(len(blocks))]
+    for block in contents:
         assert list(block) == KEYS
         assert {(v.dtype.str, v.shape) for v in block.values()} == {
             ("<i8", (blocks.size,))
         }
-    return [{key: value.tolist() for key, value in each.items()} for each in found]
+    return [{key: value.tolist() for key, value in block.items()} for block in contents]
 
 
 def by_hand(texts: list[list[int]], size: int) -> list[dict[str, list[int]]]:
@@ -112,10 +112,10 @@ def test_unsplit_blocks_hold_whole_documents_or_full_cuts_of_long_ones(
 ) -> None:
     texts = documents(1100, min(40, 4 * size))  # more than are measured at once
     blocks = PackedBlocks(texts, size=size, eos_id=EOS, split=False, pad_id=PADDING)
-    found = [part for block in lines(blocks) for part in parts_of(block)]
-    ended = [[*text, EOS] for text in texts]
-    expected = [t[at : at + size] for t in ended for at in range(0, len(t), size)]
-    assert sorted(found) == sorted(expected)
+    parts = [part for block in lines(blocks) for part in parts_of(block)]
+    ended_texts = [[*text, EOS] for text in texts]
+    expected = [t[at : at + size] for t in ended_texts for at in range(0, len(t), size)]
+    assert sorted(parts) == sorted(expected)
 
 
 texts_of = st.lists(st.integers(0, 30), min_size=1, max_size=20).map(
@@ -135,9 +135,9 @@ def test_every_token_is_in_one_block(
     blocks = PackedBlocks(
         texts, size=size, split=split, eos_id=EOS if ended else None, pad_id=PADDING
     )
-    found = [part for block in lines(blocks) for part in parts_of(block)]
+    parts = [part for block in lines(blocks) for part in parts_of(block)]
     tokens = [token for text in texts for token in (*text, *[EOS] * ended)]
-    assert sorted(token for part in found for token in part) == sorted(tokens)
+    assert sorted(token for part in parts for token in part) == sorted(tokens)
 
 
 @pytest.mark.parametrize("split", [True, False])
@@ -159,17 +159,17 @@ def test_documents_come_as_lists_arrays_tensors_or_dicts(split: bool) -> None:  
 
 
 def test_each_document_is_read_once_for_several_blocks() -> None:
-    counted = Counted(documents(40, 20))
-    lengths = [len(text) for text in counted.texts]
-    blocks = PackedBlocks(counted, lengths, size=16, eos_id=EOS)
-    assert counted.asked == []
+    dataset = Counted(documents(40, 20))
+    lengths = [len(text) for text in dataset.texts]
+    blocks = PackedBlocks(dataset, lengths, size=16, eos_id=EOS)
+    assert dataset.asked == []
     several = blocks.__getitems__([5, 3, 5, 4])
-    assert len(counted.asked) == 1
-    [asked] = counted.asked
-    assert asked == sorted(set(asked))
-    assert len(asked) < 20
-    for found, number in zip(several, (5, 3, 5, 4), strict=True):
-        assert all((found[key] == blocks[number][key]).all() for key in KEYS)
+    assert len(dataset.asked) == 1
+    [numbers] = dataset.asked
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) < 20
+    for block, number in zip(several, (5, 3, 5, 4), strict=True):
+        assert all((block[key] == blocks[number][key]).all() for key in KEYS)
 
 
 def test_negative_numbers_count_blocks_from_the_end() -> None:
@@ -271,7 +271,7 @@ def rows(batches: Any) -> list[list[list[int]]]:
 def test_a_loader_gives_the_same_blocks_with_any_number_of_workers(
     split: bool,  # noqa: FBT001
 ) -> None:
-    blocks, found = packed(split), []
+    blocks, runs = packed(split), []
     for workers, seeding in (0, split), (0, not split), (1, not split), (3, split):
         loader = ps.DataLoader(
             blocks,
@@ -281,11 +281,11 @@ def test_a_loader_gives_the_same_blocks_with_any_number_of_workers(
             sample_seeding=seeding,
             generator=torch.Generator().manual_seed(3),
         )
-        found.append(rows(loader))
+        runs.append(rows(loader))
         loader.close()
-    assert all(each == found[0] for each in found)
-    seen = [row for batch in found[0] for row in batch[0]]
-    assert sorted(seen) == sorted(block["input_ids"] for block in lines(blocks))
+    assert all(run == runs[0] for run in runs)
+    input_rows = [row for batch in runs[0] for row in batch[0]]
+    assert sorted(input_rows) == sorted(block["input_ids"] for block in lines(blocks))
 
 
 @pytest.mark.parametrize(
@@ -303,9 +303,9 @@ def test_a_pipeline_of_blocks_resumes_exactly(kind: str, every: int) -> None:
 
     ps.testing.assert_exact_resume(pipe, epochs=2, every=every)
     with (
-        pipe() as found,
+        pipe() as pipeline,
         ps.Pipeline.from_dataset(packed(split=False))
         .shuffle(seed=0)
         .batch(4) as expected,
     ):
-        assert rows(found) == rows(expected)
+        assert rows(pipeline) == rows(expected)

@@ -51,10 +51,10 @@ def by_hand(
     """Mask as BERT does; `starts` holds the first token of each token's word."""
     draws = [rng.random() for _ in ids]
     of_word = [draws[at] for at in starts or range(len(ids))]
-    chosen = [at for at in range(len(ids)) if allowed[at] and of_word[at] < p]
-    kinds = [rng.random() for _ in chosen]
+    places = [at for at in range(len(ids)) if allowed[at] and of_word[at] < p]
+    kinds = [rng.random() for _ in places]
     masked, labels = list(ids), [-100] * len(ids)
-    for at, kind in zip(chosen, kinds, strict=True):
+    for at, kind in zip(places, kinds, strict=True):
         labels[at] = ids[at]
         if kind < 0.8:
             masked[at] = MASK
@@ -64,7 +64,7 @@ def by_hand(
 
 
 def test_masks_are_those_of_a_plain_loop() -> None:
-    mask, chosen = mask_tokens(VOCABULARY, MASK, special_ids=SPECIAL), 0
+    mask, count = mask_tokens(VOCABULARY, MASK, special_ids=SPECIAL), 0
     for seed in range(SAMPLES):
         rng = seeded(seed)
         ids = drawn_ids(rng, int(rng.integers(0, 200))).tolist()
@@ -75,15 +75,15 @@ def test_masks_are_those_of_a_plain_loop() -> None:
             "attention_mask": attended.astype(int),
             "special_tokens_mask": torch.from_numpy(marked),
         }
-        found = mask(sample, seeded(seed + SAMPLES))
+        output = mask(sample, seeded(seed + SAMPLES))
         allowed = [
             ids[at] not in SPECIAL and bool(attended[at]) and not marked[at]
             for at in range(len(ids))
         ]
         expected = by_hand(ids, allowed, seeded(seed + SAMPLES))
-        assert (found["input_ids"].tolist(), found["labels"].tolist()) == expected
-        chosen += sum(label != -100 for label in expected[1])
-    assert chosen > SAMPLES
+        assert (output["input_ids"].tolist(), output["labels"].tolist()) == expected
+        count += sum(label != -100 for label in expected[1])
+    assert count > SAMPLES
 
 
 def test_words_are_masked_as_in_a_plain_loop() -> None:
@@ -93,7 +93,7 @@ def test_words_are_masked_as_in_a_plain_loop() -> None:
         words = drawn_words(rng, int(rng.integers(1, 100)))
         ids = drawn_ids(rng, len(words)).tolist()
         sample = {"input_ids": ids, "word_ids": words}
-        found = mask(sample, seeded(seed + SAMPLES))
+        output = mask(sample, seeded(seed + SAMPLES))
         starts: list[int] = []
         for at, word in enumerate(words):
             goes_on = at > 0 and word == words[at - 1]
@@ -103,7 +103,7 @@ def test_words_are_masked_as_in_a_plain_loop() -> None:
             for word, token in zip(words, ids, strict=True)
         ]
         expected = by_hand(ids, allowed, seeded(seed + SAMPLES), starts=starts, p=0.3)
-        assert (found["input_ids"].tolist(), found["labels"].tolist()) == expected
+        assert (output["input_ids"].tolist(), output["labels"].tolist()) == expected
 
 
 def test_a_padded_batch_is_masked_like_its_tokens_in_a_row() -> None:
@@ -112,13 +112,13 @@ def test_a_padded_batch_is_masked_like_its_tokens_in_a_row() -> None:
         ids = drawn_ids(seeded(seed), 8, 37)
         lengths = seeded(seed).integers(1, 38, 8)
         attended = np.arange(37) < lengths[:, None]
-        found = mask({"input_ids": ids, "attention_mask": attended}, seeded(seed))
+        output = mask({"input_ids": ids, "attention_mask": attended}, seeded(seed))
         allowed = attended & ~np.isin(ids, SPECIAL)
         masked, labels = by_hand(
             ids.ravel().tolist(), allowed.ravel().tolist(), seeded(seed)
         )
-        assert found["input_ids"].ravel().tolist() == masked
-        assert found["labels"].ravel().tolist() == labels
+        assert output["input_ids"].ravel().tolist() == masked
+        assert output["labels"].ravel().tolist() == labels
 
 
 def test_words_do_not_continue_in_the_next_row() -> None:
@@ -142,19 +142,19 @@ def test_shares_are_those_of_bert(whole_words: bool) -> None:  # noqa: FBT001
     ids = np.full(total, 29_999)
     words = {"word_ids": np.arange(total)} if whole_words else {}
     mask = mask_tokens(size, 103, special_ids=(0,), whole_words=whole_words)
-    found = mask({"input_ids": ids, **words}, seeded(1))
-    masked, chosen = found["input_ids"], found["labels"] != -100
-    count = int(chosen.sum())
+    output = mask({"input_ids": ids, **words}, seeded(1))
+    masked, is_chosen = output["input_ids"], output["labels"] != -100
+    count = int(is_chosen.sum())
     assert within(count, total, 0.15)
-    assert (found["labels"][chosen] == 29_999).all()
-    assert (masked[~chosen] == 29_999).all()
-    hidden, kept = masked[chosen] == 103, masked[chosen] == 29_999
-    assert within(int(hidden.sum()), count, 0.8 + 0.1 / size)
-    assert within(int(kept.sum()), count, 0.1 + 0.1 / size)
-    drawn = masked[chosen][~hidden & ~kept]
-    assert 0 <= drawn.min() < drawn.max() < size
-    quarters = np.bincount(drawn * 4 // size, minlength=4)
-    assert all(within(int(quarter), len(drawn), 1 / 4) for quarter in quarters)
+    assert (output["labels"][is_chosen] == 29_999).all()
+    assert (masked[~is_chosen] == 29_999).all()
+    is_hidden, is_kept = masked[is_chosen] == 103, masked[is_chosen] == 29_999
+    assert within(int(is_hidden.sum()), count, 0.8 + 0.1 / size)
+    assert within(int(is_kept.sum()), count, 0.1 + 0.1 / size)
+    tokens = masked[is_chosen][~is_hidden & ~is_kept]
+    assert 0 <= tokens.min() < tokens.max() < size
+    quarters = np.bincount(tokens * 4 // size, minlength=4)
+    assert all(within(int(quarter), len(tokens), 1 / 4) for quarter in quarters)
 
 
 samples = st.lists(st.integers(0, VOCABULARY - 1), max_size=60)
@@ -175,18 +175,18 @@ def test_only_chosen_tokens_change_and_labels_keep_the_old_ones(
         ignore_id=-1,
     )
     given_ids = np.array(ids, np.int32)
-    found = mask(given_ids, seeded(seed))
-    masked, labels = found["input_ids"], found["labels"]
+    output = mask(given_ids, seeded(seed))
+    masked, labels = output["input_ids"], output["labels"]
     assert masked.dtype == labels.dtype == np.int64
     assert given_ids.tolist() == ids
-    chosen = labels != -1
-    assert (labels[chosen] == given_ids[chosen]).all()
-    assert (masked[~chosen] == given_ids[~chosen]).all()
-    assert not np.isin(labels[chosen], SPECIAL).any()
+    is_chosen = labels != -1
+    assert (labels[is_chosen] == given_ids[is_chosen]).all()
+    assert (masked[~is_chosen] == given_ids[~is_chosen]).all()
+    assert not np.isin(labels[is_chosen], SPECIAL).any()
     if p == 1:
-        assert (chosen == ~np.isin(given_ids, SPECIAL)).all()
+        assert (is_chosen == ~np.isin(given_ids, SPECIAL)).all()
     if p == 0:
-        assert not chosen.any()
+        assert not is_chosen.any()
 
 
 @given(samples, st.integers(0, 2**32))

@@ -31,7 +31,7 @@ def tokens_of(plan: Plan) -> list[list[Token]]:
         [
             (document, start + i)
             for document, start, length in zip(
-                *(each.tolist() for each in plan.pieces(block)), strict=True
+                *(array.tolist() for array in plan.pieces(block)), strict=True
             )
             for i in range(length)
         ]
@@ -89,9 +89,9 @@ def test_best_fit_agrees_with_a_plain_loop() -> None:
         lengths, size = drawn(np.random.default_rng(seed))
         if any(lengths):
             plan = best_fitting(np.array(lengths), size)
-            held = [int(plan.pieces(at).lengths.sum()) for at in range(len(plan))]
+            totals = [int(plan.pieces(at).lengths.sum()) for at in range(len(plan))]
             expected = rooms_by_hand(cut(lengths, size), size)
-            assert sorted(size - each for each in held) == expected
+            assert sorted(size - total for total in totals) == expected
 
 
 lengths_and_size = st.tuples(
@@ -127,7 +127,7 @@ def test_documents_that_fit_stay_whole_and_others_are_cut_every_size_tokens(
     pieces = [
         piece
         for block in range(len(plan))
-        for piece in zip(*(each.tolist() for each in plan.pieces(block)), strict=True)
+        for piece in zip(*(array.tolist() for array in plan.pieces(block)), strict=True)
     ]
     assert Counter(pieces) == Counter(
         (document, start, min(size, length - start))
