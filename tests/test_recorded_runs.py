@@ -110,7 +110,7 @@ def test_the_cause_is_named_on_the_first_screen(tmp_path: Path, cause: str) -> N
 def days(tmp_path: Path) -> Path:
     """Return the prefix of the logs of eight ranks that each trained for a day."""
     prefix = tmp_path / "day"
-    log = record(prefix, "train", 0, 86_400.0, LONG)
+    log = record(prefix, "train", 0, 86_400.0, workload=LONG)
     for rank in range(1, 8):
         shutil.copy(log, f"{prefix}_{rank}.jsonl")
     return prefix

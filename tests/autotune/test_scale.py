@@ -81,7 +81,7 @@ def test_ranks_wait_for_the_slowest_as_long_as_in_the_simulation() -> None:
     machine, ranks = Machine(64.0), Ranks(8)
     stage = SimulatedStage("read", wait_s=1e-4)
     work = Workload((stage,), Trainer(gap_s=0.1, spread=0.1), batch_rows=8)
-    plants = [Simulated(machine, work, [4], [2], ranks) for _ in range(8)]
+    plants = [Simulated(machine, work, [4], [2], ranks=ranks) for _ in range(8)]
     machine.advance(40.0)
     one = Cluster(normal_steps(0.1, 0.1), batch_rows=8, row_bytes=1.0)
     rows_per_s = sum(plant.steps for plant in plants) * 8 / 40.0

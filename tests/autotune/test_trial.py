@@ -13,8 +13,12 @@ from penstock.engine.observe.observation import (
 )
 from support.windows import READ, at_ease, rate, starved
 
-GROWTH = Decision(READ, "num_parallel_workers", 1, 3, "slow", "as seen", 3.0)
-RELEASE = Decision(READ, "num_parallel_workers", 8, 2, "release", "as seen", 1.0)
+GROWTH = Decision(
+    READ, "num_parallel_workers", 1, 3, rule="slow", reason="as seen", expected=3.0
+)
+RELEASE = Decision(
+    READ, "num_parallel_workers", 8, 2, rule="release", reason="as seen", expected=1.0
+)
 
 
 def eased(wait_s: float) -> Observation:
@@ -180,7 +184,9 @@ def test_windows_of_another_pipeline_are_not_joined() -> None:
     assert joined(starved(), other) is other
 
 
-RELIEF = Decision(READ, "num_parallel_workers", 8, 6, "relief", "as seen", 1.0)
+RELIEF = Decision(
+    READ, "num_parallel_workers", 8, 6, rule="relief", reason="as seen", expected=1.0
+)
 
 
 def slowed(gap_s: float, wait_s: float = 0.0) -> Observation:

@@ -19,7 +19,7 @@ def a_cache(
     disk: Path | None = None, *, ram: int = 0, limit: int | None = None
 ) -> Cache:
     """Return a cache that is not open; all of them have the same keys and name."""
-    opening = Opening("Cache(ID:1)", "numbers", "raw", 12, disk, limit)
+    opening = Opening("Cache(ID:1)", "numbers", "raw", 12, disk=disk, disk_limit=limit)
     return Cache(opening, Fingerprint(bytes(range(16))), ram)
 
 

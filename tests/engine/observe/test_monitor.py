@@ -147,7 +147,9 @@ def reading(time_s: float, scale: float, workers: int = 2) -> Observation:
     first = segment(scale, time_s - 3.0)
     second = replace(segment(2 * scale, time_s - 3.0, workers), input=first.output)
     parts = (first, second)
-    return Observation(time_s, time_s - 3.0, 1, 9, trainer, parts, 500, 900)
+    return Observation(
+        time_s, time_s - 3.0, 1, 9, trainer, parts, held_bytes=500, peak_bytes=900
+    )
 
 
 def test_a_window_is_the_difference_of_two_readings() -> None:
