@@ -30,16 +30,16 @@ def changes(decisions: tuple[Decision, ...]) -> list[tuple[str, str, int, int]]:
     return [(d.operator, d.knob, d.old, d.new) for d in decisions]
 
 
-def eased_for(windows: int, seen: Observation) -> tuple[Decision, ...]:
-    memory, found = POLICY.start(), ()
+def eased_for(windows: int, observation: Observation) -> tuple[Decision, ...]:
+    memory, decisions = POLICY.start(), ()
     for _ in range(windows):
-        found, memory = POLICY.decide(situation(seen), memory)
-    return found
+        decisions, memory = POLICY.decide(situation(observation), memory)
+    return decisions
 
 
-def short_wait(seen: Observation) -> Observation:
+def short_wait(observation: Observation) -> Observation:
     trainer = TrainerObservation(steps=10, rows=640, wait_s=0.05, gap_s=0.95)
-    return replace(seen, trainer=trainer)
+    return replace(observation, trainer=trainer)
 
 
 def test_a_segment_with_a_fuller_input_than_output_gets_two_workers() -> None:
@@ -113,15 +113,15 @@ def test_waiting_workers_may_be_many_more_than_cores() -> None:
 
 def test_a_whole_machine_may_be_filled_up() -> None:
     case = situation(computing(), cores=1.5)
-    whole = replace(case.budget, whole_machine=True)
-    assert decide(replace(case, budget=whole))[0].new == 2
+    budget = replace(case.budget, whole_machine=True)
+    assert decide(replace(case, budget=budget))[0].new == 2
 
 
 def test_a_broken_cpu_budget_is_restored_first_and_for_good() -> None:
     busy = computing()
     pair = replace(busy.segments[1], num_parallel_workers=2)
-    seen = replace(busy, segments=(busy.segments[0], pair))
-    (decision,) = decide(situation(seen, cores=0.5))
+    observation = replace(busy, segments=(busy.segments[0], pair))
+    (decision,) = decide(situation(observation, cores=0.5))
     assert changes((decision,)) == [(DECODE, "num_parallel_workers", 2, 1)]
     assert decision.forced
 
@@ -137,8 +137,8 @@ def test_idle_workers_are_given_back_after_a_while_without_waits() -> None:
 def test_queues_are_given_back_once_no_worker_is_idle() -> None:
     lean = at_ease(workers=1)
     deep = replace(lean.segments[1], prefetch_size=10)
-    seen = replace(lean, segments=(lean.segments[0], deep))
-    assert changes(eased_for(3, seen)) == [(DECODE, "prefetch_size", 10, 8)]
+    observation = replace(lean, segments=(lean.segments[0], deep))
+    assert changes(eased_for(3, observation)) == [(DECODE, "prefetch_size", 10, 8)]
 
 
 def test_nothing_is_given_back_that_is_needed() -> None:
@@ -152,8 +152,8 @@ def failure(old: int, new: int) -> DecisionOutcome:
 
 
 def test_a_change_that_was_rolled_back_is_not_tried_again_for_a_minute() -> None:
-    failed = replace(situation(starved()), outcomes=(failure(1, 3),))
-    _, memory = POLICY.decide(failed, POLICY.start())
+    after_failure = replace(situation(starved()), outcomes=(failure(1, 3),))
+    _, memory = POLICY.decide(after_failure, POLICY.start())
     soon, _ = POLICY.decide(situation(starved(time_s=60.0)), memory)
     later, _ = POLICY.decide(situation(starved(time_s=62.0)), memory)
     assert [d.knob for d in soon] == ["prefetch_size"]
@@ -163,61 +163,65 @@ def test_a_change_that_was_rolled_back_is_not_tried_again_for_a_minute() -> None
 def test_a_second_failure_doubles_the_backoff() -> None:
     memory = POLICY.start()
     for time_s in (1.0, 100.0):
-        seen = situation(starved(time_s=time_s))
-        failed = replace(seen, outcomes=(failure(1, 3),))
-        _, memory = POLICY.decide(failed, memory)
-    held, _ = POLICY.decide(situation(starved(time_s=219.0)), memory)
+        case = situation(starved(time_s=time_s))
+        after_failure = replace(case, outcomes=(failure(1, 3),))
+        _, memory = POLICY.decide(after_failure, memory)
+    during_backoff, _ = POLICY.decide(situation(starved(time_s=219.0)), memory)
     free, _ = POLICY.decide(situation(starved(time_s=221.0)), memory)
-    assert READ not in {d.operator for d in held}
+    assert READ not in {d.operator for d in during_backoff}
     assert READ in {d.operator for d in free}
 
 
 def test_a_gain_elsewhere_ends_a_backoff_as_the_bottleneck_has_moved() -> None:
-    failed = replace(situation(starved()), outcomes=(failure(1, 3),))
-    _, memory = POLICY.decide(failed, POLICY.start())
+    after_failure = replace(situation(starved()), outcomes=(failure(1, 3),))
+    _, memory = POLICY.decide(after_failure, POLICY.start())
     grown = Decision(DECODE, "num_parallel_workers", 1, 3, "slow", "as seen", 2.0)
-    kept = DecisionOutcome(grown, kept=True, before=STARVED, after=STARVED)
-    case = replace(situation(starved(time_s=2.0)), outcomes=(kept,))
+    outcome = DecisionOutcome(grown, kept=True, before=STARVED, after=STARVED)
+    case = replace(situation(starved(time_s=2.0)), outcomes=(outcome,))
     assert changes(decide(case, memory)) == [(READ, "num_parallel_workers", 1, 3)]
 
 
 def test_a_slow_handover_is_no_reason_to_keep_idle_workers() -> None:
-    seen = at_ease()
-    slow = replace(seen, trainer=replace(seen.trainer, wait_s=0.015, gap_s=0.985))
-    assert changes(eased_for(3, slow)) == changes(eased_for(3, seen))
+    observation = at_ease()
+    slow = replace(
+        observation, trainer=replace(observation.trainer, wait_s=0.015, gap_s=0.985)
+    )
+    assert changes(eased_for(3, slow)) == changes(eased_for(3, observation))
 
 
 def test_another_load_ends_a_backoff_once_it_lasts() -> None:
-    failed = replace(situation(starved()), outcomes=(failure(1, 3),))
-    _, memory = POLICY.decide(failed, POLICY.start())
+    after_failure = replace(situation(starved()), outcomes=(failure(1, 3),))
+    _, memory = POLICY.decide(after_failure, POLICY.start())
     slower = TrainerObservation(steps=1, rows=64, wait_s=0.7, gap_s=0.3)
     case = situation(replace(starved(time_s=2.0), trainer=slower))
-    found, memory = POLICY.decide(case, memory)
-    assert [decision.knob for decision in found] == ["prefetch_size"]
+    decisions, memory = POLICY.decide(case, memory)
+    assert [decision.knob for decision in decisions] == ["prefetch_size"]
     for _ in range(3):
-        found, memory = POLICY.decide(case, memory)
-    assert changes(found) == [(READ, "num_parallel_workers", 1, 3)]
+        decisions, memory = POLICY.decide(case, memory)
+    assert changes(decisions) == [(READ, "num_parallel_workers", 1, 3)]
 
 
 def test_a_change_judged_against_a_rate_that_did_not_last_is_tried_again() -> None:
     on_stock = replace(failure(1, 3), before=replace(STARVED, rows_per_s=150.0))
     case = replace(situation(starved()), outcomes=(on_stock,))
     _, memory = POLICY.decide(case, POLICY.start())
-    found, _ = POLICY.decide(situation(starved(time_s=2.0)), memory)
-    assert changes(found) == [(READ, "num_parallel_workers", 1, 3)]
+    decisions, _ = POLICY.decide(situation(starved(time_s=2.0)), memory)
+    assert changes(decisions) == [(READ, "num_parallel_workers", 1, 3)]
 
 
 def test_workers_are_not_reduced_to_a_number_found_too_small() -> None:
-    seen = at_ease(workers=3)
+    observation = at_ease(workers=3)
     knob = "num_parallel_workers"
     grown = Decision(READ, knob, 2, 3, "slow", "as seen", 1.5)
     slower = replace(EASED, rows_per_s=EASED.rows_per_s / 2)
-    kept = DecisionOutcome(grown, kept=True, before=slower, after=EASED)
+    outcome = DecisionOutcome(grown, kept=True, before=slower, after=EASED)
     memory = POLICY.start()
-    _, memory = POLICY.decide(replace(situation(seen), outcomes=(kept,)), memory)
+    _, memory = POLICY.decide(
+        replace(situation(observation), outcomes=(outcome,)), memory
+    )
     for _ in range(5):
-        found, memory = POLICY.decide(situation(seen), memory)
-    assert [d.operator for d in found] == [DECODE]
+        decisions, memory = POLICY.decide(situation(observation), memory)
+    assert [d.operator for d in decisions] == [DECODE]
 
 
 def test_the_same_situation_gives_the_same_decision() -> None:

@@ -36,56 +36,62 @@ def test_the_verdict_follows_the_exposed_wait() -> None:
 
 
 def test_a_reader_that_blocks_is_the_bottleneck_with_the_workers_it_needs() -> None:
-    found = explain(starved(), ROOMY)
-    assert found.bottleneck == READ
-    assert found.cause == (
+    explanation = explain(starved(), ROOMY)
+    assert explanation.bottleneck == READ
+    assert explanation.cause == (
         "waiting reads (I/O or locks): Folder(ID:0) is blocked for 15.31 of 15.62 ms a"
         " sample; too few workers: 1, this trainer needs 10.0, so decode has no input"
         " 96% of the time."
     )
     more = "num_parallel_workers=3  # for Folder(ID:0): at most 3.0x faster"
-    assert more in found.advice
+    assert more in explanation.advice
 
 
 def test_nothing_is_blamed_in_a_window_too_short_to_see_the_run_queue() -> None:
-    found = explain(replace(starved(), window_s=0.3), ROOMY)
-    assert found.cause.startswith(
+    explanation = explain(replace(starved(), window_s=0.3), ROOMY)
+    assert explanation.cause.startswith(
         "waiting (a longer run shows for what): Folder(ID:0) is blocked for 15.31 of"
     )
 
 
 def test_a_decoder_that_computes_is_the_bottleneck_because_of_its_cpu() -> None:
-    found = explain(computing(), ROOMY)
-    assert found.bottleneck == DECODE
-    assert found.cause.startswith("CPU: decode computes 1.96 ms a sample; too few")
-    assert any("decode_random_resized_crop" in step for step in found.advice)
+    explanation = explain(computing(), ROOMY)
+    assert explanation.bottleneck == DECODE
+    assert explanation.cause.startswith(
+        "CPU: decode computes 1.96 ms a sample; too few"
+    )
+    assert any("decode_random_resized_crop" in step for step in explanation.advice)
 
 
 def test_used_up_cores_are_named_where_the_budget_is_known() -> None:
-    found = explain(computing(), Budget(1.0, 10**9, whole_machine=True))
-    assert found.cause == "CPU: 1.0 of 1 cores are busy loading, most of it decode."
-    found = explain(computing(), Budget(1.0, 10**9))
-    assert "; other pipelines have the rest, or ps.set_cpu_budget" in found.cause
+    explanation = explain(computing(), Budget(1.0, 10**9, whole_machine=True))
+    assert (
+        explanation.cause == "CPU: 1.0 of 1 cores are busy loading, most of it decode."
+    )
+    explanation = explain(computing(), Budget(1.0, 10**9))
+    assert "; other pipelines have the rest, or ps.set_cpu_budget" in explanation.cause
 
 
 def test_a_memory_budget_that_holds_the_reader_back_is_the_cause() -> None:
-    seen = starved()
-    short = replace(seen.segments[0], run_s=0.1, wait_credit_s=0.9, wait_memory_s=0.9)
-    seen = replace(seen, segments=(short, seen.segments[1]), held_bytes=60 << 20)
-    found = explain(seen, Budget(100.0, 60 << 20))
-    assert found.cause == (
+    window = starved()
+    short = replace(window.segments[0], run_s=0.1, wait_credit_s=0.9, wait_memory_s=0.9)
+    window = replace(window, segments=(short, window.segments[1]), held_bytes=60 << 20)
+    explanation = explain(window, Budget(100.0, 60 << 20))
+    assert explanation.cause == (
         "the memory budget: workers are held back although no batch is ready (60 MiB"
         " held of 60 MiB)."
     )
-    assert found.advice == ('ps.set_memory_budget("120MiB")  # at most 2.0x faster',)
+    assert explanation.advice == (
+        'ps.set_memory_budget("120MiB")  # at most 2.0x faster',
+    )
 
 
 def test_a_trainer_that_does_not_wait_is_its_own_bottleneck() -> None:
-    found = explain(at_ease(), ROOMY)
-    assert found.verdict == "not input-bound"
-    assert found.bottleneck is None
-    assert found.cause.startswith("the trainer: loading keeps up")
-    assert found.advice == ()
+    explanation = explain(at_ease(), ROOMY)
+    assert explanation.verdict == "not input-bound"
+    assert explanation.bottleneck is None
+    assert explanation.cause.startswith("the trainer: loading keeps up")
+    assert explanation.advice == ()
 
 
 def test_headspace_is_the_step_divided_by_the_step_without_its_wait() -> None:
@@ -101,18 +107,18 @@ def test_the_line_blames_the_wait_on_the_segments_that_cause_it() -> None:
 
 
 def test_without_a_step_there_is_no_verdict_yet() -> None:
-    seen = at_ease()
-    nothing = replace(seen, trainer=TrainerObservation(0, 0, 0.0, 0.0))
-    found = explain(nothing, ROOMY)
-    assert found.cause.startswith("nothing is known yet")
-    assert "no verdict yet" in str(found)
+    window = at_ease()
+    nothing = replace(window, trainer=TrainerObservation(0, 0, 0.0, 0.0))
+    explanation = explain(nothing, ROOMY)
+    assert explanation.cause.startswith("nothing is known yet")
+    assert "no verdict yet" in str(explanation)
 
 
 def test_a_trainer_that_has_waited_for_its_first_batch_is_input_bound() -> None:
     nothing = replace(starved(), trainer=TrainerObservation(0, 0, 0.0, 0.0))
-    found = explain(nothing, ROOMY)
-    assert (found.verdict, found.bottleneck) == ("input-bound", READ)
-    assert found.line == "no verdict yet: no step has finished."
+    explanation = explain(nothing, ROOMY)
+    assert (explanation.verdict, explanation.bottleneck) == ("input-bound", READ)
+    assert explanation.line == "no verdict yet: no step has finished."
 
 
 def test_the_picture_marks_the_bottleneck_and_ends_with_what_to_do() -> None:
@@ -134,25 +140,25 @@ def test_the_dict_is_json_with_one_entry_a_segment() -> None:
 
 
 def test_the_memory_budget_is_not_blamed_while_the_outbox_is_full() -> None:
-    seen = starved()
-    last = replace(seen.segments[1], output=connector(0.6))
-    held = replace(seen.segments[0], run_s=0.1, wait_credit_s=0.9)
-    found = explain(replace(seen, segments=(held, last)), ROOMY)
-    assert not found.cause.startswith("the memory budget")
+    window = starved()
+    last = replace(window.segments[1], output=connector(0.6))
+    reader = replace(window.segments[0], run_s=0.1, wait_credit_s=0.9)
+    explanation = explain(replace(window, segments=(reader, last)), ROOMY)
+    assert not explanation.cause.startswith("the memory budget")
 
 
 def test_collating_is_the_cause_where_no_other_part_takes_longer() -> None:
     parts = [PartObservation(name, 0.0, 0.0, None) for name in (DECODE, "Batch(ID:2)")]
 
     def cause(read_s: float, collate_s: float) -> str:
-        read, collate = parts
-        spent = (
-            replace(read, run_s_per_row=read_s, cpu_s_per_row=read_s),
+        decode, collate = parts
+        timed_parts = (
+            replace(decode, run_s_per_row=read_s, cpu_s_per_row=read_s),
             replace(collate, run_s_per_row=collate_s),
         )
-        last = replace(computing().segments[1], parts=spent)
-        seen = replace(computing(), segments=(computing().segments[0], last))
-        return explain(seen, ROOMY).cause
+        last = replace(computing().segments[1], parts=timed_parts)
+        window = replace(computing(), segments=(computing().segments[0], last))
+        return explain(window, ROOMY).cause
 
     assert cause(0.0006, 0.0014).startswith(
         "collate: putting samples together takes 1.40 of 2.00 ms a sample; too few"
@@ -162,30 +168,30 @@ def test_collating_is_the_cause_where_no_other_part_takes_longer() -> None:
 
 def test_turns_at_the_gil_are_reported_with_what_helps() -> None:
     decode = replace(computing().segments[1], num_parallel_workers=4, cpu_s=0.3)
-    seen = replace(computing(), segments=(computing().segments[0], decode))
-    found = explain(replace(seen, gil_held=0.93), ROOMY)
-    assert found.cause == (
+    window = replace(computing(), segments=(computing().segments[0], decode))
+    explanation = explain(replace(window, gil_held=0.93), ROOMY)
+    assert explanation.cause == (
         "the GIL: held 93% of the time, so the 4 threads of decode take turns."
     )
-    assert found.advice == (
+    assert explanation.advice == (
         f'executor="process"  # for {DECODE}, or "auto": at most 4.0x faster',
     )
-    assert "the GIL" not in explain(replace(seen, gil_held=0.3), ROOMY).cause
+    assert "the GIL" not in explain(replace(window, gil_held=0.3), ROOMY).cause
     one = replace(decode, num_parallel_workers=1)
-    alone = replace(seen, segments=(seen.segments[0], one), gil_held=0.93)
+    alone = replace(window, segments=(window.segments[0], one), gil_held=0.93)
     assert "the GIL" not in explain(alone, ROOMY).cause
 
 
 def test_waiting_for_cores_that_others_use_is_no_reason_for_more_workers() -> None:
     decode = replace(computing().segments[1], cpu_s=0.5, run_queue_s=0.45)
-    seen = replace(computing(), segments=(computing().segments[0], decode))
-    found = explain(seen, Budget(2.0, 10**9))
-    assert found.cause == (
+    window = replace(computing(), segments=(computing().segments[0], decode))
+    explanation = explain(window, Budget(2.0, 10**9))
+    assert explanation.cause == (
         "CPU: decode waits for a core for 0.90 of 2.00 ms a sample, while others use"
         " them."
     )
-    assert not any("num_parallel_workers" in step for step in found.advice)
-    assert found.stages[1].queued == 0.45
+    assert not any("num_parallel_workers" in step for step in explanation.advice)
+    assert explanation.stages[1].queued == 0.45
 
 
 def test_threads_that_a_function_starts_are_told_from_those_of_others() -> None:
@@ -196,19 +202,19 @@ def test_threads_that_a_function_starts_are_told_from_those_of_others() -> None:
         run_queue_s=0.45,
         threads_cpu_s=1.9,
     )
-    seen = replace(computing(), segments=(computing().segments[0], decode))
-    found = explain(seen, Budget(2.0, 10**9))
-    assert found.cause == (
+    window = replace(computing(), segments=(computing().segments[0], decode))
+    explanation = explain(window, Budget(2.0, 10**9))
+    assert explanation.cause == (
         "CPU: decode waits for a core for 0.90 of 2.00 ms a sample, while threads that"
         " it starts itself use them, 3.8 times as much as the workers;"
         " let it start fewer, as torch.set_num_threads(1) does."
     )
-    assert found.advice == ()
+    assert explanation.advice == ()
     alone = replace(decode, threads_cpu_s=0.52)
     asleep = replace(decode, cpu_s=0.01, threads_cpu_s=0.02)
-    for others in (alone, asleep):
-        seen = replace(seen, segments=(seen.segments[0], others))
-        assert "while others use" in explain(seen, Budget(2.0, 10**9)).cause
+    for segment in (alone, asleep):
+        window = replace(window, segments=(window.segments[0], segment))
+        assert "while others use" in explain(window, Budget(2.0, 10**9)).cause
 
 
 def test_a_cache_without_room_is_named_with_the_room_that_it_needs() -> None:
@@ -223,17 +229,17 @@ def test_a_cache_without_room_is_named_with_the_room_that_it_needs() -> None:
             tiers=(tier,),
         )
         part = PartObservation(READ, 0.0156, 16384.0, 4000)
-        read = replace(starved().segments[0], parts=(part,))
-        seen = replace(
-            starved(), segments=(read, starved().segments[1]), caches=(cache,)
+        reader = replace(starved().segments[0], parts=(part,))
+        window = replace(
+            starved(), segments=(reader, starved().segments[1]), caches=(cache,)
         )
-        return explain(seen, Budget(8.0, 10**9, free_bytes=free))
+        return explain(window, Budget(8.0, 10**9, free_bytes=free))
 
-    found = told("Cache(ID:1)", 10**9)
-    assert found.cause.endswith(
+    explanation = told("Cache(ID:1)", 10**9)
+    assert explanation.cause.endswith(
         "; Cache(ID:1) finds 0% of the samples, and has no room for the others."
     )
-    assert found.advice == (
+    assert explanation.advice == (
         'ram="70MiB"  # for Cache(ID:1), once full: at most 10.0x faster',
     )
     little = told("Cache(ID:1)", 10**8)
@@ -253,20 +259,20 @@ def grown(operator: str, knob: str) -> Decision:
 
 
 def test_the_evidence_for_a_decision_is_given_in_the_words_of_mindspore() -> None:
-    seen = starved()
-    read = seen.segments[0]
-    short, slow = evidence(seen, grown(read.name, "num_parallel_workers"))
+    window = starved()
+    reader = window.segments[0]
+    short, slow = evidence(window, grown(reader.name, "num_parallel_workers"))
     assert short == (
-        f"Op ({read.name}) is the bottleneck: blocked 15.31 of 15.62 ms a sample, needs"
-        " 10.0 workers for this trainer, has 1."
+        f"Op ({reader.name}) is the bottleneck: blocked 15.31 of 15.62 ms a sample,"
+        " needs 10.0 workers for this trainer, has 1."
     )
     assert slow == (
-        f"Op ({read.name}) is slow, input connector utilization=1.000000, output"
+        f"Op ({reader.name}) is slow, input connector utilization=1.000000, output"
         " connector utilization=0.000000, diff=1.000000 > 0.35 threshold."
     )
-    _, low = evidence(seen, grown(read.queue_name, "prefetch_size"))
+    _, low = evidence(window, grown(reader.queue_name, "prefetch_size"))
     assert low == (
-        f"Op ({read.queue_name}) getting low average worker cpu utilization"
+        f"Op ({reader.queue_name}) getting low average worker cpu utilization"
         " 2.00% < 35% threshold."
     )
 
@@ -274,5 +280,5 @@ def test_the_evidence_for_a_decision_is_given_in_the_words_of_mindspore() -> Non
 def test_nothing_is_said_that_is_not_true_of_the_window() -> None:
     decode = starved().segments[1]  # nothing waits before or behind it
     assert list(evidence(starved(), grown(decode.name, "num_parallel_workers"))) == []
-    released = Decision(decode.name, "num_parallel_workers", 2, 1, "release", "", 1.0)
-    assert list(evidence(starved(), released)) == []
+    decision = Decision(decode.name, "num_parallel_workers", 2, 1, "release", "", 1.0)
+    assert list(evidence(starved(), decision)) == []

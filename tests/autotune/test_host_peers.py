@@ -25,16 +25,16 @@ CORES = frozenset(range(8))
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return this user's folder, at a place of the test's own."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    found = runtime_folder()
-    assert found is not None
-    return found
+    folder = runtime_folder()
+    assert folder is not None
+    return folder
 
 
 @pytest.fixture
 def one(place: Path) -> Iterator[HostPeers]:
     """Return a tuner on eight cores."""
-    with HostPeers(place, CORES) as made:
-        yield made
+    with HostPeers(place, CORES) as peers:
+        yield peers
 
 
 def test_a_tuner_alone_on_the_host_has_all_cores(one: HostPeers) -> None:

@@ -32,8 +32,8 @@ from support.simulator.workload import Workload as SimulatedWorkload
 
 def measured(name: str, cpu_s: float, wait_s: float = 0.0) -> SegmentObservation:
     """Return a stage that has made one row, in these seconds."""
-    taken = {"rows": 1, "run_s": cpu_s + wait_s, "cpu_s": cpu_s}
-    return SegmentObservation(name, name, "thread", 1, 2, **taken)
+    totals = {"rows": 1, "run_s": cpu_s + wait_s, "cpu_s": cpu_s}
+    return SegmentObservation(name, name, "thread", 1, 2, **totals)
 
 
 READS = Workload(
@@ -51,8 +51,8 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tuned")
     machine = Machine(1.0)
     stages = [
-        SimulatedStage(each.name, cpu_s=each.cpu_s, wait_s=each.run_s - each.cpu_s)
-        for each in READS.stages
+        SimulatedStage(stage.name, cpu_s=stage.cpu_s, wait_s=stage.run_s - stage.cpu_s)
+        for stage in READS.stages
     ]
     work = SimulatedWorkload(tuple(stages), Trainer(READS.gap_s), READS.batch_rows)
     plant = Simulated(machine, work, [1, 1], [2, 2])
@@ -64,13 +64,13 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_log_says_how_long_a_sample_takes(log: Path) -> None:
-    (found,) = measured_workloads(log).values()
-    read, decode = found.stages
+    (workload,) = measured_workloads(log).values()
+    read, decode = workload.stages
     wait_s = read.run_s_per_row - read.cpu_s_per_row
     assert wait_s == pytest.approx(0.1, rel=0.2)
     assert decode.cpu_s_per_row == pytest.approx(0.01, rel=0.2)
-    assert found.batch_rows == 8
-    assert found.gap_s == pytest.approx(0.04, rel=0.1)
+    assert workload.batch_rows == 8
+    assert workload.gap_s == pytest.approx(0.04, rel=0.1)
 
 
 def test_more_cores_gain_what_the_law_says_until_the_trainer_is_fed() -> None:
@@ -94,46 +94,46 @@ def test_more_cores_gain_what_the_law_says_until_the_trainer_is_fed() -> None:
 def test_the_named_workers_reach_the_speed_on_a_simulated_machine(
     cores: float,
 ) -> None:
-    found = Projection(READS, cores)
+    projection = Projection(READS, cores)
     stages = [
-        SimulatedStage(each.name, cpu_s=each.cpu_s, wait_s=each.run_s - each.cpu_s)
-        for each in READS.stages
+        SimulatedStage(stage.name, cpu_s=stage.cpu_s, wait_s=stage.run_s - stage.cpu_s)
+        for stage in READS.stages
     ]
     work = SimulatedWorkload(tuple(stages), Trainer(READS.gap_s), READS.batch_rows)
     machine = Machine(cores)
-    workers = [found.workers(stage) for stage in READS.stages]
+    workers = [projection.workers(stage) for stage in READS.stages]
     plant = Simulated(machine, work, workers, [4, 4])
     machine.advance(20.0)
     plant.observe()
     machine.advance(60.0)
-    reached = plant.observe().rows_per_s
-    assert reached == pytest.approx(found.rows_per_s, rel=0.15)
+    rows_per_s = plant.observe().rows_per_s
+    assert rows_per_s == pytest.approx(projection.rows_per_s, rel=0.15)
 
 
 def test_an_iterable_has_one_worker() -> None:
     iterable = replace(measured("read", 0.0, 0.02), iterable=True)
     reads = replace(READS, stages=(iterable,))
-    found = Projection(reads, 4.0)
-    assert found.rows_per_s == pytest.approx(50)
-    assert found.binds == "read: it may have no more workers"
+    projection = Projection(reads, 4.0)
+    assert projection.rows_per_s == pytest.approx(50)
+    assert projection.binds == "read: it may have no more workers"
 
 
 def test_the_plan_of_a_log_uses_the_names_in_the_log(log: Path) -> None:
-    (found,) = measured_workloads(log).values()
-    names = [stage.name for stage in found.stages]
+    (workload,) = measured_workloads(log).values()
+    names = [stage.name for stage in workload.stages]
     assert names == ["Map(ID:0) read", "Map(ID:1) decode"]
 
 
 def test_each_pipeline_of_a_log_is_planned_unless_one_is_named(tmp_path: Path) -> None:
     for name in ("train", "val"):
         record(tmp_path / "run", name)
-    found = measured_workloads(tmp_path / "run")
-    assert [*found] == ["train", "val"]
+    workloads = measured_workloads(tmp_path / "run")
+    assert [*workloads] == ["train", "val"]
     assert [*measured_workloads(tmp_path / "run", "val")] == ["val"]
     log = str(tmp_path / "run")
-    told = CliRunner().invoke(cli.app, ["plan", log, "--cores", "32", "--nodes", "64"])
-    assert re.findall(r"^(\S+):$", told.stdout, re.MULTILINE) == ["train", "val"]
-    assert told.stdout.count("what binds: ") == 2
+    plan = CliRunner().invoke(cli.app, ["plan", log, "--cores", "32", "--nodes", "64"])
+    assert re.findall(r"^(\S+):$", plan.stdout, re.MULTILINE) == ["train", "val"]
+    assert plan.stdout.count("what binds: ") == 2
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"event": "verdict"}\n', "[]\n"])
@@ -157,18 +157,18 @@ def test_a_log_of_another_version_is_an_error_that_says_so(
 
 def test_a_plan_for_nodes_says_when_the_store_becomes_the_limit() -> None:
     photos = replace(READS, source_bytes=1e5)
-    found = plan_nodes(photos, 4.0, [1, 8, 64], store_bytes_per_s=1e9, spread=0.0)
-    firsts = [first for first, _ in found]
+    plans = plan_nodes(photos, 4.0, [1, 8, 64], store_bytes_per_s=1e9, spread=0.0)
+    firsts = [first for first, _ in plans]
     assert [first.rows_per_s for first in firsts] == pytest.approx(
         [200, 1_600, 10_000], rel=1e-3
     )
     assert [first.binds for first in firsts][-1] == "the store's bandwidth"
-    assert "the store's bandwidth" in table_of(4.0, found)
+    assert "the store's bandwidth" in table_of(4.0, plans)
 
 
 def test_a_plan_for_nodes_knows_what_their_cores_can_load() -> None:
-    found = plan_nodes(READS, 1.0, [16], spread=0.0)
-    ((first, later),) = found
+    plans = plan_nodes(READS, 1.0, [16], spread=0.0)
+    ((first, later),) = plans
     assert first == later
     assert first.rows_per_s == pytest.approx(16 / ROW_CPU_S, rel=0.01)
     assert first.binds == "a node's own loading"

@@ -73,19 +73,19 @@ def shares(seeds: Iterable[int]) -> list[tuple[float, int]]:
     ],
 )
 def test_random_pipelines_come_near_their_optimum(seeds: Sequence[int]) -> None:
-    found = shares(seeds)
-    assert statistics.median(share for share, _ in found) >= 0.99
-    assert found[0][0] >= 0.90, f"share and seed: {found[:12]}"
+    shares_and_seeds = shares(seeds)
+    assert statistics.median(share for share, _ in shares_and_seeds) >= 0.99
+    assert shares_and_seeds[0][0] >= 0.90, f"share and seed: {shares_and_seeds[:12]}"
 
 
 @pytest.mark.slow
 def test_fresh_random_pipelines_come_near_their_optimum() -> None:
     seed = random.randrange(1 << 30)
-    found = shares(range(seed, seed + 50))
-    assert statistics.median(share for share, _ in found) >= 0.99
+    shares_and_seeds = shares(range(seed, seed + 50))
+    assert statistics.median(share for share, _ in shares_and_seeds) >= 0.99
     # The aim is that none falls below 0.90. One in a hundred does; that five of 50 do
     # by chance has a probability of 0.0002.
-    assert found[4][0] >= 0.90, f"share and seed: {found[:12]}"
+    assert shares_and_seeds[4][0] >= 0.90, f"share and seed: {shares_and_seeds[:12]}"
 
 
 STORE = Workload(
@@ -103,12 +103,12 @@ def seconds_to(share: float, policy: Policy[Any]) -> float:
     machine = Machine(4.0, 0)
     plant = Simulated(machine, STORE, [1, 1], [PREFETCH] * 2)
     tuner = Tuner(plant, policy, Budget(4.0, 1 << 40), AutotuneLog())
-    wanted = share * STORE.best_rows_per_s(4.0) / STORE.batch_rows
+    target = share * STORE.best_rows_per_s(4.0) / STORE.batch_rows
     steps = [0.0]
     while machine.now_s < 60.0:
         run_until(tuner, machine, machine.now_s + 0.5)
         steps.append(float(plant.steps))
-        if len(steps) > 4 and (steps[-1] - steps[-5]) / 2.0 >= wanted:
+        if len(steps) > 4 and (steps[-1] - steps[-5]) / 2.0 >= target:
             return machine.now_s - 2.0
     return machine.now_s
 
@@ -166,8 +166,8 @@ def test_reads_in_flight_are_about_as_many_as_the_store_can_use(
     tuner = Tuner(plant, LAW, Budget(4.0, 1 << 40), AutotuneLog())
     rate_between(plant, tuner, 40.0)
     assert rate_between(plant, tuner, 50.0) >= 0.95 * work.best_rows_per_s(4.0)
-    (seen,) = plant.observe().segments
-    assert seen.num_parallel_workers <= 2 * 21
+    (segment,) = plant.observe().segments
+    assert segment.num_parallel_workers <= 2 * 21
 
 
 def test_cores_that_another_process_leaves_free_stay_in_use() -> None:
@@ -203,9 +203,9 @@ def test_ranks_share_the_cores_of_their_host_and_the_straggler_gets_enough(
         for cpu_s in (1.6, 3.2)
     )
     work = [even] * (world - 1) + [heavy]
-    best = cores / sum(each.stages[0].cpu_s for each in work)
+    best = cores / sum(workload.stages[0].cpu_s for workload in work)
     machine, ranks = Machine(cores, seed), Ranks(world)
-    plants = [Simulated(machine, each, [1], [PREFETCH], ranks) for each in work]
+    plants = [Simulated(machine, workload, [1], [PREFETCH], ranks) for workload in work]
     with contextlib.ExitStack() as stack:
         tuners = [
             Tuner(

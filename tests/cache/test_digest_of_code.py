@@ -99,8 +99,8 @@ def test_code_that_does_nothing_does_not_count(
 
 
 def test_an_attribute_of_a_class_counts_without_source() -> None:
-    made = [kind(max) for kind in (classmethod, staticmethod, property)]
-    assert len({of(each) for each in made}) == 3
+    attributes = [kind(max) for kind in (classmethod, staticmethod, property)]
+    assert len({of(attribute) for attribute in attributes}) == 3
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_what_is_read_from_a_module_counts_however_it_is_read(
     before = found(TOOLS)
     assert found(TOOLS) == before
     assert found(TOOLS.replace("SCALE = 2", "SCALE = 3")) != before
-    kept = found(TOOLS.replace("size = 4", "size = 5")) == before
-    assert kept is (use == "t.SCALE")
+    is_same = found(TOOLS.replace("size = 4", "size = 5")) == before
+    assert is_same is (use == "t.SCALE")
 
 
 def test_a_module_with_generated_attributes_counts_by_its_generator(
@@ -158,8 +158,8 @@ def test_what_a_function_imports_or_reads_from_a_module_counts(
 
 def test_all_instructions_of_this_python_that_name_something_are_known() -> None:
     kinds = {dis.opname[code] for code in dis.hasname}
-    others = {each for each in kinds if each.startswith(("STORE", "DELETE", "IMPORT"))}
-    of_a_base_class = {each for each in kinds if "SUPER" in each}
+    others = {kind for kind in kinds if kind.startswith(("STORE", "DELETE", "IMPORT"))}
+    of_a_base_class = {kind for kind in kinds if "SUPER" in kind}
     assert kinds <= GLOBALS | ATTRIBUTES | others | of_a_base_class
 
 
@@ -283,8 +283,8 @@ def test_local_classes_and_a_module_of_torch_are_digested() -> None:
 def test_a_lock_that_a_methods_helper_uses_is_named(
     load: Callable[..., types.ModuleType],
 ) -> None:
-    locked = TOOLS.replace("SCALE = 2", "import threading\nSCALE = threading.Lock()")
+    source = TOOLS.replace("SCALE = 2", "import threading\nSCALE = threading.Lock()")
     with pytest.raises(Undigestible) as raised:
-        digest(load(locked).Crop(), "crop")
+        digest(load(source).Crop(), "crop")
     path = "crop.__call__.__globals__['helper'].__globals__['SCALE']"
     assert raised.value.path == path

@@ -25,10 +25,10 @@ THREAD = pytest.param("thread", marks=pytest.mark.slow)
 KINDS = [THREAD, "process"]
 
 
-def begun(**described: Any) -> subprocess.Popen[str]:
+def begun(**settings: Any) -> subprocess.Popen[str]:
     """Start a training in a process of its own."""
     return warm.Popen(
-        [sys.executable, "-P", str(SCRIPT), json.dumps(described)],
+        [sys.executable, "-P", str(SCRIPT), json.dumps(settings)],
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),
@@ -47,33 +47,33 @@ def ended(training: subprocess.Popen[str]) -> dict[str, Any]:
     with training:
         out, err = training.communicate(timeout=60)
     assert training.returncode == 0, (training.returncode, err[-2000:])
-    said: dict[str, Any] = json.loads(out)
-    said["told"] += [line for line in err.splitlines() if "Cache(ID:" in line]
-    return said
+    report: dict[str, Any] = json.loads(out)
+    report["told"] += [line for line in err.splitlines() if "Cache(ID:" in line]
+    return report
 
 
 def in_a_file_system(
-    options: str, place: Path, then: str = "true", **described: Any
+    options: str, place: Path, then: str = "true", **settings: Any
 ) -> dict[str, Any]:
     """Train with a tmpfs of its own, which ends with the process."""
     user = [] if os.getuid() == 0 else ["--map-root-user"]
-    tried = ["unshare", "--mount", *user, "true"]
-    if subprocess.run(tried, capture_output=True, check=False).returncode:
+    attempt = ["unshare", "--mount", *user, "true"]
+    if subprocess.run(attempt, capture_output=True, check=False).returncode:
         pytest.skip("mounting is not permitted here")
     place.mkdir(exist_ok=True)
     first = f'mount -t tmpfs -o {options} none "$0" && {then}'
-    return ended(begun(first=first, disk=str(place), **described))
+    return ended(begun(first=first, disk=str(place), **settings))
 
 
 @pytest.mark.parametrize("executor", KINDS)
 def test_a_disk_with_hardly_any_room_stores_nothing_and_warns_once(
     executor: str, tmp_path: Path
 ) -> None:
-    said = in_a_file_system("size=2m", tmp_path / "full", executor=executor)
-    assert len(said["told"]) == 1
-    assert str(tmp_path / "full") in said["told"][0]
-    assert "free some" in said["told"][0]
-    assert said["records"]["disk"] == 0
+    report = in_a_file_system("size=2m", tmp_path / "full", executor=executor)
+    assert len(report["told"]) == 1
+    assert str(tmp_path / "full") in report["told"][0]
+    assert "free some" in report["told"][0]
+    assert report["records"]["disk"] == 0
 
 
 @pytest.mark.parametrize(
@@ -91,17 +91,17 @@ def test_a_disk_that_fills_up_under_the_cache_is_given_up_with_one_warning(
     size: str, executor: str, tmp_path: Path
 ) -> None:
     cache = {"executor": executor, "to_the_last_byte": True, "disk_limit": 1 << 30}
-    said = in_a_file_system(f"size={size}", tmp_path / "full", **cache)
-    assert len(said["told"]) == 1
-    assert "it goes on without its disk" in said["told"][0]
-    assert str(tmp_path / "full") in said["told"][0]
+    report = in_a_file_system(f"size={size}", tmp_path / "full", **cache)
+    assert len(report["told"]) == 1
+    assert "it goes on without its disk" in report["told"][0]
+    assert str(tmp_path / "full") in report["told"][0]
 
 
 def test_a_read_only_file_system_is_reported_once(tmp_path: Path) -> None:
     place = tmp_path / "only read"
-    said = in_a_file_system("size=2m", place, then='mount -o remount,ro "$0"')
-    assert len(said["told"]) == 1
-    assert str(place) in said["told"][0]
+    report = in_a_file_system("size=2m", place, then='mount -o remount,ro "$0"')
+    assert len(report["told"]) == 1
+    assert str(place) in report["told"][0]
 
 
 @pytest.mark.parametrize(
@@ -112,19 +112,19 @@ def test_a_limit_on_file_sizes_ends_each_tier_with_one_warning(
     file_bytes: int, tmp_path: Path
 ) -> None:
     cache = {"disk": str(tmp_path), "ram": "2MB"}
-    said = ended(begun(file_bytes=file_bytes, **cache))
+    report = ended(begun(file_bytes=file_bytes, **cache))
     for tier in ("RAM", "its disk"):
-        assert sum(f"goes on without {tier}" in line for line in said["told"]) == 1
-    assert len(said["told"]) == 2
+        assert sum(f"goes on without {tier}" in line for line in report["told"]) == 1
+    assert len(report["told"]) == 2
 
 
 def one_warning(place: Path, *words: str, stored: bool = False, **cache: Any) -> None:
     """Train; assert that one warning names the place and says these words."""
-    said = train(disk=str(place), **cache)
-    assert len(said["told"]) == 1, said["told"]
+    report = train(disk=str(place), **cache)
+    assert len(report["told"]) == 1, report["told"]
     for word in (str(place), *words):
-        assert word in said["told"][0]
-    assert ("disk" in said["records"]) == stored
+        assert word in report["told"][0]
+    assert ("disk" in report["records"]) == stored
 
 
 @pytest.fixture
@@ -220,8 +220,8 @@ def test_a_torn_database_is_emptied_and_refilled(filled: Path) -> None:
 
 def mount(monkeypatch: pytest.MonkeyPatch, **mounts: str) -> None:
     """Mount file systems of these kinds at these places."""
-    found = [SimpleNamespace(fstype=k, mountpoint=m) for m, k in mounts.items()]
-    monkeypatch.setattr(psutil, "disk_partitions", lambda all: found)  # noqa: A006
+    partitions = [SimpleNamespace(fstype=k, mountpoint=m) for m, k in mounts.items()]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: partitions)  # noqa: A006
 
 
 def test_network_file_systems_are_recognised_whatever_their_path(
@@ -267,9 +267,9 @@ def test_the_stricter_of_two_jobs_on_one_folder_stops_at_its_limit(
         assert ended(training)["told"] == []
     alone = tmp_path / "alone"
     for _ in range(2):  # the second job sees all that the first has written
-        said = train(disk=str(alone), disk_limit=few, epochs=1)
-        assert said["told"] == []
-    assert 0 < said["nbytes"]["disk"] <= few
+        report = train(disk=str(alone), disk_limit=few, epochs=1)
+        assert report["told"] == []
+    assert 0 < report["nbytes"]["disk"] <= few
 
 
 def test_without_shared_memory_training_goes_on_after_one_warning(
@@ -280,9 +280,9 @@ def test_without_shared_memory_training_goes_on_after_one_warning(
 
     monkeypatch.setattr(os, "memfd_create", refuse)
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    said = train(ram="2MB")
-    assert len(said["told"]) == 1
-    assert "it goes on without RAM" in said["told"][0]
+    report = train(ram="2MB")
+    assert len(report["told"]) == 1
+    assert "it goes on without RAM" in report["told"][0]
 
 
 @pytest.mark.long
@@ -302,19 +302,19 @@ def test_a_killed_trainer_leaves_no_process_and_no_memory(
         _, alive = psutil.wait_procs(family, timeout=60)
     assert alive == []
     assert not memory & arenas(psutil.process_iter())
-    said = train(**cache)
-    assert said["told"] == []
-    assert said["records"]["RAM"] == SAMPLES
+    report = train(**cache)
+    assert report["told"] == []
+    assert report["records"]["RAM"] == SAMPLES
 
 
 def arenas(processes: Any) -> set[tuple[int, int]]:
     """Return the shared memory of caches that these processes have open."""
-    found = set()
+    files = set()
     for process in processes:
         for link in Path(f"/proc/{process.pid}/fd").glob("*"):
             try:
                 if "memfd:penstock" in os.readlink(link):
-                    found.add((link.stat().st_dev, link.stat().st_ino))
+                    files.add((link.stat().st_dev, link.stat().st_ino))
             except OSError:
                 continue  # closed meanwhile
-    return found
+    return files

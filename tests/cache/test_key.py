@@ -46,9 +46,11 @@ def told(*rows: int) -> np.ndarray[Any, Any]:
 def keys(
     dataset: Any, *functions: Any, version: str | int | None = None
 ) -> list[bytes]:
-    found = fingerprint(dataset, [("function", each) for each in functions], version)
-    assert found.private_because is None
-    return [found.key(index, None) for index in range(3)]
+    identity = fingerprint(
+        dataset, [("function", function) for function in functions], version
+    )
+    assert identity.private_because is None
+    return [identity.key(index, None) for index in range(3)]
 
 
 def test_equal_data_and_code_have_equal_keys() -> None:
@@ -57,7 +59,7 @@ def test_equal_data_and_code_have_equal_keys() -> None:
 
 
 def test_data_code_order_and_version_make_other_keys() -> None:
-    others = [
+    variants = [
         keys([1, 2, 3]),
         keys([1, 2, 4]),
         keys((1, 2, 3)),
@@ -74,37 +76,37 @@ def test_data_code_order_and_version_make_other_keys() -> None:
         keys(Stamped("a")),
         keys(Stamped("b")),
     ]
-    assert len({each for found in others for each in found}) == 3 * len(others)
+    assert len({key for variant in variants for key in variant}) == 3 * len(variants)
 
 
 def test_a_functions_name_in_the_pipeline_is_not_part_of_the_key() -> None:
-    found = [fingerprint([1], [(name, even)]).digest for name in ("a", "b")]
-    assert found[0] == found[1]
+    digests = [fingerprint([1], [(name, even)]).digest for name in ("a", "b")]
+    assert digests[0] == digests[1]
 
 
 def test_keys_differ_for_all_samples_and_sizes() -> None:
-    found = fingerprint([1], [])
+    identity = fingerprint([1], [])
     sizes = (None, 0, 128, 224)
-    made = {found.key(index, size) for index in range(25_000) for size in sizes}
-    assert len(made) == 100_000
-    assert {len(each) for each in made} == {16}
+    all_keys = {identity.key(index, size) for index in range(25_000) for size in sizes}
+    assert len(all_keys) == 100_000
+    assert {len(key) for key in all_keys} == {16}
 
 
 def test_keys_of_one_fingerprint_and_size_share_their_first_bytes() -> None:
     for samples in (None, told(*range(100))):
-        found = Fingerprint(bytes(16), samples=samples)
-        namespace = found.namespace(224)
-        assert {found.key(index, 224)[:8] for index in range(100)} == {namespace}
+        identity = Fingerprint(bytes(16), samples=samples)
+        namespace = identity.namespace(224)
+        assert {identity.key(index, 224)[:8] for index in range(100)} == {namespace}
         assert len(namespace) == 8
-        assert found.namespace(None) != namespace
+        assert identity.namespace(None) != namespace
 
 
 def test_keys_are_the_same_after_pickling() -> None:
     for samples in (None, told(1, 2)):
-        found = Fingerprint(bytes(16), samples=samples)
-        again = pickle.loads(pickle.dumps(found))  # noqa: S301 - our own
-        assert again.key(1, 224) == found.key(1, 224)
-        assert found.key(np.int64(1), None) == found.key(1, None)  # type: ignore[arg-type]
+        identity = Fingerprint(bytes(16), samples=samples)
+        again = pickle.loads(pickle.dumps(identity))  # noqa: S301 - our own
+        assert again.key(1, 224) == identity.key(1, 224)
+        assert identity.key(np.int64(1), None) == identity.key(1, None)  # type: ignore[arg-type]
 
 
 def test_a_changed_sample_leaves_the_keys_of_the_others() -> None:
@@ -125,21 +127,23 @@ def test_a_dataset_identifies_samples_by_one_row_each(wrong: Any) -> None:
 
 @pytest.mark.parametrize("index", [-1, 2, 100])
 def test_an_index_without_a_sample_has_no_key(index: int) -> None:
-    found = Fingerprint(bytes(16), samples=told(1, 2))
+    identity = Fingerprint(bytes(16), samples=told(1, 2))
     with pytest.raises(IndexError, match=f"there are 2 samples, .* number {index}"):
-        found.key(index, None)
+        identity.key(index, None)
 
 
 def test_data_that_cannot_be_digested_belongs_to_this_run_alone() -> None:
     dataset = Compose([threading.Lock()])
-    found = [fingerprint(dataset, []) for _ in range(2)]
-    assert found[0].private_because == "dataset.transforms[0] (lock)"
-    assert found[0].digest != found[1].digest
-    assert {len(each.digest) for each in found} == {16}
+    identities = [fingerprint(dataset, []) for _ in range(2)]
+    assert identities[0].private_because == "dataset.transforms[0] (lock)"
+    assert identities[0].digest != identities[1].digest
+    assert {len(identity.digest) for identity in identities} == {16}
 
     generator = (x for x in "ab")
-    found = [fingerprint([1], [("decode", lambda x: (x, generator))])]
-    assert found[0].private_because == "decode.__closure__['generator'] (generator)"
+    identities = [fingerprint([1], [("decode", lambda x: (x, generator))])]
+    assert (
+        identities[0].private_because == "decode.__closure__['generator'] (generator)"
+    )
 
 
 def test_files_are_identified_by_path_size_time_and_label(tmp_path: Path) -> None:
@@ -163,7 +167,9 @@ def test_files_are_identified_by_path_size_time_and_label(tmp_path: Path) -> Non
     os.utime(paths[1], ns=(1, 1))
     Path(paths[2]).write_bytes(b"")
     assert changed() == [False, True, True]
-    labels = [file_fingerprints(paths, labels=each) for each in ([0, 1, 2], [0, 2, 2])]
+    labels = [
+        file_fingerprints(paths, labels=classes) for classes in ([0, 1, 2], [0, 2, 2])
+    ]
     assert [*(labels[0] != labels[1]).all(axis=1)] == [False, True, False]
 
 
@@ -174,28 +180,28 @@ def test_folders_that_look_alike_are_told_apart_by_their_paths(
         (tmp_path / name).mkdir()
         (tmp_path / name / "a").write_bytes(b"1")
         os.utime(tmp_path / name / "a", (2e9, 2e9))
-    found = [
+    fingerprints = [
         file_fingerprints([str(tmp_path / name / "a")]) for name in ["train", "val"]
     ]
-    assert (found[0] != found[1]).all()
+    assert (fingerprints[0] != fingerprints[1]).all()
     monkeypatch.chdir(tmp_path / "val")
-    assert np.array_equal(file_fingerprints(["a"]), found[1])
+    assert np.array_equal(file_fingerprints(["a"]), fingerprints[1])
     (tmp_path / "now").symlink_to("train")
-    assert np.array_equal(file_fingerprints([str(tmp_path / "now/a")]), found[0])
+    assert np.array_equal(file_fingerprints([str(tmp_path / "now/a")]), fingerprints[0])
     (tmp_path / "now").unlink()
     (tmp_path / "now").symlink_to("val")
-    assert np.array_equal(file_fingerprints([str(tmp_path / "now/a")]), found[1])
+    assert np.array_equal(file_fingerprints([str(tmp_path / "now/a")]), fingerprints[1])
 
 
 def test_a_link_to_another_target_is_another_file(tmp_path: Path) -> None:
-    found = []
+    fingerprints = []
     for name in ("train", "val"):
         (tmp_path / name).write_bytes(b"1")
         os.utime(tmp_path / name, (2e9, 2e9))
         (tmp_path / "link").unlink(missing_ok=True)
         (tmp_path / "link").symlink_to(name)
-        found.append(file_fingerprints([str(tmp_path / "link")]))
-    assert (found[0] != found[1]).all()
+        fingerprints.append(file_fingerprints([str(tmp_path / "link")]))
+    assert (fingerprints[0] != fingerprints[1]).all()
 
 
 @pytest.mark.parametrize("at_s", [0, 1, 315_532_800, 1_700_000_000, 1_700_000_000.5])
@@ -212,8 +218,8 @@ def test_files_whose_times_were_set_are_identified_by_content(
         put(path, b"old")
     before = file_fingerprints(paths)
     put(paths[7], b"new")
-    changed = (file_fingerprints(paths) != before).all(axis=1)
-    assert [*changed.nonzero()[0]] == [7]
+    changes = (file_fingerprints(paths) != before).all(axis=1)
+    assert [*changes.nonzero()[0]] == [7]
 
 
 def test_files_with_times_of_their_own_are_not_read(
@@ -239,15 +245,15 @@ def test_threads_look_at_files_of_a_slow_disk_and_keep_their_order(
 
 
 def test_objects_in_a_store_are_identified_by_store_path_and_label() -> None:
-    found = [
+    fingerprints = [
         file_fingerprints(["a", "b"], store="s3"),
         file_fingerprints(["a", "b"], store="gs"),
         file_fingerprints(["a", "b"], store="s3", labels=[0, 1]),
         file_fingerprints(["a", "b"], store="s3", labels=["0", "1"]),
         file_fingerprints(["a", "b"], store="s3", labels=[np.array([0]), (1, None)]),
     ]
-    assert len({row.tobytes() for each in found for row in each}) == 10
-    assert np.array_equal(file_fingerprints(["a", "b"], store="s3"), found[0])
+    assert len({row.tobytes() for array in fingerprints for row in array}) == 10
+    assert np.array_equal(file_fingerprints(["a", "b"], store="s3"), fingerprints[0])
 
 
 def test_labels_must_be_as_many_as_paths() -> None:

@@ -51,7 +51,7 @@ def codec_of(record: bytes | bytearray | memoryview) -> str:
 
 def shown(value: Any) -> str:
     """Return a sample as text."""
-    return repr([value, *(each.tolist() for each in value[:2])])
+    return repr([value, *(array.tolist() for array in value[:2])])
 
 
 @EACH
@@ -94,16 +94,16 @@ def refused(record: bytes | bytearray) -> None:
 def resealed(record: bytes | bytearray) -> bytearray:
     """Return a record with a checksum that fits its changed content."""
     record = bytearray(record)
-    whole = xxh3_64_intdigest(record[: -CHECKSUM.size])
-    record[-CHECKSUM.size :] = CHECKSUM.pack(whole)
+    checksum = xxh3_64_intdigest(record[: -CHECKSUM.size])
+    record[-CHECKSUM.size :] = CHECKSUM.pack(checksum)
     return record
 
 
-def sealed(number: int, structure: bytes, length: int, stored: bytes) -> bytearray:
+def sealed(number: int, structure: bytes, length: int, body: bytes) -> bytearray:
     """Return a record of that content, whatever it is."""
-    lengths = len(structure), length, len(stored)
+    lengths = len(structure), length, len(body)
     header = HEADER.pack(MAGIC, VERSION, number, 0, *lengths, KEY)
-    return resealed(header + structure + stored + bytes(CHECKSUM.size))
+    return resealed(header + structure + body + bytes(CHECKSUM.size))
 
 
 @EACH
@@ -148,8 +148,8 @@ trees = st.recursive(
 @example(b"")
 def test_every_structure_is_read_or_refused(structure: bytes) -> None:
     for each in CODECS.values():
-        stored = each.pack(bytes(range(32)))
-        outcome(sealed(each.number, structure, 32, stored))
+        body = each.pack(bytes(range(32)))
+        outcome(sealed(each.number, structure, 32, body))
 
 
 def test_a_record_of_another_key_is_refused_with_both_named() -> None:
@@ -173,10 +173,10 @@ def test_a_record_of_another_version_is_refused_with_the_cure() -> None:
 def test_a_length_that_is_forged_is_refused_at_no_cost(each: Codec) -> None:
     record = encode(sample(), KEY, each)
     for place, length in itertools.product(LENGTHS, (0, 1, 2**31, 2**63, 2**64 - 1)):
-        forged = bytearray(record)
-        struct.pack_into("<Q", forged, place, length)
+        forgery = bytearray(record)
+        struct.pack_into("<Q", forgery, place, length)
         with within(1 << 20), pytest.raises(RecordError):
-            decode(resealed(forged), KEY)
+            decode(resealed(forgery), KEY)
 
 
 @pytest.mark.parametrize("name", ["zstd", "filter"])

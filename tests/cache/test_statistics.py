@@ -36,10 +36,10 @@ def test_threads_lose_no_count(shared: tuple[Counters, str]) -> None:
             counters.add(misses=1, compute_ns=2)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert counters.totals() == CacheStatistics(misses=4000, compute_ns=8000)
 
 
@@ -96,7 +96,7 @@ def test_a_cache_that_finds_samples_more_slowly_than_they_are_made_says_so(
     counts = CacheStatistics(
         misses=100, compute_ns=100 * made_ns, ram_ns=400 * 20_000, tiers=(tier,)
     )
-    said = "to find one takes 0.02 ms, and to make one 0.01: without this cache"
-    assert (said in counts.line) == loses
+    words = "to find one takes 0.02 ms, and to make one 0.01: without this cache"
+    assert (words in counts.line) == loses
     few = replace(counts, misses=99, compute_ns=99 * made_ns)
     assert "without this cache" not in few.line

@@ -21,7 +21,7 @@ async def fetch(sample: Any) -> Any:
 def shown(segments: tuple[SegmentRecipe, ...]) -> list[tuple[str, list[str]]]:
     """Return the executor and the stages of each segment."""
     return [
-        (segment.executor, [each.stage for each in segment.program.operations])
+        (segment.executor, [step.stage for step in segment.program.operations])
         for segment in segments
     ]
 

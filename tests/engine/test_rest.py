@@ -111,6 +111,6 @@ def test_a_child_that_dies_while_it_rests_loses_nothing() -> None:
         for child in list(engine.segments[-1].pool._children):  # type: ignore[attr-defined]  # noqa: SLF001
             os.kill(child.pid, signal.SIGKILL)
         rest.resume()
-        found = [row for _ in range(20) for row in next(loop).tolist()]
-        assert found == list(range(64, 21 * 64))
+        rows = [row for _ in range(20) for row in next(loop).tolist()]
+        assert rows == list(range(64, 21 * 64))
         del loop

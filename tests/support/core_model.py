@@ -84,27 +84,27 @@ class Course:
         step, byte_budget = self.core.next_step, self.reservations.byte_budget
         estimate = self.reservations.expected(self.script.batch(step).image_size)
         expected = self.grantable(at)
-        held = byte_budget.held_bytes
-        given = self.core.take(at, next(self.clock))
+        held_bytes = byte_budget.held_bytes
+        answer = self.core.take(at, next(self.clock))
         if self.core.next_step > step:
             self._note_opened(step, estimate or 0)
         else:
-            assert byte_budget.held_bytes == held
-        if isinstance(given, Wait):
-            assert expected is None, f"{expected} was not given out: {given}"
+            assert byte_budget.held_bytes == held_bytes
+        if isinstance(answer, Wait):
+            assert expected is None, f"{expected} was not given out: {answer}"
             self.asleep[at] += 1
         else:
-            self._note_lease(given, at, expected)
+            self._note_lease(answer, at, expected)
         self.wake()
 
     def settle(self, number: int, how: Settling) -> None:
         """A worker settles its lease: the `number`th of those that are out."""
         lease = self.in_hand.pop(number)
-        last, each = lease.segment == self.placing, self.row_bytes[lease.segment]
+        last, row_bytes = lease.segment == self.placing, self.row_bytes[lease.segment]
         if lease.segment > self.placing:
-            outcome = how.outcome_of_batch(lease, each * len(lease.chunk))
+            outcome = how.outcome_of_batch(lease, row_bytes * len(lease.chunk))
         else:
-            outcome = how.outcome(lease, each, last=last)
+            outcome = how.outcome(lease, row_bytes, last=last)
         self.settled.append((lease, outcome))
         if lease in self.core.leases:
             if last:
@@ -127,13 +127,13 @@ class Course:
         step = in_flight.plan.step
         current = self.core.batches_in_flight.get(step) is in_flight
         before = sight_of(self.core)
-        batch, made = self.batches.get(step), ("batch", step)
+        batch, payload = self.batches.get(step), ("batch", step)
         to = batch.next if current and batch and not batch.failed else self.depth
         # Every other batch was collated by the worker that made its rows.
         to += to == self.placing + 1 and to + 1 < self.depth and step % 2
         onward = to < self.depth
         self.core.deliver(
-            in_flight, Onward(to, made) if onward else made, next(self.clock)
+            in_flight, Onward(to, payload) if onward else payload, next(self.clock)
         )
         if current and batch is not None:
             batch.next, batch.delivered = to, not onward
@@ -149,13 +149,13 @@ class Course:
     def pop(self) -> bool:
         """The trainer asks for its next batch."""
         batch = self.batches.get(self.head)
-        popped = self.core.pop(next(self.clock))
+        entry = self.core.pop(next(self.clock))
         if batch is None or not batch.delivered:
-            assert popped is None
+            assert entry is None
             self.trainer_waits = True
             return False
-        assert popped is not None
-        in_flight, payload = popped
+        assert entry is not None
+        in_flight, payload = entry
         assert payload == ("batch", self.head)
         self._check_whole(in_flight)
         del self.batches[self.head]
@@ -245,8 +245,8 @@ class Course:
             return ready[0] if due and ready[0][0] <= self.limit(at) else None
         if at > 0:
             return None
-        if begun := self._at((SOURCE, 0)):
-            return begun[0]
+        if addresses := self._at((SOURCE, 0)):
+            return addresses[0]
         step = self.head + len(self.batches)
         if step > self.limit(0):
             return None
@@ -275,13 +275,13 @@ class Course:
         if (nbytes := self.batches[step].nbytes) is not None:
             return nbytes
         last = self.row_bytes[self.placing]
-        placed = len(self._tray(step).placed)
+        placed_rows = len(self._tray(step).placed)
         between = sum(
             self.row_bytes[at - 1]
             for kind, at in self.batches[step].places
             if kind in ("ready", "lent") and 0 < at <= self.placing
         )
-        return last * placed + between
+        return last * placed_rows + between
 
     def overdraft(self) -> int:
         """Bytes that may be charged beyond the limit: the oldest, and bad estimates."""
@@ -295,8 +295,8 @@ class Course:
     def check(self) -> None:
         """Compare the core with the model."""
         core = self.core
-        unfinished = [row for row in self._everything() if row[1][0] != DONE]
-        assert sorted(rows_of(self.core)) == sorted(unfinished)
+        unfinished_rows = [row for row in self._everything() if row[1][0] != DONE]
+        assert sorted(rows_of(self.core)) == sorted(unfinished_rows)
         assert core.head == self.head
         assert sorted(core.batches_in_flight) == sorted(self.batches)
         assert set(core.outbox) == {s for s, b in self.batches.items() if b.delivered}
@@ -305,8 +305,8 @@ class Course:
             assert core.segments[at].waiting == waiting
             assert core.segments[at - 1].gauge.level == waiting
         assert core.segments[-1].gauge.level == self.ready_rows
-        charged = sum(map(self.charge, self.batches))
-        assert self.reservations.held_bytes == charged
+        charged_bytes = sum(map(self.charge, self.batches))
+        assert self.reservations.held_bytes == charged_bytes
 
     def check_alive(self) -> None:
         """Check that something can move: a worker at work or awake, or the trainer."""
@@ -373,10 +373,10 @@ class Course:
         assert lease.in_flight is self.core.batches_in_flight[step]
         assert lease.segment == at
         assert 1 <= len(chunk) <= self.script.batch(step).n_rows - first
-        whole = self.script.rows(lease.in_flight.plan)
+        rows = self.script.rows(lease.in_flight.plan)
         stop = first + len(chunk)
-        assert chunk.indices.tolist() == whole.indices[first:stop].tolist()
-        assert chunk.rounds.tolist() == whole.rounds[first:stop].tolist()
+        assert chunk.indices.tolist() == rows.indices[first:stop].tolist()
+        assert chunk.rounds.tolist() == rows.rounds[first:stop].tolist()
         if at > self.placing:
             assert (first, stop) == (0, self.script.batch(step).n_rows)
             assert lease.inputs == [("batch", step)]
@@ -395,23 +395,23 @@ class Course:
         step, first = chunk.step, chunk.first_row
         batch = self.batches[step]
         rows = range(first, first + len(chunk))
-        moved = dict.fromkeys(rows, ("ready", at))
-        moved |= dict.fromkeys(rows[: outcome.done], (DONE, 0))
+        new_places = dict.fromkeys(rows, ("ready", at))
+        new_places |= dict.fromkeys(rows[: outcome.done], (DONE, 0))
         if at <= self.placing:
             for _, row, to in outcome.outputs or ():
-                moved[row] = ("ready", to)
+                new_places[row] = ("ready", to)
         elif outcome.done:
             batch.next, batch.nbytes = at + 1, outcome.nbytes
             batch.failed = bool(outcome.failures)
-        for row, place in moved.items():
+        for row, place in new_places.items():
             batch.places[row] = place
         in_flight = self.core.settle(lease, outcome, next(self.clock))
         if at > self.placing and in_flight is not None:
             assert in_flight.made == outcome.outputs
             del in_flight.failures[len(in_flight.failures) - len(outcome.failures) :]
         batch.peak = max(batch.peak, self.held(step))
-        finished = all(kind == DONE for kind, _ in batch.places)
-        assert (in_flight is not None) == finished
+        is_finished = all(kind == DONE for kind, _ in batch.places)
+        assert (in_flight is not None) == is_finished
         if in_flight is not None:
             self.complete.append(in_flight)
 
@@ -425,16 +425,16 @@ class Course:
         assert in_flight.remaining == [0] * self.depth
 
     def _count_outbox(self) -> None:
-        delivered = (batch.delivered for _, batch in sorted(self.batches.items()))
-        ready = sum(1 for _ in itertools.takewhile(bool, delivered))
+        deliveries = (batch.delivered for _, batch in sorted(self.batches.items()))
+        ready = sum(1 for _ in itertools.takewhile(bool, deliveries))
         self.ready_rows = ready * self.core.batch_rows
 
     def _affordable(self, step: int) -> bool:
         byte_budget = self.reservations.byte_budget
-        expected = self.reservations.expected(self.script.batch(step).image_size)
+        estimate = self.reservations.expected(self.script.batch(step).image_size)
         return (
-            expected is not None
-            and byte_budget.held_bytes + expected <= byte_budget.limit_bytes
+            estimate is not None
+            and byte_budget.held_bytes + estimate <= byte_budget.limit_bytes
         )
 
     def _reached(self, at: int) -> int:

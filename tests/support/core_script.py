@@ -64,43 +64,43 @@ class Settling:
 
     def kept(self, lease: Lease) -> list[int]:
         """Return the rows of the batch that come through."""
-        lost, done = self.failing | self.dropped, min(self.done, len(lease.chunk))
+        losses, done = self.failing | self.dropped, min(self.done, len(lease.chunk))
         first = lease.chunk.first_row
-        return [first + offset for offset in range(done) if offset not in lost]
+        return [first + offset for offset in range(done) if offset not in losses]
 
     def outcome(self, lease: Lease, row_bytes: int, *, last: bool) -> Outcome:
         """Return the outcome of a program; rows after the `last` segment are placed."""
-        chunk, kept = lease.chunk, self.kept(lease)
+        chunk, rows = lease.chunk, self.kept(lease)
         done = min(self.done, len(chunk))
         failing = sorted(offset for offset in self.failing if offset < done)
         outcome = Outcome(
             done,
-            nbytes=row_bytes * len(kept),
+            nbytes=row_bytes * len(rows),
             failures=[
                 Failure(ValueError(), "Map", 0, chunk.first_row + offset)
                 for offset in failing
             ],
-            dropped=done - len(kept) - len(failing),
+            dropped=done - len(rows) - len(failing),
             run_ns=self.ns_per_row * done,
             cpu_ns=self.ns_per_row * done * self.cpu_percent // 100,
         )
         if not last:
-            whole = len(kept) == done
-            outcome.offsets = None if whole else [row - chunk.first_row for row in kept]
-            outcome.outputs = [(chunk.step, row, lease.segment + 1) for row in kept]
+            whole = len(rows) == done
+            outcome.offsets = None if whole else [row - chunk.first_row for row in rows]
+            outcome.outputs = [(chunk.step, row, lease.segment + 1) for row in rows]
         return outcome
 
     def outcome_of_batch(self, lease: Lease, nbytes: int) -> Outcome:
         """Return the outcome of a program that works on whole batches."""
         rows = len(lease.chunk)
-        spent = self.ns_per_row * rows
+        run_ns = self.ns_per_row * rows
         if self.done < rows:
             return Outcome(0)
         if self.failing:
             failures = [Failure(ValueError(), "Map", 0, 0)]
-            return Outcome(rows, failures=failures, outputs=[], run_ns=spent)
+            return Outcome(rows, failures=failures, outputs=[], run_ns=run_ns)
         outputs = [("batch", lease.chunk.step)]
-        return Outcome(rows, outputs=outputs, nbytes=nbytes, run_ns=spent)
+        return Outcome(rows, outputs=outputs, nbytes=nbytes, run_ns=run_ns)
 
 
 @dataclass(slots=True, eq=False)

@@ -72,14 +72,14 @@ def train(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     loader = DataLoader(data, BATCH, shuffle=sampler is None, sampler=sampler)
     model = Model(settings["step_s"])
     trainer.fit(model, loader, ckpt_path=resume)
-    used: Any = trainer.train_dataloader
+    train_loader: Any = trainer.train_dataloader
     return {
         "rank": trainer.global_rank,
         "seen": model.seen,
-        "type": type(used).__name__,
-        "sampler": type(used.sampler).__name__,
-        "ours": isinstance(used, DataLoader),
-        "verdict": used.explain().verdict,
+        "type": type(train_loader).__name__,
+        "sampler": type(train_loader.sampler).__name__,
+        "ours": isinstance(train_loader, DataLoader),
+        "verdict": train_loader.explain().verdict,
     }
 
 
@@ -87,9 +87,9 @@ def main() -> None:
     folder, runs = Path(sys.argv[1]), json.loads(sys.argv[2])
     ps.set_enable_autotune(True)
     for settings in runs:
-        found = train(folder, settings)
-        path = folder / f"{settings['name']}{found['rank']}.json"
-        path.write_text(json.dumps(found))
+        report = train(folder, settings)
+        path = folder / f"{settings['name']}{report['rank']}.json"
+        path.write_text(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -70,12 +70,12 @@ def members(parts: list[Maker]) -> Callable[[np.random.Generator], list[Any]]:
 
 def sequence(kind: str, parts: list[Maker]) -> Maker:
     """Return a maker of tuples, lists or namedtuples."""
-    made = members(parts)
+    maker = members(parts)
     if kind == "pair" and len(parts) == 2:
-        return lambda rng: PAIR(*made(rng))
+        return lambda rng: PAIR(*maker(rng))
     if kind == "other pair" and len(parts) == 2:
-        return lambda rng: OTHER_PAIR(*made(rng))
-    return made if kind == "list" else lambda rng: tuple(made(rng))
+        return lambda rng: OTHER_PAIR(*maker(rng))
+    return maker if kind == "list" else lambda rng: tuple(maker(rng))
 
 
 def mapping(parts: list[Maker], *, turning: bool) -> Maker:
@@ -179,6 +179,6 @@ def raw(tensor: torch.Tensor) -> bytes:
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     # Not by contiguous(): to that a lone element is in order, whatever its stride.
-    whole = tensor.detach().resolve_conj().clone(memory_format=torch.contiguous_format)
-    flat = whole.reshape(-1)
+    copy = tensor.detach().resolve_conj().clone(memory_format=torch.contiguous_format)
+    flat = copy.reshape(-1)
     return bytes(flat.view(torch.uint8).numpy()) if flat.numel() else b""

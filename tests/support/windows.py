@@ -157,7 +157,7 @@ def at_ease(*, workers: int = 8, time_s: float = 1.0) -> Observation:
 
 
 def situation(
-    seen: Observation,
+    observation: Observation,
     *,
     upper: int = 32,
     tunable: bool = True,
@@ -167,18 +167,18 @@ def situation(
 ) -> Situation:
     """The observation with knobs that stand as it says."""
     knobs: dict[KnobKey, KnobView] = {}
-    for part in seen.segments:
+    for part in observation.segments:
         workers = KnobView(part.num_parallel_workers, 1, upper, tunable)
         knobs[part.name, "num_parallel_workers"] = workers
         prefetch = KnobView(part.prefetch_size, 1, prefetch_upper, tunable)
         knobs[part.queue_name, "prefetch_size"] = prefetch
-    return Situation(seen, knobs, Budget(cores, memory_bytes))
+    return Situation(observation, knobs, Budget(cores, memory_bytes))
 
 
-def with_output(seen: Observation, share: float) -> Observation:
+def with_output(observation: Observation, share: float) -> Observation:
     """The observation with the connector behind its last segment this full."""
-    last = replace(seen.segments[-1], output=connector(share))
-    return replace(seen, segments=(*seen.segments[:-1], last))
+    last = replace(observation.segments[-1], output=connector(share))
+    return replace(observation, segments=(*observation.segments[:-1], last))
 
 
 def eased_situation() -> Situation:
@@ -188,6 +188,6 @@ def eased_situation() -> Situation:
 
 def rate(rows: int) -> Observation:
     """A starving window in which each segment finished so many rows."""
-    seen = starved()
-    segments = tuple(replace(segment, rows=rows) for segment in seen.segments)
-    return replace(seen, segments=segments)
+    observation = starved()
+    segments = tuple(replace(segment, rows=rows) for segment in observation.segments)
+    return replace(observation, segments=segments)

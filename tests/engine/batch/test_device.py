@@ -49,10 +49,10 @@ def test_images_become_floats_on_the_device(dtype: Any, *, channels_last: bool) 
         "cpu", normalize=(MEAN, STD), dtype=dtype, channels_last=channels_last
     )
     ((images, labels),) = pipe
-    wanted = (raw / 255 - torch.tensor(MEAN)) / torch.tensor(STD)
+    expected = (raw / 255 - torch.tensor(MEAN)) / torch.tensor(STD)
     assert images.dtype == dtype
     assert images.shape == (4, 3, 2, 5)
-    assert torch.allclose(images.float(), wanted.permute(0, 3, 1, 2), atol=0.02)
+    assert torch.allclose(images.float(), expected.permute(0, 3, 1, 2), atol=0.02)
     assert labels.tolist() == [0, 1, 2, 3]
     assert labels.dtype == torch.int64
     layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -115,11 +115,11 @@ def test_a_copy_from_the_ring_or_from_a_slab_blocks_nobody() -> None:
     assert crossing.mark is not None
     assert not crossing.mark.query()
     heap.zero_()
-    moved = carrier.hand_over(crossing).data
-    assert [each.sum().item() for each in moved] == [3 << 20, 5 << 20]
+    batch = carrier.hand_over(crossing).data
+    assert [tensor.sum().item() for tensor in batch] == [3 << 20, 5 << 20]
     carrier.close()
     os.close(slab.descriptor)
-    del shared, allocate, slab, crossing, moved
+    del shared, allocate, slab, crossing, batch
     assert bus.register(address, 0) is False
     assert torch.ones(1, device="cuda").item() == 1  # nobody is blamed for that
 
@@ -130,11 +130,11 @@ def test_no_more_batches_than_the_depth_are_ahead_on_a_cuda_device() -> None:
 
     pipe = ps.Pipeline.from_dataset(Images(400), executor="thread").batch(4)
     nbytes = 4 * Images.nbytes
-    with pipe.to_device("cuda") as moved:
+    with pipe.to_device("cuda") as device_pipe:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        for _ in moved:
+        for _ in device_pipe:
             torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - before
     assert nbytes <= peak <= (DEPTH + 2) * (nbytes + (1 << 12))

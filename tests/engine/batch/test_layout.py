@@ -60,8 +60,8 @@ def cuts(draw: st.DrawFn, rows: int) -> list[Rows]:
         for start, stop in zip(starts, [*starts[1:], rows], strict=True)
     ]
     if draw(st.booleans()):  # with gaps, as a filter leaves them
-        whole = list(range(rows))
-        chunks = [part for part in (whole[::2], whole[1::2]) if part]
+        all_rows = list(range(rows))
+        chunks = [part for part in (all_rows[::2], all_rows[1::2]) if part]
     return draw(st.permutations(chunks))
 
 
@@ -69,19 +69,19 @@ def check_like_torch(data: st.DataObject, strategy: st.SearchStrategy[Any]) -> N
     """Place batches of drawn samples in drawn chunks; each equals torch's."""
     buffers = Buffers("Batch(ID:1)")
     make = data.draw(strategy)
-    others = [make, make, data.draw(strategy)]
-    for maker in data.draw(st.permutations(others)):  # batches share layouts
+    makers = [make, make, data.draw(strategy)]
+    for maker in data.draw(st.permutations(makers)):  # batches share layouts
         rng = np.random.default_rng(data.draw(st.integers(0, 99)))
         rows = data.draw(st.integers(1, 6))
         samples = [maker(rng) for _ in range(rows)]
         expected = by_torch(samples)
-        got = collated(buffers, samples, data.draw(cuts(rows)))
+        batch = collated(buffers, samples, data.draw(cuts(rows)))
         if isinstance(expected, Exception):
-            assert isinstance(got, FailedBatch)
-            assert type(got.error) is type(expected)
+            assert isinstance(batch, FailedBatch)
+            assert type(batch.error) is type(expected)
         else:
-            assert isinstance(got, Finished), got
-            assert_same(got.data, expected)
+            assert isinstance(batch, Finished), batch
+            assert_same(batch.data, expected)
 
 
 @pytest.mark.long
@@ -148,8 +148,8 @@ def test_rows_of_a_memory_map_are_written_into_the_batch(tmp_path: Path) -> None
     table[:] = np.arange(18).reshape(6, 3)
     samples = [(table[n], n) for n in range(6)]
     assert type(samples[0][0]) is np.memmap
-    made = in_place(samples, [range(4, 6), [0, 2, 3], [1]])
-    assert_same(made, default_collate(samples))
+    batch = in_place(samples, [range(4, 6), [0, 2, 3], [1]])
+    assert_same(batch, default_collate(samples))
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
@@ -158,10 +158,11 @@ def test_a_sample_that_was_written_can_be_read_back(kind: str) -> None:
     layout = learn(samples[0])
     assert layout is not None
     memory = in_place(samples, [range(6)])
-    read = [layout.read(memory, row) for row in range(6)]
-    assert [type(sample) for sample in read] == [type(sample) for sample in samples]
+    copies = [layout.read(memory, row) for row in range(6)]
+    assert [type(sample) for sample in copies] == [type(sample) for sample in samples]
     assert_same(
-        default_collate(read), default_collate([straight(one) for one in samples])
+        default_collate(copies),
+        default_collate([straight(sample) for sample in samples]),
     )
 
 
@@ -204,12 +205,12 @@ def test_samples_whose_batch_is_not_certain_to_the_bit_are_left_to_torch(
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_are_left_to_torch() -> None:
-    nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
-    assert learn(nested) is None
+    tensor = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+    assert learn(tensor) is None
     layout = learn(torch.zeros(2))
     assert layout is not None
     with pytest.raises(Misfit):
-        layout.write(layout.open(2, on_heap), 0, [nested])
+        layout.write(layout.open(2, on_heap), 0, [tensor])
 
 
 @pytest.mark.parametrize(
@@ -248,21 +249,21 @@ def test_a_sample_of_another_kind_does_not_fit(usual: Any, odd: Any) -> None:
 
 def test_a_column_does_not_fit_among_vectors() -> None:
     samples = [np.zeros(4), np.zeros((4, 1))]
-    got = collated(Buffers("Batch(ID:1)"), samples, [range(2)])
-    assert isinstance(got, FailedBatch)
+    batch = collated(Buffers("Batch(ID:1)"), samples, [range(2)])
+    assert isinstance(batch, FailedBatch)
 
 
 @pytest.mark.parametrize("sample", [("a", 1), ["a", 1], PAIR(b"a", 1)], ids=repr)
 def test_text_within_a_sequence_is_collated_as_by_torch(sample: Any) -> None:
     samples = [sample, sample]
-    got = collated(Buffers("Batch(ID:1)"), samples, [range(1, 2), range(1)])
-    assert_same(got.data, default_collate(samples))
+    batch = collated(Buffers("Batch(ID:1)"), samples, [range(1, 2), range(1)])
+    assert_same(batch.data, default_collate(samples))
 
 
 def test_keys_come_in_the_order_of_the_first_row() -> None:
     samples = [{"a": 1, "b": 2}, {"b": 3, "a": 4}]
-    got = collated(Buffers("Batch(ID:1)"), samples, [range(1, 2), range(1)])
-    assert list(got.data) == ["a", "b"]
+    batch = collated(Buffers("Batch(ID:1)"), samples, [range(1, 2), range(1)])
+    assert list(batch.data) == ["a", "b"]
 
 
 def test_a_reversed_array_is_handled_alike_in_chunks_of_any_size() -> None:

@@ -63,11 +63,11 @@ class Played:
         if self._ends_when_asked:
             self.connected = False
             raise ConnectionError("Ray has not been started yet")
-        begun = SimpleNamespace(remote=lambda *_: SimpleNamespace(future=Future))
-        return SimpleNamespace(begin=begun)
+        begin = SimpleNamespace(remote=lambda *_: SimpleNamespace(future=Future))
+        return SimpleNamespace(begin=begin)
 
-    def share(self, _: object, asked: int, __: Any) -> int:
-        return asked
+    def share(self, _: object, count: int, __: Any) -> int:
+        return count
 
     def leave(self, _: object) -> None:
         self.left.set()
@@ -109,11 +109,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_work_goes_on_locally_when_ray_ends_while_it_is_asked(made: Any) -> None:
     played = Played(ends_when_asked=True)
-    pool, said = made(played), list[str]()
-    pool._connector.on_lost = said.append  # noqa: SLF001
+    pool, reasons = made(played), list[str]()
+    pool._connector.on_lost = reasons.append  # noqa: SLF001
     pool.resize(2)
     assert played.left.wait(SOON_S)
-    assert said == ["Ray was shut down"]
+    assert reasons == ["Ray was shut down"]
     assert pool._engine_lock.broken is None  # noqa: SLF001
 
 
@@ -126,9 +126,9 @@ def test_results_lost_with_a_node_are_no_failure_to_begin(made: Any) -> None:
     for _ in range(10):
         pool._start_child(0)  # noqa: SLF001
         (actor,) = pool._children  # noqa: SLF001
-        begun: Future[str] = Future()
-        begun.set_result("7 on a node")
-        pool._hear(actor, None, begun)  # noqa: SLF001
+        answer: Future[str] = Future()
+        answer.set_result("7 on a node")
+        pool._hear(actor, None, answer)  # noqa: SLF001
         pool._reap(actor, ResultLostError("its node is gone"))  # noqa: SLF001
     assert pool._barren == 10  # noqa: SLF001
 
@@ -136,7 +136,7 @@ def test_results_lost_with_a_node_are_no_failure_to_begin(made: Any) -> None:
 def test_a_connection_that_is_interrupted_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ended = []
+    shutdowns = []
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -144,13 +144,13 @@ def test_a_connection_that_is_interrupted_is_ended(
     ray: Any = SimpleNamespace(
         is_initialized=lambda: False,
         init=interrupted,
-        shutdown=lambda: ended.append("all"),
+        shutdown=lambda: shutdowns.append("all"),
     )
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setattr(actors, "_joined", None)
     with pytest.raises(KeyboardInterrupt):
         actors.join([(object(), 0)], {})
-    assert ended == ["all"]
+    assert shutdowns == ["all"]
 
 
 class Connected:

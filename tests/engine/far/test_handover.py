@@ -60,15 +60,15 @@ def test_a_tensor_that_a_batch_holds_twice_arrives_as_one(ferry: Ferry) -> None:
 
 
 def test_loose_arrays_share_one_slab(ferry: Ferry) -> None:
-    packed, _ = ferry.pack([torch.ones(5), np.ones(5000), torch.ones(7)])
-    assert packed.lengths == (20, 40_000, 28)
+    parcel, _ = ferry.pack([torch.ones(5), np.ones(5000), torch.ones(7)])
+    assert parcel.lengths == (20, 40_000, 28)
 
 
 def test_a_steady_trainer_receives_no_new_slabs(ferry: Ferry) -> None:
     def carry(value: float) -> Sent:
-        packed, found = ferry.pack(torch.full((8, 4), value))
-        assert found[0, 0] == value
-        return packed
+        parcel, batch = ferry.pack(torch.full((8, 4), value))
+        assert batch[0, 0] == value
+        return parcel
 
     for value in range(4):
         carry(float(value))
@@ -78,13 +78,13 @@ def test_a_steady_trainer_receives_no_new_slabs(ferry: Ferry) -> None:
 
 
 def test_batches_that_the_trainer_keeps_cost_no_descriptor(ferry: Ferry) -> None:
-    kept, seen = [], []
+    batches, descriptor_counts = [], []
     for value in range(2 * KEEP):
-        kept.append(ferry.pack(torch.full((8, 4), value))[1])
-        seen.append(descriptors())
-    assert max(seen[KEEP + 5 :]) == seen[KEEP + 5]
-    assert [tensor[7, 3].item() for tensor in kept] == list(range(2 * KEEP))
-    kept.clear()
+        batches.append(ferry.pack(torch.full((8, 4), value))[1])
+        descriptor_counts.append(descriptors())
+    assert max(descriptor_counts[KEEP + 5 :]) == descriptor_counts[KEEP + 5]
+    assert [tensor[7, 3].item() for tensor in batches] == list(range(2 * KEEP))
+    batches.clear()
     assert ferry.pack(torch.zeros(2))[1].tolist() == [0.0, 0.0]
 
 
@@ -92,19 +92,19 @@ def test_batches_that_the_trainer_keeps_cost_no_descriptor(ferry: Ferry) -> None
 def test_an_array_that_the_trainer_keeps_is_never_overwritten(
     part: Any, ferry: Ferry
 ) -> None:
-    kept = [part(ferry.pack(np.full((90, 90), at))[1]) for at in range(5)]
-    assert [int(array.max()) for array in kept] == list(range(5))
-    assert [int(array.min()) for array in kept] == list(range(5))
+    arrays = [part(ferry.pack(np.full((90, 90), at))[1]) for at in range(5)]
+    assert [int(array.max()) for array in arrays] == list(range(5))
+    assert [int(array.min()) for array in arrays] == list(range(5))
 
 
 def test_memory_that_a_fork_shares_is_not_reused(ferry: Ferry) -> None:
-    packed, batch = ferry.pack(torch.ones(4))
+    parcel, batch = ferry.pack(torch.ones(4))
     ferry.unpacker.share()  # as before a fork there; the sender is another process
-    shared = packed.key
+    shared_key = parcel.key
     del batch
     later = [ferry.pack(torch.full((4,), 2.0))[0] for _ in range(5)]
-    assert shared not in {packed.key for packed in later}
-    assert shared in {key for packed in later for key in packed.forget}
+    assert shared_key not in {parcel.key for parcel in later}
+    assert shared_key in {key for parcel in later for key in parcel.forget}
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
@@ -112,9 +112,9 @@ def test_memory_that_a_fork_shares_is_not_reused(ferry: Ferry) -> None:
 def test_a_tensor_of_any_dtype_crosses(dtype: torch.dtype, ferry: Ferry) -> None:
     raw = torch.arange(64, dtype=torch.uint8).reshape(4, 16) % 2
     tensor = raw.view(dtype)
-    for found in (pickle.loads(dumps(tensor)), ferry.pack(tensor)[1]):  # noqa: S301
-        assert (found.dtype, found.shape) == (dtype, tensor.shape)
-        assert torch.equal(found.view(torch.uint8), raw)
+    for arrival in (pickle.loads(dumps(tensor)), ferry.pack(tensor)[1]):  # noqa: S301
+        assert (arrival.dtype, arrival.shape) == (dtype, tensor.shape)
+        assert torch.equal(arrival.view(torch.uint8), raw)
 
 
 @pytest.mark.parametrize(
@@ -131,10 +131,10 @@ def test_a_tensor_of_any_dtype_crosses(dtype: torch.dtype, ferry: Ferry) -> None
     ],
 )
 def test_a_message_carries_tensors_of_any_memory_layout(tensor: torch.Tensor) -> None:
-    found = pickle.loads(dumps({"x": tensor}))["x"]  # noqa: S301 our own
-    assert torch.equal(found, tensor)
-    assert (type(found), found.requires_grad) == (type(tensor), tensor.requires_grad)
-    assert found.stride() == torch.empty_like(tensor, device="meta").stride()
+    copy = pickle.loads(dumps({"x": tensor}))["x"]  # noqa: S301 our own
+    assert torch.equal(copy, tensor)
+    assert (type(copy), copy.requires_grad) == (type(tensor), tensor.requires_grad)
+    assert copy.stride() == torch.empty_like(tensor, device="meta").stride()
 
 
 @pytest.mark.parametrize(
@@ -153,21 +153,21 @@ def test_a_message_carries_tensors_of_any_memory_layout(tensor: torch.Tensor) ->
 def test_an_array_of_any_kind_crosses_and_may_be_written_to(
     array: np.ndarray[Any, Any], ferry: Ferry
 ) -> None:
-    for found in (
+    for arrival in (
         pickle.loads(dumps(array)),  # noqa: S301 our own
         ferry.pack(array)[1],
         restored(flattened(array)),
     ):
-        assert np.array_equal(found, array)
-        assert (found.dtype, found.shape) == (array.dtype, array.shape)
-        assert found.flags.writeable
+        assert np.array_equal(arrival, array)
+        assert (arrival.dtype, arrival.shape) == (array.dtype, array.shape)
+        assert arrival.flags.writeable
 
 
 def test_a_tensor_that_fills_its_memory_keeps_its_layout(ferry: Ferry) -> None:
-    sent = torch.arange(240).reshape(4, 3, 4, 5).to(memory_format=torch.channels_last)
-    for found in (ferry.pack(sent[1:])[1], restored(flattened(sent[1:]))):
-        assert torch.equal(found, sent[1:])
-        assert found.stride() == sent.stride()
+    batch = torch.arange(240).reshape(4, 3, 4, 5).to(memory_format=torch.channels_last)
+    for arrival in (ferry.pack(batch[1:])[1], restored(flattened(batch[1:]))):
+        assert torch.equal(arrival, batch[1:])
+        assert arrival.stride() == batch.stride()
 
 
 def test_batches_of_unequal_size_cross_whole(ferry: Ferry) -> None:

@@ -49,8 +49,8 @@ def raised(error: BaseException) -> BaseException:
 
 def journey(error: BaseException) -> BaseException:
     """Bring an exception over a pipe."""
-    sent = travel(raised(error))
-    came = pickle.loads(pickle.dumps(sent))  # noqa: S301 our own
+    traveller = travel(raised(error))
+    came = pickle.loads(pickle.dumps(traveller))  # noqa: S301 our own
     assert isinstance(came, BaseException)
     return came
 
@@ -84,9 +84,9 @@ def test_an_exception_that_cannot_travel_is_quoted(error: Exception, told: str) 
 def test_the_workers_traceback_is_the_exceptions_cause(error: Exception) -> None:
     came = journey(error)
     assert isinstance(came.__cause__, RemoteTraceback)
-    shown = "".join(traceback.format_exception(came))
-    assert "in give_up" in shown
-    assert "KeyError: 'first'" in shown
+    text = "".join(traceback.format_exception(came))
+    assert "in give_up" in text
+    assert "KeyError: 'first'" in text
     assert getattr(came, "__notes__", []) == []
 
 

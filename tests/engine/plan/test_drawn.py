@@ -22,17 +22,17 @@ def test_workers_have_at_least_the_batch_that_is_due(most: int, drawn: int) -> N
 
 
 def test_a_trainer_that_loads_draws_one_batch_at_a_time() -> None:
-    yielded = []
+    indices = []
 
     def batches() -> Iterator[list[int]]:
         for index in range(3):
-            yielded.append(index)
+            indices.append(index)
             yield [index]
 
     plan = DrawnPlan()
     plan.begin(0, batches(), 1, most=0)
     for step in range(3):
-        taken = plan.draw_batch(step)
-        assert taken is not None
-        assert taken[1] == [step]
-        assert yielded == [*range(step + 1)]
+        batch = plan.draw_batch(step)
+        assert batch is not None
+        assert batch[1] == [step]
+        assert indices == [*range(step + 1)]

@@ -69,11 +69,11 @@ def test_batches_equal_those_copied_in_the_trainers_thread_at_any_pace(
     for at, (n, (ready, ticks)) in enumerate(zip(rows, paces, strict=False)):
         host.ready = max(host.ready, at + ready)
         assert lane.cursor(host) == Cursor(0, at, at, 0)
-        moved = taken(lane, host)
+        batch = taken(lane, host)
         assert host.place - at - 1 <= DEPTH
         bus.tick(ticks)
         bus.read()
-        assert same(moved, ToDevice(STAGE)((images(at, n), torch.arange(n) + at)))
+        assert same(batch, ToDevice(STAGE)((images(at, n), torch.arange(n) + at)))
     assert lane.next(host) is None
     assert bus.from_pageable == 0
 
@@ -82,9 +82,9 @@ def test_batches_equal_those_copied_in_the_trainers_thread_at_any_pace(
 def test_a_batch_of_any_content_crosses(collate: Any) -> None:
     bus, data = ClockedBus(), collate([Numbers(50)[at] for at in range(8)])
     lane = lane_from(host := Given([data]), bus)
-    moved = taken(lane, host)
+    batch = taken(lane, host)
     bus.read()
-    assert same(moved, as_it_is()(data))
+    assert same(batch, as_it_is()(data))
 
 
 def test_a_ready_batch_is_under_way_before_it_is_asked_for() -> None:
@@ -108,9 +108,9 @@ def test_an_error_is_raised_when_its_batch_is_due() -> None:
     with pytest.raises(ValueError, match="its own"):
         lane.next(host)  # type: ignore[arg-type]
     assert lane.cursor(host) == Cursor(0, 2, 2, 0)
-    moved = taken(lane, host)
+    batch = taken(lane, host)
     bus.read()
-    assert torch.equal(moved, images(2))
+    assert torch.equal(batch, images(2))
 
 
 def test_a_batch_that_cannot_be_copied_ahead_is_copied_when_it_is_due() -> None:
@@ -119,19 +119,19 @@ def test_a_batch_that_cannot_be_copied_ahead_is_copied_when_it_is_due() -> None:
     host.ready = 6
     bus = ClockedBus()
     lane = lane_from(host, bus)
-    whole, bus.copy = bus.copy, broken  # type: ignore[method-assign]
+    bus_copy, bus.copy = bus.copy, broken  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="no room"):
         lane.next(host)  # type: ignore[arg-type]
-    bus.copy = whole  # type: ignore[method-assign]
+    bus.copy = bus_copy  # type: ignore[method-assign]
     taken(lane, host)
     assert host.place == 4
     bus.copy = broken  # type: ignore[method-assign]
     taken(lane, host)
-    bus.copy = whole  # type: ignore[method-assign]
+    bus.copy = bus_copy  # type: ignore[method-assign]
     for at in (3, 4, 5):
-        moved = taken(lane, host)
+        batch = taken(lane, host)
         bus.read()
-        assert torch.equal(moved, images(at))
+        assert torch.equal(batch, images(at))
     assert host.place == 6
 
 
@@ -147,9 +147,9 @@ def test_batches_copied_ahead_are_dropped_when_the_trainer_goes_elsewhere() -> N
     lane.drop()
     host.place = 7
     assert lane.cursor(host) == Cursor(0, 7, 7, 0)
-    moved = taken(lane, host)
+    batch = taken(lane, host)
     bus.read()
-    assert torch.equal(moved, images(7))
+    assert torch.equal(batch, images(7))
 
 
 # Whole pipelines
@@ -188,18 +188,18 @@ def test_the_lane_looks_ahead_to_the_end_of_the_engines_epoch() -> None:
 @pytest.fixture
 def lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[ClockedBus, Lane]]]:
     """Put a clocked bus in front of every pipeline's device; return buses and lanes."""
-    made: list[tuple[ClockedBus, Lane]] = []
+    pairs: list[tuple[ClockedBus, Lane]] = []
 
     def ways_to(stage: DeviceStage | None) -> tuple[Lane | None, None]:
         if stage is None:
             return None, None
         bus = ClockedBus()
-        made.append((bus, Lane(bus, ToDevice(stage))))
-        return made[-1][1], None
+        pairs.append((bus, Lane(bus, ToDevice(stage))))
+        return pairs[-1][1], None
 
     monkeypatch.setattr(run, "ways_to", ways_to)
-    yield made
-    made.clear()
+    yield pairs
+    pairs.clear()
 
 
 def described(**how: Any) -> ps.Pipeline:
@@ -214,22 +214,22 @@ def test_a_pipeline_gives_the_same_batches_and_states(
     lanes: list[tuple[ClockedBus, Lane]], host: Any, kind: str
 ) -> None:
     how = KINDS[kind]
-    wanted, states = [], []
+    expected, states = [], []
     with described(**how) as plain:
         for batch in plain:
-            wanted.append((batch, plain.plan))
+            expected.append((batch, plain.plan))
             states.append(plain.state_dict())
     with described(**how).options(host=host).to_device("cpu") as pipe:
         for _ in range(2):
             pipe.set_epoch(0)
             for at, batch in enumerate(pipe):
                 lanes[-1][0].read()
-                values, plan = wanted[at]
+                values, plan = expected[at]
                 assert same(batch, values)
                 assert pipe.plan == plan
                 assert pipe.state_dict() == states[at]
         pipe.load_state_dict(states[3])
-        for batch, (values, _) in zip(pipe, wanted[4:], strict=True):
+        for batch, (values, _) in zip(pipe, expected[4:], strict=True):
             lanes[-1][0].read()
             assert same(batch, values)
     for bus, _ in lanes:
@@ -241,18 +241,18 @@ def test_a_pipeline_that_is_left_early_goes_on_where_the_trainer_was(
     lanes: list[tuple[ClockedBus, Lane]],
 ) -> None:
     with described(executor="thread", num_parallel_workers=2) as plain:
-        wanted = [batch[1].tolist() for batch in plain]
+        expected = [batch[1].tolist() for batch in plain]
     pipe = described(executor="thread", num_parallel_workers=2).to_device("cpu")
-    found: list[list[int]] = []
+    batches: list[list[int]] = []
     with pipe:
-        while len(found) < len(wanted):
+        while len(batches) < len(expected):
             for count, batch in enumerate(pipe):
                 lanes[-1][0].read()
-                found.append(batch[1].tolist())
+                batches.append(batch[1].tolist())
                 if count == 2:
                     pipe.load_state_dict(pipe.state_dict())
                     break
-    assert found == wanted
+    assert batches == expected
 
 
 def test_a_failing_sample_fails_its_own_batch(
@@ -264,12 +264,12 @@ def test_a_failing_sample_fails_its_own_batch(
         return sample
 
     pipe = ps.Pipeline.from_dataset(Numbers(40)).map(picky, executor="thread").batch(4)
-    with pipe.to_device("cpu") as moved:
-        batches = iter(moved)
+    with pipe.to_device("cpu") as device_pipe:
+        batches = iter(device_pipe)
         for step in range(5):
             next(batches)
-            assert moved.plan is not None
-            assert moved.plan.step == step
+            assert device_pipe.plan is not None
+            assert device_pipe.plan.step == step
         with pytest.raises(ValueError, match="21 again"):
             next(batches)
     assert len(lanes) == 1
@@ -281,11 +281,11 @@ def test_no_part_of_a_batch_outlives_its_pipeline(
 ) -> None:
     with described(**how).to_device("cpu") as pipe:
         batches = iter(pipe)
-        seen: list[Callable[[], object]] = [
+        references: list[Callable[[], object]] = [
             weakref.ref(next(batches)[0]) for _ in range(3)
         ]
     del batches
-    assert [each() for each in seen] == [None] * 3
+    assert [reference() for reference in references] == [None] * 3
     (bus, lane) = lanes[0]
     assert bus.registered == {}
     assert not lane._ahead  # noqa: SLF001
@@ -305,5 +305,5 @@ print(*(name for name in sys.modules if name.startswith("penstock.engine.to_dev"
 
 @pytest.mark.long
 def test_no_code_for_cuda_is_loaded_without_a_cuda_device() -> None:
-    told = warm.run([sys.executable, "-P", "-c", WITHOUT_CUDA], brief=True)
-    assert (told.returncode, told.stdout.split()) == (0, []), told.stderr
+    process = warm.run([sys.executable, "-P", "-c", WITHOUT_CUDA], brief=True)
+    assert (process.returncode, process.stdout.split()) == (0, []), process.stderr

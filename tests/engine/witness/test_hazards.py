@@ -92,7 +92,7 @@ UNSAFE: dict[str, Open] = {
     "lmdb.Environment": environment,
     "lmdb.Transaction": transaction,
     "lmdb.Cursor": lambda *at: transaction(*at).cursor(),
-    "generator": lambda path, stack: (each for each in "abc"),
+    "generator": lambda path, stack: (letter for letter in "abc"),
     "list_iterator": lambda path, stack: iter([1, 2]),
     "map": lambda path, stack: map(str, [1, 2]),
     "itertools.islice": lambda path, stack: islice([1, 2], 1),
@@ -104,10 +104,10 @@ UNSAFE: dict[str, Open] = {
 def test_an_object_with_a_position_or_a_handle_is_found(
     kind: str, tmp_path: Path, stack: ExitStack
 ) -> None:
-    found = find_unsafe(Rows(UNSAFE[kind](tmp_path / "file", stack)), "dataset")
-    assert found is not None
-    assert (found.path, found.type_name) == ("dataset.reader", kind)
-    assert str(found) == f"`dataset.reader` (a {kind}) {found.why}"
+    finding = find_unsafe(Rows(UNSAFE[kind](tmp_path / "file", stack)), "dataset")
+    assert finding is not None
+    assert (finding.path, finding.type_name) == ("dataset.reader", kind)
+    assert str(finding) == f"`dataset.reader` (a {kind}) {finding.why}"
 
 
 class BareDescriptor(Rows):
@@ -134,16 +134,16 @@ class OpensItself(BareDescriptor):
 
 
 def test_a_dataset_that_seeks_in_a_bare_descriptor_is_found() -> None:
-    found = find_unsafe(BareDescriptor(7), "dataset")
-    assert found is not None
-    assert found.path == "dataset.at"
+    finding = find_unsafe(BareDescriptor(7), "dataset")
+    assert finding is not None
+    assert finding.path == "dataset.at"
     assert find_unsafe(OpensItself("file"), "dataset") is None
 
 
 def named(module: str, name: str) -> Any:
     """Return an object whose class has this name, from a library not installed here."""
-    made = type(name, (), {"__module__": module})
-    return type("Derived", (made,), {"__module__": "users_own"})()
+    base = type(name, (), {"__module__": module})
+    return type("Derived", (base,), {"__module__": "users_own"})()
 
 
 @pytest.mark.parametrize(
@@ -201,10 +201,10 @@ def test_a_closed_file_is_not_shared(tmp_path: Path) -> None:
 
 
 def test_an_unsafe_object_is_found_in_nested_datasets() -> None:
-    nested = Subset(ConcatDataset([Rows(), Rows({"part": [io.BytesIO()]})]), [0])
-    found = find_unsafe(nested, "dataset")
-    assert found is not None
-    assert found.path == "dataset.dataset.datasets[1].reader['part'][0]"
+    dataset = Subset(ConcatDataset([Rows(), Rows({"part": [io.BytesIO()]})]), [0])
+    finding = find_unsafe(dataset, "dataset")
+    assert finding is not None
+    assert finding.path == "dataset.dataset.datasets[1].reader['part'][0]"
 
 
 SHARED = io.BytesIO(b"of the module")
@@ -229,15 +229,15 @@ class Helped(Rows):
 
 def test_an_unsafe_object_is_found_among_what_a_function_uses() -> None:
     stream = io.BytesIO()
-    found = find_unsafe(lambda sample: (sample, stream), "lambda")
-    assert found is not None
-    assert found.path == "lambda.<closure>.stream"
-    found = find_unsafe(Wide(), "dataset")
-    assert found is not None
-    assert found.path == "dataset.__getitem__.<globals>.SHARED"
-    found = find_unsafe(Helped(), "dataset")
-    assert found is not None
-    assert found.path == "dataset.read_shared.<globals>.SHARED"
+    finding = find_unsafe(lambda sample: (sample, stream), "lambda")
+    assert finding is not None
+    assert finding.path == "lambda.<closure>.stream"
+    finding = find_unsafe(Wide(), "dataset")
+    assert finding is not None
+    assert finding.path == "dataset.__getitem__.<globals>.SHARED"
+    finding = find_unsafe(Helped(), "dataset")
+    assert finding is not None
+    assert finding.path == "dataset.read_shared.<globals>.SHARED"
 
 
 class Odd(io.RawIOBase):
@@ -252,9 +252,9 @@ class Odd(io.RawIOBase):
 
 
 def test_a_users_own_stream_is_found_without_calling_it() -> None:
-    found = find_unsafe(Rows(Odd()), "dataset")
-    assert found is not None
-    assert found.type_name.endswith("Odd")
+    finding = find_unsafe(Rows(Odd()), "dataset")
+    assert finding is not None
+    assert finding.type_name.endswith("Odd")
 
 
 def test_what_belongs_to_its_process_or_to_one_asker_is_found(
@@ -262,19 +262,19 @@ def test_what_belongs_to_its_process_or_to_one_asker_is_found(
 ) -> None:
     pool = stack.enter_context(ThreadPoolExecutor(1))
     ours, theirs = map(stack.enter_context, socket.socketpair())
-    noted = Rows()
-    noted.pid = os.getpid()  # type: ignore[attr-defined]
-    found = {
+    client = Rows()
+    client.pid = os.getpid()  # type: ignore[attr-defined]
+    resources = {
         "thread": threading.Thread(),
         "pool": pool,
         "socket": [theirs, ours],
-        "client": noted,
+        "client": client,
     }
-    for name, held in found.items():
-        said = find_bound(Rows(held), "data", BOUND)
-        assert said is not None
-        assert said.startswith("`data.reader"), name
-        alone = find_bound(Rows(held), "data", UNSHARED) is not None
+    for name, resource in resources.items():
+        reason = find_bound(Rows(resource), "data", BOUND)
+        assert reason is not None
+        assert reason.startswith("`data.reader"), name
+        alone = find_bound(Rows(resource), "data", UNSHARED) is not None
         assert alone == (name == "socket")
     harmless = threading.Lock(), threading.local(), os.getpid(), {"number": os.getpid()}
     assert find_bound(Rows(harmless), "data", BOUND) is None

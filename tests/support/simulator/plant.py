@@ -82,10 +82,10 @@ class Simulated:
         window_s, self._seen_s = now_s - self._seen_s, now_s
         segments, feeding = [], None
         for stage in self._stages:
-            seen = stage.read(window_s, self.workload.batch_rows, feeding)
-            segments.append(seen)
-            feeding = seen.output
-        held = sum(s.level * s.what.row_bytes for s in self._stages)
+            segment = stage.read(window_s, self.workload.batch_rows, feeding)
+            segments.append(segment)
+            feeding = segment.output
+        held_bytes = sum(s.level * s.what.row_bytes for s in self._stages)
         return Observation(
             time_s=now_s,
             window_s=window_s,
@@ -93,8 +93,8 @@ class Simulated:
             step=self._step,
             trainer=self._trainer.read(self.workload.batch_rows),
             segments=tuple(segments),
-            held_bytes=int(held),
-            peak_bytes=int(held),
+            held_bytes=int(held_bytes),
+            peak_bytes=int(held_bytes),
             regime=self.workload.regime,
             gil_held=self._gil_held(window_s),
             process_cpu_s=sum(s.cpu_s for s in segments if s.executor != "process"),
@@ -122,12 +122,12 @@ class Simulated:
         return len(self._stages)
 
     def users(self) -> list[tuple[int, Parts]]:
-        found = [(stage.busy, stage.parts()) for stage in self._stages]
+        users = [(stage.busy, stage.parts()) for stage in self._stages]
         trainer = self.workload.trainer
-        held = trainer.gap_s * trainer.gil
-        free = max(0.0, trainer.gap_s * trainer.cores - held)
-        rest = max(0.0, trainer.gap_s - held - free)
-        return [*found, (self._trainer.runs, (rest, free, held, 0.0))]
+        gil_s = trainer.gap_s * trainer.gil
+        free = max(0.0, trainer.gap_s * trainer.cores - gil_s)
+        rest = max(0.0, trainer.gap_s - gil_s - free)
+        return [*users, (self._trainer.runs, (rest, free, gil_s, 0.0))]
 
     def change(self, workload: Workload) -> None:
         """Switch to another workload with the same number of stages."""
