@@ -36,8 +36,8 @@ def write_files(folder: Path) -> None:
     (folder / "damaged.tfrecord").write_bytes(content)
     columns = {"ids": {"type": "int32", "rank": 1, "shape": [2]}}
     columns["img"] = {"type": "uint8", "rank": 1}
-    described = {"datasetType": "TF", "numRows": 2, "columns": columns}
-    (folder / "schema.json").write_text(json.dumps(described))
+    schema = {"datasetType": "TF", "numRows": 2, "columns": columns}
+    (folder / "schema.json").write_text(json.dumps(schema))
 
 
 def write_annotated(folder: Path) -> None:
@@ -73,12 +73,12 @@ def write_annotated(folder: Path) -> None:
         {"image_id": 3, "category_id": 1, "bbox": [0, 0, 1.5, 1], "iscrowd": 1},
         {"image_id": 7, "category_id": 1, "bbox": [0, 1, 3, 2], "iscrowd": 0},
     ]
-    for at, each in enumerate(boxes):
-        each |= {"id": at, "area": 4, "segmentation": [[1, 1, 2, 1, 2, 2]]}
+    for at, box in enumerate(boxes):
+        box |= {"id": at, "area": 4, "segmentation": [[1, 1, 2, 1, 2, 2]]}
     kinds = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
     boxes[1]["segmentation"] = {"counts": [1, 2], "size": [8, 16]}
-    whole = {"images": images, "annotations": boxes, "categories": kinds}
-    (folder / "coco.json").write_text(json.dumps(whole))
+    annotations = {"images": images, "annotations": boxes, "categories": kinds}
+    (folder / "coco.json").write_text(json.dumps(annotations))
 
 
 def write_mnist(folder: Path) -> None:
@@ -124,8 +124,8 @@ def sum_of(data: bytes) -> bytes:
         for _ in range(8):
             total = total >> 1 ^ (0x82F63B78 if total & 1 else 0)
     total ^= 0xFFFFFFFF
-    masked = ((total >> 15 | total << 17) + 0xA282EAD8) & 0xFFFFFFFF
-    return struct.pack("<I", masked)
+    checksum = ((total >> 15 | total << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    return struct.pack("<I", checksum)
 
 
 def as_example(**columns: list[Any]) -> bytes:
@@ -153,11 +153,11 @@ def field(number: int, body: bytes) -> bytes:
 
 def as_varint(value: int) -> bytes:
     """Return a number, seven bits in a byte."""
-    rest, found = value & (1 << 64) - 1, []
+    rest, septets = value & (1 << 64) - 1, []
     while rest > 127:
-        found.append(rest & 127 | 128)
+        septets.append(rest & 127 | 128)
         rest >>= 7
-    return bytes((*found, rest))
+    return bytes((*septets, rest))
 
 
 def write_mindrecords(folder: Path) -> None:
@@ -216,9 +216,9 @@ def write_mindrecord(path: Path, files: int, schema: Any, content: Any) -> None:
 def unpack_mindrecords(golden: Path, folder: Path) -> None:
     """Write the MindRecord files that are kept beside the outcomes."""
     for name in RECORDS:
-        for each in (name, f"{name}.db"):
-            packed = (golden / "mindrecord" / f"{each}.gz").read_bytes()
-            (folder / each).write_bytes(gzip.decompress(packed))
+        for file_name in (name, f"{name}.db"):
+            content = (golden / "mindrecord" / f"{file_name}.gz").read_bytes()
+            (folder / file_name).write_bytes(gzip.decompress(content))
 
 
 def write_folders(folder: Path) -> None:

@@ -34,8 +34,8 @@ def test_the_name_is_that_of_the_variable_without_words_for_loader() -> None:
     train_loader = ps.DataLoader(DATA)
     test_dl = made_by_another()
     pipe = ps.Pipeline.from_dataset(DATA).shuffle(seed=0).batch(2)
-    found = [train_loader.name, test_dl.name, pipe.name]
-    assert found == ["train", "test", "pipe"]
+    names = [train_loader.name, test_dl.name, pipe.name]
+    assert names == ["train", "test", "pipe"]
 
 
 def test_the_name_may_come_from_an_attribute_or_an_outer_variable() -> None:
@@ -58,14 +58,14 @@ def test_a_given_name_is_kept() -> None:
     val = made().options(name="letters")
     assert (train.name, val.name) == ("digits", "letters")
     again = copy.copy(train), copy.deepcopy(val)
-    assert [each.name for each in again] == ["digits", "letters"]
+    assert [face.name for face in again] == ["digits", "letters"]
 
 
 def test_finding_a_name_leaves_local_variables_alone() -> None:
-    kept = locals()
+    variables = locals()
     train = made()
     assert train.name == "train"
-    assert "train" not in kept
+    assert "train" not in variables
 
 
 @pytest.mark.parametrize("name", [7, "two\nlines", "\x1b[31m"])

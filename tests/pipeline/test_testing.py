@@ -53,17 +53,17 @@ def test_the_same_arguments_draw_the_same_files(tmp_path: Path) -> None:
 
 def test_existing_photos_are_kept_and_missing_ones_are_drawn(tmp_path: Path) -> None:
     folder = draw_photos(tmp_path, 6, size=SMALL)
-    whole = contents(folder)
-    kept, lost = (
+    files = contents(folder)
+    kept_photo, lost_photo = (
         folder / "class_0" / "img_0001.jpg",
         folder / "class_1" / "img_0002.jpg",
     )
-    inode = kept.stat().st_ino
-    lost.unlink()
+    inode = kept_photo.stat().st_ino
+    lost_photo.unlink()
     (folder / "class_1" / ".img_0002.jpg.1.1.part").write_bytes(b"half")
     draw_photos(folder, 6, size=SMALL)
-    assert whole.items() <= contents(folder).items()
-    assert kept.stat().st_ino == inode
+    assert files.items() <= contents(folder).items()
+    assert kept_photo.stat().st_ino == inode
 
 
 @pytest.mark.long
@@ -76,8 +76,8 @@ def test_several_processes_may_draw_into_one_folder_at_once(tmp_path: Path) -> N
 
 
 def test_an_interrupted_write_leaves_no_file(tmp_path: Path) -> None:
-    def stop(done: int, _: int) -> None:
-        if done == 3:
+    def stop(count: int, _: int) -> None:
+        if count == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -88,10 +88,10 @@ def test_an_interrupted_write_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_progress_counts_every_photo(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     for _ in range(2):
-        draw_photos(tmp_path, 4, size=SMALL, progress=lambda *c: seen.append(c))
-    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)] * 2
+        draw_photos(tmp_path, 4, size=SMALL, progress=lambda *c: calls.append(c))
+    assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)] * 2
 
 
 @pytest.mark.long

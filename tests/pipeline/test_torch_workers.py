@@ -27,8 +27,8 @@ class OnDevice:
 
 
 def test_a_tensor_on_a_device_is_found_by_its_path() -> None:
-    found = find_on_device(OnDevice("meta"), "dataset", "meta")
-    assert found == ("dataset.tables['near'][1]", torch.device("meta"))
+    finding = find_on_device(OnDevice("meta"), "dataset", "meta")
+    assert finding == ("dataset.tables['near'][1]", torch.device("meta"))
     assert find_on_device(OnDevice("cpu"), "dataset", "meta") is None
     tell_of_cuda(OnDevice("meta"))  # CUDA is not in use, so there is nothing to report
 
@@ -68,7 +68,7 @@ print("whole")
 
 @pytest.mark.long
 def test_few_descriptors_mean_fewer_workers_and_a_line_in_the_log() -> None:
-    done = warm.run([sys.executable, "-P", "-c", SHORT], timeout=60)
-    assert done.stdout == "whole\n", done.stderr
+    process = warm.run([sys.executable, "-P", "-c", SHORT], timeout=60)
+    assert process.stdout == "whole\n", process.stderr
     for limit in (48, 64):
-        assert f"`ulimit -n` is {limit}, which leaves room for" in done.stderr
+        assert f"`ulimit -n` is {limit}, which leaves room for" in process.stderr

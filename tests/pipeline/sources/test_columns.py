@@ -85,7 +85,7 @@ ORDERS = (
 def typed(value: Any) -> Any:
     """Return a value with the types within it, to be compared."""
     if isinstance(value, dict):
-        return {name: typed(each) for name, each in value.items()}
+        return {name: typed(part) for name, part in value.items()}
     return type(value), value
 
 
@@ -94,12 +94,12 @@ def typed(value: Any) -> Any:
 def test_rows_are_those_of_the_table(kind: str, make: Any, tmp_path: Path) -> None:
     source, table = written(kind, make(), tmp_path)
     for order in ORDERS:
-        found = source.__getitems__(list(order))
-        wanted = table.take(list(order)).to_pylist()
-        assert len(found) == len(wanted)
-        assert [*map(typed, found)] == [*map(typed, wanted)]
-        assert [typed(found[at]) for at in range(len(found))] == [*map(typed, wanted)]
-        assert [*map(typed, found[1:3])] == [*map(typed, wanted[1:3])]
+        rows = source.__getitems__(list(order))
+        expected = table.take(list(order)).to_pylist()
+        assert len(rows) == len(expected)
+        assert [*map(typed, rows)] == [*map(typed, expected)]
+        assert [typed(rows[at]) for at in range(len(rows))] == [*map(typed, expected)]
+        assert [*map(typed, rows[1:3])] == [*map(typed, expected[1:3])]
     assert typed(source[7]) == typed(table.slice(7, 1).to_pylist()[0])
     with pytest.raises(IndexError, match="row 500 of 500"):
         source.__getitems__([0, ROWS])
@@ -120,26 +120,26 @@ def test_rows_of_groups_that_are_wanted_together_again_and_again(
         rows = np.concatenate([np.arange(ROWS)[g * GROUP :][:GROUP] for g in few])
         rng.shuffle(rows)
         for order in np.array_split(rows, 4):
-            wanted = table.take(order).to_pylist()
-            found = source.__getitems__(order)
-            assert [*map(typed, found)] == [*map(typed, wanted)]
+            expected = table.take(order).to_pylist()
+            samples = source.__getitems__(order)
+            assert [*map(typed, samples)] == [*map(typed, expected)]
 
 
 def test_threads_that_want_the_same_groups_read_each_of_them_once() -> None:
-    table, loaded = pa.table(numbers()), Counter[int]()
+    table, loads = pa.table(numbers()), Counter[int]()
     sizes = [GROUP] * (ROWS // GROUP)
 
     def load(number: int) -> RowGroup:
-        loaded[number] += 1
+        loads[number] += 1
         return RowGroup.of(table.slice(number * GROUP, GROUP), mapped=False)
 
     rows = RowGroups(sizes, load, len(sizes), mapped=False)
     orders = [np.random.default_rng(at).permutation(len(rows)) for at in range(8)]
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(rows, orders))
-    for order, made in zip(orders, found, strict=True):
-        assert [*map(typed, made)] == [*map(typed, table.take(order).to_pylist())]
-    assert loaded == Counter(range(len(sizes)))
+        batches = list(threads.map(rows, orders))
+    for order, batch in zip(orders, batches, strict=True):
+        assert [*map(typed, batch)] == [*map(typed, table.take(order).to_pylist())]
+    assert loads == Counter(range(len(sizes)))
 
 
 def test_a_group_that_cannot_be_read_fails_its_own_rows_alone() -> None:
@@ -165,8 +165,8 @@ def test_of_columns_with_one_name_a_row_has_the_last() -> None:
         table = pa.table([*map(pa.array, columns)], names=["a", "a"])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # pyarrow says so
-            wanted = [dict(zip(["a", "a"], row)) for row in zip(*columns)]  # noqa: B905
-        assert [*RowGroup.of(table, mapped=False).rows(np.arange(2))] == wanted
+            expected = [dict(zip(["a", "a"], row)) for row in zip(*columns)]  # noqa: B905
+        assert [*RowGroup.of(table, mapped=False).rows(np.arange(2))] == expected
 
 
 @kinds
@@ -179,8 +179,8 @@ def test_batches_are_those_that_torch_makes_of_the_rows(
     columns["at"] = np.arange(ROWS)
     source, table = written(kind, columns, tmp_path)
     rows = table.to_pylist()
-    read = ps.Pipeline.from_dataset(source, executor=executor, num_parallel_workers=2)
-    with read.shuffle(seed=3).batch(48) as pipe:
+    reader = ps.Pipeline.from_dataset(source, executor=executor, num_parallel_workers=2)
+    with reader.shuffle(seed=3).batch(48) as pipe:
         batches = list(pipe)
     for batch in batches:
         assert equal(batch, default_collate([rows[at] for at in batch["at"].tolist()]))
@@ -188,19 +188,19 @@ def test_batches_are_those_that_torch_makes_of_the_rows(
 
 
 def test_files_may_differ_in_a_columns_type(tmp_path: Path) -> None:
-    whole = [{"a": [1, 2]}, {"a": [0.5, 1.5]}, {"a": ["text", "more"]}]
+    contents = [{"a": [1, 2]}, {"a": [0.5, 1.5]}, {"a": ["text", "more"]}]
     paths = [str(tmp_path / str(at)) for at in range(3)]
-    for path, columns in zip(paths, whole, strict=True):
+    for path, columns in zip(paths, contents, strict=True):
         pq.write_table(pa.table(columns), path)
     rows = Parquet.find(paths, None, 4).__getitems__([5, 0, 3, 1])
-    wanted = ["more", 1, 1.5, 2]
-    assert [typed(row["a"]) for row in rows] == [*map(typed, wanted)]
+    expected = ["more", 1, 1.5, 2]
+    assert [typed(row["a"]) for row in rows] == [*map(typed, expected)]
 
 
 def test_files_may_have_different_columns(tmp_path: Path) -> None:
-    whole = [{"a": [1, 2]}, {"a": [3, 4], "w": [0.5, 1.5]}, {"t": ["x", "y"]}]
+    contents = [{"a": [1, 2]}, {"a": [3, 4], "w": [0.5, 1.5]}, {"t": ["x", "y"]}]
     paths = [str(tmp_path / str(at)) for at in range(3)]
-    for path, columns in zip(paths, whole, strict=True):
+    for path, columns in zip(paths, contents, strict=True):
         pq.write_table(pa.table(columns), path)
     rows = Parquet.find(paths, None, 4).__getitems__([5, 0, 3, 1])
     assert list(rows) == [{"t": "y"}, {"a": 1}, {"a": 4, "w": 1.5}, {"a": 2}]
@@ -215,15 +215,15 @@ def test_columns_of_views_are_read(tmp_path: Path) -> None:
         writer.write_table(table)
     source = Arrow.find(path, None, 4)
     for order in ([3, 0, 2], [1], [1, 2]):
-        wanted = [table.to_pylist()[at] for at in order]
-        assert list(source.__getitems__(order)) == wanted
+        expected = [table.to_pylist()[at] for at in order]
+        assert list(source.__getitems__(order)) == expected
 
 
 def test_a_filter_keeps_the_rows_that_it_was_shown(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": list(range(10))}), tmp_path / "table")
-    read = ps.Pipeline.from_parquet(str(tmp_path / "table"))
-    marked = read.filter(lambda row: row.setdefault("odd", row["a"] % 2) == 1)
-    with marked.map(lambda row: row["odd"]).batch(5) as pipe:
+    reader = ps.Pipeline.from_parquet(str(tmp_path / "table"))
+    odd_rows = reader.filter(lambda row: row.setdefault("odd", row["a"] % 2) == 1)
+    with odd_rows.map(lambda row: row["odd"]).batch(5) as pipe:
         assert torch.cat(list(pipe)).tolist() == [1] * 5
 
 
@@ -245,21 +245,21 @@ def test_numbers_that_torch_refuses_are_refused(tmp_path: Path) -> None:
 def test_maps_get_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source, table = written("parquet", {**numbers(), **others()}, tmp_path)
     caplog.set_level("INFO", "penstock")
-    seen = []
+    rows = []
 
     def look(row: Any) -> int:
-        seen.append(row)
+        rows.append(row)
         return int(row["int64"])
 
-    read = ps.Pipeline.from_dataset(source, executor="inline")
-    named = read.map(look, executor="inline", name="looks")
-    with named.batch(16) as pipe:
-        found = torch.cat(list(pipe)).tolist()
-    told = [m for m in caplog.messages if "looks gets rows of a table" in m]
-    assert len(told) == 1
-    assert "a dict of 19 columns" in told[0]
-    assert found == table.column("int64").to_pylist()
-    assert [*map(typed, seen)] == [*map(typed, table.to_pylist())]
+    reader = ps.Pipeline.from_dataset(source, executor="inline")
+    looks = reader.map(look, executor="inline", name="looks")
+    with looks.batch(16) as pipe:
+        values = torch.cat(list(pipe)).tolist()
+    lines = [m for m in caplog.messages if "looks gets rows of a table" in m]
+    assert len(lines) == 1
+    assert "a dict of 19 columns" in lines[0]
+    assert values == table.column("int64").to_pylist()
+    assert [*map(typed, rows)] == [*map(typed, table.to_pylist())]
 
 
 def test_maps_after_batch_get_columns(
@@ -267,10 +267,10 @@ def test_maps_after_batch_get_columns(
 ) -> None:
     source, table = written("parquet", numbers(), tmp_path)
     caplog.set_level("INFO", "penstock")
-    read = ps.Pipeline.from_dataset(source, executor="inline")
-    with read.batch(16).map(lambda batch: batch["int64"] * 2) as pipe:
-        found = torch.cat(list(pipe)).tolist()
-    assert found == [2 * each for each in table.column("int64").to_pylist()]
+    reader = ps.Pipeline.from_dataset(source, executor="inline")
+    with reader.batch(16).map(lambda batch: batch["int64"] * 2) as pipe:
+        values = torch.cat(list(pipe)).tolist()
+    assert values == [2 * value for value in table.column("int64").to_pylist()]
     assert not [m for m in caplog.messages if "gets rows" in m]
 
 
@@ -278,13 +278,13 @@ def test_a_cache_of_rows_that_are_read_faster_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, _ = written("parquet", numbers(), tmp_path)
-    read = ps.Pipeline.from_dataset(source, executor="inline", name="rows")
-    cached = read.cache(ram="8MB").batch(16)
-    with cached:
-        list(cached)
-    said = "Cache(ID:1) keeps each row of Parquet(ID:0) rows, which takes longer"
-    assert said in caplog.text
+    reader = ps.Pipeline.from_dataset(source, executor="inline", name="rows")
+    cached_pipe = reader.cache(ram="8MB").batch(16)
+    with cached_pipe:
+        list(cached_pipe)
+    line = "Cache(ID:1) keeps each row of Parquet(ID:0) rows, which takes longer"
+    assert line in caplog.text
     caplog.clear()
-    with read.map(dict).cache(ram="8MB").batch(16) as computed:
-        list(computed)
+    with reader.map(dict).cache(ram="8MB").batch(16) as computed_pipe:
+        list(computed_pipe)
     assert "keeps each row" not in caplog.text

@@ -120,12 +120,12 @@ def test_a_file_that_has_gone_is_named(tmp_path: Path) -> None:
 
 def test_names_take_one_piece_of_memory_for_each_hundred_thousand() -> None:
     names = [f"/data/train/n{at % 1000:08}/n{at:016}.JPEG" for at in range(100_000)]
-    kept = Names.of(names)
-    assert list(kept) == names
-    assert (kept[-1], kept[-len(kept)]) == (names[-1], names[0])
-    assert kept[np.uint8(200)] == names[200]
+    stored_names = Names.of(names)
+    assert list(stored_names) == names
+    assert (stored_names[-1], stored_names[-len(stored_names)]) == (names[-1], names[0])
+    assert stored_names[np.uint8(200)] == names[200]
     assert list(Names.of([])) == []
-    assert len(pickle.dumps(kept)) < 60 * len(kept)
+    assert len(pickle.dumps(stored_names)) < 60 * len(stored_names)
 
 
 def test_images_are_listed_sorted_whatever_their_suffix_looks_like(
@@ -133,11 +133,11 @@ def test_images_are_listed_sorted_whatever_their_suffix_looks_like(
 ) -> None:
     for name in ("b.JPG", "a.tiff", "c/d.gif", "e.jpg.part", "f"):
         touch(tmp_path / name)
-    found = [
+    images = [
         Path(path).relative_to(tmp_path.name).as_posix()
         for path in list_images(tmp_path)
     ]
-    assert found == ["a.tiff", "b.JPG", "c/d.gif"]
+    assert images == ["a.tiff", "b.JPG", "c/d.gif"]
 
 
 @pytest.mark.parametrize(

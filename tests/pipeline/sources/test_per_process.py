@@ -19,19 +19,19 @@ def test_the_values_used_last_are_kept_while_there_is_room(
     asked: list[int], kept: int, limit: int
 ) -> None:
     """Value n has n bytes; the newest stays, whatever its size."""
-    made: list[int] = []
+    made_keys: list[int] = []
 
     def make(key: int) -> int:
-        made.append(key)
+        made_keys.append(key)
         return key
 
     values = PerProcess(make, kept, int, lambda: limit)
     model: OrderedDict[int, None] = OrderedDict()
     for key in asked:
         is_new = key not in model
-        before = len(made)
+        before = len(made_keys)
         assert values(key) == key
-        assert len(made) == before + is_new
+        assert len(made_keys) == before + is_new
         model[key] = None
         model.move_to_end(key)
         while is_new and (len(model) > kept or (sum(model) > limit and len(model) > 1)):

@@ -104,12 +104,12 @@ def test_a_shard_is_never_read_whole() -> None:
     with served(files) as web:
         url = f"{web.url}/train-00.tar"
         pipe = ps.Pipeline.from_webdataset(url, ("cls",), executor="thread")
-        indexed, asked = web.sent.total(), web.asked.total()
-        assert 0 < indexed < len(files["train-00.tar"]) / 10
+        indexed_bytes, requests = web.sent.total(), web.asked.total()
+        assert 0 < indexed_bytes < len(files["train-00.tar"]) / 10
         source = source_of(pipe)
         assert [source[at] for at in range(6)] == [(at,) for at in range(6)]
-        assert web.sent.total() == indexed + 6
-        assert web.asked.total() == asked + 6
+        assert web.sent.total() == indexed_bytes + 6
+        assert web.asked.total() == requests + 6
 
 
 def test_short_samples_are_indexed_by_few_requests(web: HttpStore) -> None:
@@ -123,7 +123,7 @@ def test_transient_faults_are_retried(executor: Any) -> None:
     faults: dict[str, list[Fault]] = {"train-01.tar": [503, "reset", 500, "short"]}
     with served(FILES) as web:
         pipe = shards(web.url, executor=executor)
-        web.faults = {name: iter(each) for name, each in faults.items()}
+        web.faults = {name: iter(shard_faults) for name, shard_faults in faults.items()}
         assert samples(pipe) == EXPECTED
 
 
@@ -135,12 +135,12 @@ def test_a_cache_keeps_the_samples_that_arrived(
         pipe = shards(web.url, num_parallel_workers=2)  # more may compare them all
         return pipe.map(len_of).cache(disk=tmp_path / "kept")
 
-    expected = [len_of(each) for each in EXPECTED]
+    expected = [len_of(sample) for sample in EXPECTED]
     assert samples(make()) == expected
-    assert not [each for each in caplog.messages if "is private to this run" in each]
-    pipe, asked = make(), web.asked.total()
+    assert not [line for line in caplog.messages if "is private to this run" in line]
+    pipe, requests = make(), web.asked.total()
     assert samples(pipe) == expected
-    assert web.asked.total() - asked < N, "some are computed again to be compared"
+    assert web.asked.total() - requests < N, "some are computed again to be compared"
 
 
 def test_a_fingerprint_survives_a_copy_and_changes_with_the_places() -> None:
@@ -149,12 +149,12 @@ def test_a_fingerprint_survives_a_copy_and_changes_with_the_places() -> None:
         prints = first.sample_fingerprints()
         assert len(np.unique(prints, axis=0)) == N
         assert np.array_equal(prints, again.sample_fingerprints())
-        travelled = pickle.loads(pickle.dumps(first))  # noqa: S301 our own
-        assert np.array_equal(prints, travelled.sample_fingerprints())
-        assert first.identity() == travelled.identity()
+        copy = pickle.loads(pickle.dumps(first))  # noqa: S301 our own
+        assert np.array_equal(prints, copy.sample_fingerprints())
+        assert first.identity() == copy.identity()
         web.files = {name: tar_of(range(8), 1) for name in FILES}
-        changed = source_of(shards(web.url)).sample_fingerprints()
-        assert not (prints == changed).all(axis=1).any()
+        new_prints = source_of(shards(web.url)).sample_fingerprints()
+        assert not (prints == new_prints).all(axis=1).any()
 
 
 def test_a_pattern_is_expanded_where_the_store_can_list(tmp_path: Path) -> None:

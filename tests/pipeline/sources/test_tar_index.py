@@ -32,11 +32,11 @@ members = st.tuples(
 )
 
 
-def written(chosen: list[Any], form: int) -> tuple[bytes, list[tuple[str, bytes]]]:
+def written(entries: list[Any], form: int) -> tuple[bytes, list[tuple[str, bytes]]]:
     """Return a tar, and the names and bytes of the regular files in it."""
     content, files = io.BytesIO(), []
     with tarfile.open(fileobj=content, mode="w", format=form) as tar:
-        for name, body, kind, changed_s in chosen:
+        for name, body, kind, changed_s in entries:
             if kind == tarfile.AREGTYPE and name.endswith("/"):
                 continue  # a folder to tarfile, which then takes its bytes for headers
             info = tarfile.TarInfo(name)
@@ -57,10 +57,10 @@ def found_in(content: bytes) -> list[Member]:
     def read(part: tuple[int, int]) -> bytes:
         return content[slice(*part)]
 
-    found = members_of("a.tar", io.BytesIO(content))
+    index = members_of("a.tar", io.BytesIO(content))
     far = StoredFile(ReadAhead(read, len(content)), len(content))
-    assert members_of("a.tar", far) == found
-    return found
+    assert members_of("a.tar", far) == index
+    return index
 
 
 @pytest.mark.long
@@ -69,11 +69,11 @@ def test_the_index_has_the_places_of_all_regular_files(
     chosen: list[Any], form: str
 ) -> None:
     content, files = written(chosen, FORMATS[form])
-    found = found_in(content)
-    assert [content[at : at + nbytes] for _, at, nbytes in found] == [
+    index = found_in(content)
+    assert [content[at : at + nbytes] for _, at, nbytes in index] == [
         body for _, body in files
     ]
-    assert [name.rstrip("/") for name, _, _ in found] == [
+    assert [name.rstrip("/") for name, _, _ in index] == [
         name.rstrip("/") for name, _ in files
     ]
 
@@ -81,17 +81,17 @@ def test_the_index_has_the_places_of_all_regular_files(
 @pytest.mark.long
 @given(st.data())
 def test_a_damaged_tar_is_read_or_refused(data: st.DataObject) -> None:
-    chosen = data.draw(st.lists(members, min_size=1, max_size=4))
-    content = bytearray(written(chosen, tarfile.PAX_FORMAT)[0])
+    entries = data.draw(st.lists(members, min_size=1, max_size=4))
+    content = bytearray(written(entries, tarfile.PAX_FORMAT)[0])
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(content) - 1))
         content[at] = data.draw(st.integers(0, 255))
-    damaged = bytes(content[: data.draw(st.integers(1, len(content)))])
+    damaged_tar = bytes(content[: data.draw(st.integers(1, len(content)))])
     try:
-        found = found_in(damaged)
+        index = found_in(damaged_tar)
     except ps.SpecError:
         return
-    assert all(at >= tarfile.BLOCKSIZE and nbytes >= 0 for _, at, nbytes in found)
+    assert all(at >= tarfile.BLOCKSIZE and nbytes >= 0 for _, at, nbytes in index)
 
 
 def test_a_size_that_no_file_has_is_refused() -> None:

@@ -37,15 +37,15 @@ def opened(shards: str) -> Any:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """Note each read: the shard's name, the first byte and the byte after it."""
-    noted: list[tuple[str, int, int]] = []
+    parts: list[tuple[str, int, int]] = []
     read = OpenTar.read
 
     def noting(tar: OpenTar, begin: int, end: int) -> bytes:
-        noted.append((Path(tar.path).name, begin, end))
+        parts.append((Path(tar.path).name, begin, end))
         return read(tar, begin, end)
 
     monkeypatch.setattr(OpenTar, "read", noting)
-    return noted
+    return parts
 
 
 def test_samples_asked_for_together_are_those_asked_for_alone(shards: str) -> None:
