@@ -48,16 +48,16 @@ def engine_of(pipe: ps.Pipeline) -> Engine:
     return run.host.engine  # type: ignore[attr-defined, no-any-return]
 
 
-def moving(pipe: ps.Pipeline, kinds: list[Kind], each: int = 3) -> list[Any]:
+def moving(pipe: ps.Pipeline, kinds: list[Kind], interval: int = 3) -> list[Any]:
     """Train an epoch; every few batches move a segment to another kind of worker."""
-    found = []
+    batches = []
     for number, batch in enumerate(pipe):
-        found.append(batch)
-        if kinds and number % each == 0:
+        batches.append(batch)
+        if kinds and number % interval == 0:
             engine = engine_of(pipe)
             engine.move(engine.segments[len(kinds) % 2], kinds.pop())
     assert kinds == []
-    return found
+    return batches
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_fifty_moves_in_fifty_batches_change_no_byte(
 ) -> None:
     kinds = random.Random(seed).choices(KINDS, k=LENGTH // 8)
     with two_segments() as pipe:
-        assert digest(moving(pipe, kinds, each=1)) == undisturbed
+        assert digest(moving(pipe, kinds, interval=1)) == undisturbed
 
 
 def test_workers_of_the_old_kind_leave_and_their_work_stays_counted() -> None:
@@ -97,16 +97,16 @@ def test_workers_of_the_old_kind_leave_and_their_work_stays_counted() -> None:
                     break
         assert [segment.executor for segment in engine.segments] == ["thread"] * 2
         list(loop)
-        read = engine.monitor.read()
-        assert all(segment.rows >= LENGTH for segment in read.segments)
-        assert all(segment.alive == 2 for segment in read.segments)
+        observation = engine.monitor.read()
+        assert all(segment.rows >= LENGTH for segment in observation.segments)
+        assert all(segment.alive == 2 for segment in observation.segments)
 
 
 def test_worker_processes_inherit_no_held_lock_of_the_user() -> None:
-    held = threading.Lock()
+    lock = threading.Lock()
 
     def locked(sample: Any) -> Any:
-        with held:
+        with lock:
             time.sleep(0.001)  # most of the time some thread holds the lock
         return sample
 
@@ -114,13 +114,13 @@ def test_worker_processes_inherit_no_held_lock_of_the_user() -> None:
         locked, executor="thread", num_parallel_workers=4
     )
     with pipe.batch(4) as pipe:
-        found = []
+        indices = []
         for number, batch in enumerate(pipe):
-            found += batch[1].tolist()
+            indices += batch[1].tolist()
             if number == 3:
                 engine = engine_of(pipe)
                 engine.move(engine.segments[-1], "process")
-        assert found == list(range(120))
+        assert indices == list(range(120))
 
 
 def test_batches_that_processes_make_lie_in_shared_memory() -> None:
@@ -178,21 +178,21 @@ def test_python_that_holds_the_gil_is_moved_to_processes(
 ) -> None:
     ps.set_enable_autotune(True)
     with ps.Pipeline.from_dataset(ENDLESS).map(counts_in_python).batch(32) as pipe:
-        ended = r"executor \w+ -> process (kept|rolled back)"
-        train_until(pipe, log, ended, 40.0)
-    said = re.compile(r"\bexecutor\b|is tried")  # not the name of this file
-    told = [line for line in log.messages if said.search(line)]
-    assert "executor inline -> thread: a batch takes" in told[0]
+        outcome = r"executor \w+ -> process (kept|rolled back)"
+        train_until(pipe, log, outcome, 40.0)
+    pattern = re.compile(r"\bexecutor\b|is tried")  # not the name of this file
+    lines = [line for line in log.messages if pattern.search(line)]
+    assert "executor inline -> thread: a batch takes" in lines[0]
     old, why = "thread", "the GIL is held"
-    if "From old value: [thread] to new value: [inline]." in told[1]:
+    if "From old value: [thread] to new value: [inline]." in lines[1]:
         # Threads in one another's way were slower than the trainer alone.
-        assert "executor thread -> inline kept:" in told[2]
+        assert "executor thread -> inline kept:" in lines[2]
         old, why = "inline", "the trainer makes batches itself"
-        del told[1:3]
-    assert f"is tried on processes: {why}" in told[1]
-    assert 'Added request to change "executor" of Operator: Map(ID:1)' in told[2]
-    assert f"From old value: [{old}] to new value: [process]." in told[2]
-    assert f"executor {old} -> process kept:" in told[3]
+        del lines[1:3]
+    assert f"is tried on processes: {why}" in lines[1]
+    assert 'Added request to change "executor" of Operator: Map(ID:1)' in lines[2]
+    assert f"From old value: [{old}] to new value: [process]." in lines[2]
+    assert f"executor {old} -> process kept:" in lines[3]
 
 
 @pytest.mark.serial  # measures time
@@ -254,8 +254,8 @@ def test_workers_are_not_blamed_for_the_trainers_absence(
         for _ in range(60):  # a second or so after all workers have begun
             next(loop)
         time.sleep(3.0)
-        told = "executor process -> thread (kept|rolled back)"
-        line = train_until(pipe, log, told, 40.0, loop)
+        outcome = "executor process -> thread (kept|rolled back)"
+        line = train_until(pipe, log, outcome, 40.0, loop)
     [rates] = re.findall(r"(\d+) -> (\d+) samples/s", line)
     processes, threads = map(float, rates)
     assert "rolled back" in line
@@ -312,13 +312,13 @@ def test_a_segment_that_cannot_be_moved_says_so_once_and_goes_on(
 def test_the_executor_knob_moves_workers_at_the_next_batch(undisturbed: str) -> None:
     source = ps.Pipeline.from_dataset(Numbers(LENGTH), num_parallel_workers=2)
     with source.shuffle(seed=5).map(augment).batch(8) as pipe:
-        found = []
+        batches = []
         for number, batch in enumerate(pipe):
-            found.append(batch)
+            batches.append(batch)
             for knob in engine_of(pipe).segments[0].knobs():
                 if knob.name == "executor":
                     knob.set("process" if number % 10 < 5 else "thread")
-        assert digest(found) == undisturbed
+        assert digest(batches) == undisturbed
 
 
 @pytest.mark.usefixtures("two_cores")
@@ -354,15 +354,15 @@ class Counts:
 def test_threads_that_were_requested_stay_if_their_data_changes() -> None:
     data = Counts()
     pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=2, thread_safe=True)
-    with pipe.batch(8) as batched:
-        loop = iter(batched)
+    with pipe.batch(8) as batched_pipe:
+        loop = iter(batched_pipe)
         next(loop)
-        engine = engine_of(batched)
+        engine = engine_of(batched_pipe)
         (segment,) = engine.segments
-        knob = next(each for each in segment.knobs() if each.name == "executor")
+        knob = next(knob for knob in segment.knobs() if knob.name == "executor")
         knob.set("process")
-        found = [index for batch in loop for index in batch.tolist()]
-        assert found == list(range(8, 400))
+        indices = [index for batch in loop for index in batch.tolist()]
+        assert indices == list(range(8, 400))
         assert segment.executor == "thread"
         (move,) = segment.moves
     assert "asked` changes while samples are made" in move.reason

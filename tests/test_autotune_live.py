@@ -82,9 +82,9 @@ def test_epochs_are_byte_identical_while_the_tuner_decides(
     prefix = tmp_path / "tuned"
     ps.set_enable_autotune(True, str(prefix))
     with slow_pipe(WORKERS[workers]) as pipe:
-        found = [digest(pipe), *train(pipe, prefix), digest(pipe), digest(pipe)]
+        digests = [digest(pipe), *train(pipe, prefix), digest(pipe), digest(pipe)]
     assert decisions(prefix)
-    assert found == untuned(len(found))
+    assert digests == untuned(len(digests))
 
 
 def test_inline_loading_is_left_alone_and_gives_the_same_bytes(
@@ -92,8 +92,8 @@ def test_inline_loading_is_left_alone_and_gives_the_same_bytes(
 ) -> None:
     ps.set_enable_autotune(True, str(tmp_path / "tuned"))
     with slow_pipe(WORKERS["inline"], wait_s=0.001) as pipe:
-        found = [digest(pipe) for _ in range(5)]
-    assert found == untuned(5)
+        digests = [digest(pipe) for _ in range(5)]
+    assert digests == untuned(5)
     assert decisions(tmp_path / "tuned") == []
 
 
@@ -124,9 +124,9 @@ def test_pinned_stages_and_bounds_are_respected(tmp_path: Path) -> None:
         list(train(pipe, prefix))
         stats = pipe.stats()
     assert stats is not None
-    found = {segment.name: segment for segment in stats.segments}
-    assert found["Map(ID:1) pinned"].num_parallel_workers == 1
-    assert found["Map(ID:2) bounded"].num_parallel_workers <= 2
+    segments = {segment.name: segment for segment in stats.segments}
+    assert segments["Map(ID:1) pinned"].num_parallel_workers == 1
+    assert segments["Map(ID:2) bounded"].num_parallel_workers <= 2
     assert all("pinned" not in row["op"] for row in decisions(prefix))
 
 
@@ -139,10 +139,10 @@ def test_tuning_can_be_turned_on_and_off_within_a_loop(tmp_path: Path) -> None:
         second = next(loop)
         ps.set_enable_autotune(False)
         rest = list(loop)
-    seen = [index for batch in indices([first, second, *rest]) for index in batch]
-    assert sorted(seen) == list(range(LENGTH))
-    (found,) = read_saved(f"{prefix}_0.json").values()
-    assert found.knobs
+    rows = [index for batch in indices([first, second, *rest]) for index in batch]
+    assert sorted(rows) == list(range(LENGTH))
+    (saved_values,) = read_saved(f"{prefix}_0.json").values()
+    assert saved_values.knobs
 
 
 class Turning:
@@ -174,12 +174,12 @@ def test_threads_that_take_turns_at_the_gil_are_reported() -> None:
 def test_listeners_get_verdicts_until_they_fail_or_unsubscribe(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    heard: list[tuple[str, dict[str, float]]] = []
+    reports: list[tuple[str, dict[str, float]]] = []
 
     def fails(name: str, _: object) -> None:
         raise ValueError(name)
 
-    end = ps.on_verdict(lambda name, said: heard.append((name, said.scalars())))
+    end = ps.on_verdict(lambda name, verdict: reports.append((name, verdict.scalars())))
     ps.on_verdict(fails)
     ps.set_enable_autotune(True)
     with (
@@ -189,18 +189,18 @@ def test_listeners_get_verdicts_until_they_fail_or_unsubscribe(
     ):
         for _ in p:
             time.sleep(0.002)
-            if heard:
+            if reports:
                 break
     end()
-    assert heard
-    assert {name for name, _ in heard} == {"train"}
-    assert all(0 <= scalars["wait_share"] <= 1 for _, scalars in heard)
+    assert reports
+    assert {name for name, _ in reports} == {"train"}
+    assert all(0 <= scalars["wait_share"] <= 1 for _, scalars in reports)
     assert caplog.text.count("a listener of verdicts failed") == 1
-    before = len(heard)
+    before = len(reports)
     with ps.Pipeline.from_dataset(list(range(400))).batch(4) as p:
         for _ in p:
             time.sleep(0.002)
-    assert len(heard) == before
+    assert len(reports) == before
 
 
 def test_a_listener_that_never_returns_does_not_stop_a_close(

@@ -224,12 +224,12 @@ def test_an_exception_before_a_cache_names_the_stage_that_raised_it(
 ) -> None:
     kind = KINDS[executor]
     source = ps.Pipeline.from_dataset(Numbers(LENGTH), **kind)
-    told: dict[str, Any] = {"ram": "1MB"} if tier == "ram" else {"disk": tmp_path}
+    place: dict[str, Any] = {"ram": "1MB"} if tier == "ram" else {"disk": tmp_path}
     pipe = (
         source.map(doubled, **kind, name="first")
         .map(fails_on(21), **kind, name="decode")
         .map(doubled, **kind, name="last")
-        .cache(**told)
+        .cache(**place)
     )
     error = first_error(pipe.batch(8), BadSample)
     assert error.args == (21,)
@@ -309,9 +309,9 @@ def test_a_sample_that_fails_is_substituted_and_not_stored(
             assert sorted(set(range(LENGTH)) - set(rows)) == [21]
             assert data.reads()[21] >= epoch + 1
         assert statistics(pipe).tiers[0].records == LENGTH - 1
-    looked = kind["executor"] == "process"  # two samples, to find what cannot be shared
+    extra = kind["executor"] == "process"  # two samples, to find what cannot be shared
     most = max(count for index, count in data.reads().items() if index != 21)
-    assert most <= 2 + looked
+    assert most <= 2 + extra
 
 
 # Two kinds of functions

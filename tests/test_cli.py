@@ -23,17 +23,17 @@ def test_help_lists_the_commands_that_work() -> None:
 
 
 def test_the_version_is_that_of_the_distribution() -> None:
-    said = CliRunner().invoke(cli.app, ["--version"])
-    assert (said.exit_code, said.stdout) == (0, f"penstock {penstock.__version__}\n")
+    reply = CliRunner().invoke(cli.app, ["--version"])
+    assert (reply.exit_code, reply.stdout) == (0, f"penstock {penstock.__version__}\n")
     assert importlib.metadata.version("penstock") == penstock.__version__
 
 
 def test_a_failure_is_one_line_with_a_cure_and_exit_code_1(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "penstock", "demo", "--data", "missing"]
-    done = warm.run(command, cwd=tmp_path, brief=True)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("penstock: `from_folder` needs a folder, got ")
-    assert done.stderr.count("\n") == 1
+    process = warm.run(command, cwd=tmp_path, brief=True)
+    assert (process.returncode, process.stdout) == (1, "")
+    assert process.stderr.startswith("penstock: `from_folder` needs a folder, got ")
+    assert process.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("arguments", [["demo", "--seconds", "1"], ["dmeo"]])
@@ -43,15 +43,19 @@ def test_misuse_ends_with_exit_code_2(arguments: list[str]) -> None:
 
 def test_a_plan_of_a_file_that_is_not_a_log_fails_with_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "penstock", "plan", "nothing.jsonl"]
-    done = warm.run(command, cwd=tmp_path, brief=True)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("penstock: no log can be read from 'nothing.jsonl'")
+    process = warm.run(command, cwd=tmp_path, brief=True)
+    assert (process.returncode, process.stdout) == (1, "")
+    assert process.stderr.startswith(
+        "penstock: no log can be read from 'nothing.jsonl'"
+    )
 
 
 def test_the_doctor_checks_everything_that_loading_depends_on() -> None:
-    said = CliRunner().invoke(cli.app, ["doctor"])
-    assert said.exit_code == 0
-    heads = [line.split("  ")[0] for line in said.stdout.splitlines() if line[0] != " "]
+    reply = CliRunner().invoke(cli.app, ["doctor"])
+    assert reply.exit_code == 0
+    heads = [
+        line.split("  ")[0] for line in reply.stdout.splitlines() if line[0] != " "
+    ]
     assert heads == [
         "penstock",
         "Python",
@@ -72,8 +76,8 @@ def test_the_doctor_checks_everything_that_loading_depends_on() -> None:
 
 
 def machine(cores: float, nbytes: int, threads: int) -> dict[str, cli.Diagnosis]:
-    found = cli.of_machine(Budget(cores, nbytes), threads)
-    return {finding.what: finding for finding in found}
+    findings = cli.of_machine(Budget(cores, nbytes), threads)
+    return {finding.what: finding for finding in findings}
 
 
 def test_a_small_machine_is_told_what_to_do_and_a_large_one_nothing(

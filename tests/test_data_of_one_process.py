@@ -76,8 +76,8 @@ def connected() -> Iterator[Data]:
     ours, theirs = socket.socketpair()
 
     def serve() -> None:
-        while asked := theirs.recv(1):
-            theirs.sendall(asked)
+        while request := theirs.recv(1):
+            theirs.sendall(request)
 
     def get(index: int) -> int:
         ours.sendall(bytes([index]))
@@ -167,9 +167,9 @@ def test_what_works_in_one_process_is_loaded_there(
     ps.set_enable_autotune(True)
     ps.set_cpu_budget(16)  # so that the tuner would have processes load
     with kind() as data, workers_pay(), closing(FACES[face](data)) as loader:
-        found = [[int(row) for row in batch] for _ in range(2) for batch in loader]
+        two_epochs = [[int(row) for row in batch] for _ in range(2) for batch in loader]
     batches = [list(range(at, at + SIZE)) for at in range(0, LENGTH, SIZE)]
-    assert found == 2 * batches
+    assert two_epochs == 2 * batches
 
 
 @pytest.mark.parametrize(
@@ -198,16 +198,16 @@ def test_the_error_of_a_sample_is_raised_as_without_workers() -> None:
         return index
 
     ps.set_enable_autotune(True)
-    found: list[Any] = []
+    outcomes: list[Any] = []
     data = Data(get, None)
     with workers_pay(), closing(FACES["pipeline"](data)) as loader:
         loop = iter(loader)
-        while len(found) < LENGTH // SIZE:
+        while len(outcomes) < LENGTH // SIZE:
             try:
-                found.append(next(loop)[0])
+                outcomes.append(next(loop)[0])
             except LookupError as error:
-                found.append(error.args)
-    assert found == [
+                outcomes.append(error.args)
+    assert outcomes == [
         (at,) if at == LENGTH // 2 else at for at in range(0, LENGTH, SIZE)
     ]
 
@@ -228,5 +228,5 @@ def test_a_program_that_configures_no_log_is_told_why_its_data_stays(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(SHOWN)
-    done = warm.run([sys.executable, "-P", str(script)], timeout=60)
-    assert "executor auto -> inline: `dataset.file`" in done.stderr
+    process = warm.run([sys.executable, "-P", str(script)], timeout=60)
+    assert "executor auto -> inline: `dataset.file`" in process.stderr

@@ -68,32 +68,35 @@ def check(case: Case) -> None:
     """Load with torch and with penstock; raise `AssertionError` if they differ."""
     alike = case.torchs_own or not case.draws or case.drawn_by_trainer
     expected = loop(case.reference, torchs_loader=True, mute=not alike)
-    found = loop(case)
+    entries = loop(case)
     if case.torchs_own and case.trait in ORDERLESS:
-        found, expected = samples_of(found), samples_of(expected)
+        entries, expected = samples_of(entries), samples_of(expected)
     if not alike:
-        check_draws(case, found, expected)
-        found = muted(found)
+        check_draws(case, entries, expected)
+        entries = muted(entries)
     if case.reference.workers:  # torch puts the worker's traceback into the text
-        found, expected = without_texts(found), without_texts(expected)
+        entries, expected = without_texts(entries), without_texts(expected)
     if case.moved_blindly:
-        found, expected = without_the_trainers(found), without_the_trainers(expected)
-    compare(found, expected)
+        entries, expected = (
+            without_the_trainers(entries),
+            without_the_trainers(expected),
+        )
+    compare(entries, expected)
 
 
-def check_draws(case: Case, found: list[Any], expected: list[Any]) -> None:
+def check_draws(case: Case, entries: list[Any], expected: list[Any]) -> None:
     """Raise `AssertionError` unless draws are distinct, and come again."""
-    drawn = draws_in(found)
-    assert len(drawn) == len(draws_in(expected))
-    assert len(set(drawn)) == len(drawn), "drawn twice"
+    draws = draws_in(entries)
+    assert len(draws) == len(draws_in(expected))
+    assert len(set(draws)) == len(draws), "drawn twice"
     again = repeats(case)
     if again is not None:
-        compare(loop(again), found)
+        compare(loop(again), entries)
 
 
-def compare(found: list[Any], expected: list[Any]) -> None:
+def compare(entries: list[Any], expected: list[Any]) -> None:
     """Raise `AssertionError` that shows the first entry that differs."""
-    for at, (one, other) in enumerate(zip_longest(found, expected)):
+    for at, (one, other) in enumerate(zip_longest(entries, expected)):
         try:
             assert_same(one, other)
         except AssertionError as error:
@@ -120,12 +123,12 @@ def loop(case: Case, *, torchs_loader: bool = False, mute: bool = False) -> list
 
 def without_texts(entries: list[Any]) -> list[Any]:
     """Leave out the texts of exceptions."""
-    return [each[:2] if is_marked(each, RAISED) else each for each in entries]
+    return [entry[:2] if is_marked(entry, RAISED) else entry for entry in entries]
 
 
 def without_the_trainers(entries: list[Any]) -> list[Any]:
     """Leave out what the trainer drew."""
-    return [each for each in entries if not is_marked(each, TRAINERS)]
+    return [entry for entry in entries if not is_marked(entry, TRAINERS)]
 
 
 def is_marked(entry: Any, mark: str) -> bool:
@@ -149,8 +152,8 @@ def test_penstock_makes_of_ordinary_data_what_torch_makes(seed: int) -> None:
         seed = random.SystemRandom().randrange(2**32)
     with ended_when_stuck(STUCK_TEST_S) as stacks:
         different = run_seed(seed, OF_A_SEED) + run_seed(seed, ALONE, alone=True)
-        shown = "\n".join(f"{case}\n{text}" for case, text in different)
-        assert not different, f"seed {seed}:\n{shown}\n{stacks.read_text()}"
+        report = "\n".join(f"{case}\n{text}" for case, text in different)
+        assert not different, f"seed {seed}:\n{report}\n{stacks.read_text()}"
 
 
 @pytest.mark.parametrize(
@@ -224,9 +227,9 @@ def run_seed(seed: int, count: int, *, alone: bool = False) -> list[tuple[Case, 
     )
     @hypothesis.given(case=cases(alone=alone))
     def run(case: Case) -> None:
-        if found := difference(case):
-            print(case, found, sep="\n", flush=True)
-            different.append((case, found))
+        if text := difference(case):
+            print(case, text, sep="\n", flush=True)
+            different.append((case, text))
 
     run()
     return different
@@ -248,29 +251,29 @@ def main() -> int:
     parser.add_argument("--examples", type=int, default=5000)
     parser.add_argument("--resume", type=Path, default=Path("differential.jsonl"))
     parser.add_argument("--share", default="0/1", help="seeds that are i modulo n")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable()
-    if given.case:
-        found = difference(eval(given.case, vars(ordinary_programs)))  # noqa: S307 our own words
-        print(found or "no difference")
-        return bool(found)
-    share, shares = map(int, given.share.split("/"))
-    given.resume.touch()
-    lines = map(json.loads, given.resume.read_text().splitlines())
-    known = {line["seed"]: line for line in lines}
-    for seed in range(share, given.examples // OF_A_SEED, shares):
-        if seed in known:
+    if arguments.case:
+        text = difference(eval(arguments.case, vars(ordinary_programs)))  # noqa: S307 our own words
+        print(text or "no difference")
+        return bool(text)
+    share, shares = map(int, arguments.share.split("/"))
+    arguments.resume.touch()
+    lines = map(json.loads, arguments.resume.read_text().splitlines())
+    lines_by_seed = {line["seed"]: line for line in lines}
+    for seed in range(share, arguments.examples // OF_A_SEED, shares):
+        if seed in lines_by_seed:
             continue
         begun_s = time.monotonic()
         faulthandler.dump_traceback_later(OF_A_SEED * STUCK_S, exit=True)
         different = [(repr(c), text) for c, text in run_seed(seed, OF_A_SEED)]
         took_s = round(time.monotonic() - begun_s, 1)
-        known[seed] = {"seed": seed, "took_s": took_s, "different": different}
-        with given.resume.open("a") as file:
-            file.write(json.dumps(known[seed]) + "\n")
-    different = sum(len(line["different"]) for line in known.values())
-    print(f"{len(known) * OF_A_SEED} examples, {different} that differ")
+        lines_by_seed[seed] = {"seed": seed, "took_s": took_s, "different": different}
+        with arguments.resume.open("a") as file:
+            file.write(json.dumps(lines_by_seed[seed]) + "\n")
+    different = sum(len(line["different"]) for line in lines_by_seed.values())
+    print(f"{len(lines_by_seed) * OF_A_SEED} examples, {different} that differ")
     return bool(different)
 
 

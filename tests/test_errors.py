@@ -117,9 +117,9 @@ def test_an_exception_that_refuses_changes_is_raised_unchanged(
 def test_an_exception_names_the_stage_the_sample_and_the_batch(
     raised: list[BaseException],
 ) -> None:
-    said = notes(raised[2])
-    assert "Map(ID:1) check" in said
-    assert "sample index 21 (epoch 0, step 2, row 5 of the batch)" in said
+    text = notes(raised[2])
+    assert "Map(ID:1) check" in text
+    assert "sample index 21 (epoch 0, step 2, row 5 of the batch)" in text
 
 
 def test_the_traceback_leads_to_the_line_that_raised(
@@ -132,8 +132,8 @@ def test_the_traceback_leads_to_the_line_that_raised(
 
 def test_the_traceback_has_only_the_users_frames(raised: list[BaseException]) -> None:
     error = raised[2]
-    told = [error, error.__cause__] if error.__cause__ else [error]
-    files = re.findall(r'File "(.*)", line', "".join(map(traces, told)))
+    errors = [error, error.__cause__] if error.__cause__ else [error]
+    files = re.findall(r'File "(.*)", line', "".join(map(traces, errors)))
     assert files
     assert [file for file in files if "/tests/" not in file] == []
 
@@ -195,13 +195,13 @@ def by_stage(kind: Kind) -> dict[str, BaseException]:
     )
     with pipe:
         steps = list(outcomes(pipe, 6))
-    found = [each for each in steps if isinstance(each, BaseException)]
+    errors = [step for step in steps if isinstance(step, BaseException)]
     names = "Torn", "chained", "keep", "collate_fn"
-    return {name: one(found, name) for name in names}
+    return {name: one(errors, name) for name in names}
 
 
 def one(errors: list[BaseException], name: str) -> BaseException:
-    (error,) = (each for each in errors if name in notes(each))
+    (error,) = (error for error in errors if name in notes(error))
     return error
 
 
@@ -267,13 +267,13 @@ def test_an_exception_that_cannot_be_pickled_is_quoted() -> None:
 
     with failing(WORKERS["3 processes"], 21, 29, error=make) as pipe:
         *_, unpicklable, tongue = outcomes(pipe, 4)
-    for found, name in ((unpicklable, "UnpicklableError"), (tongue, "Tongue")):
-        index = 21 if found is unpicklable else 29
-        assert type(found) is ps.WorkerError
-        assert name in str(found)
-        assert str(index) in str(found)
-        assert f"sample index {index} (" in notes(found)
-        assert "in _fail" in "".join(traceback.format_exception(found))
+    for error, name in ((unpicklable, "UnpicklableError"), (tongue, "Tongue")):
+        index = 21 if error is unpicklable else 29
+        assert type(error) is ps.WorkerError
+        assert name in str(error)
+        assert str(index) in str(error)
+        assert f"sample index {index} (" in notes(error)
+        assert "in _fail" in "".join(traceback.format_exception(error))
 
 
 # When it comes
@@ -283,12 +283,12 @@ def test_an_exception_comes_when_its_batch_is_due_and_the_next_batch_after_it(
     kind: Kind,
 ) -> None:
     with failing(kind, 3, 16, 39) as pipe:
-        found, states = [], []
-        for each in outcomes(pipe):
-            failed = isinstance(each, BadSample)
-            found.append(each.args[0] if failed else each[1].tolist())
+        rows, states = [], []
+        for outcome in outcomes(pipe):
+            failed = isinstance(outcome, BadSample)
+            rows.append(outcome.args[0] if failed else outcome[1].tolist())
             states.append(pipe.state_dict()["batch"])
-    assert found == [3, [*range(8, 16)], 16, [*range(24, 32)], 39]
+    assert rows == [3, [*range(8, 16)], 16, [*range(24, 32)], 39]
     # The state after an error leads to the batch that failed.
     assert states == [0, 2, 2, 4, 4]
 
@@ -355,13 +355,13 @@ def test_substitutes_are_the_next_rows_of_the_batch_and_are_marked(kind: Kind) -
 
     bad = 1, 6, 7, 22, 33
     marking: Any = {"on_error": "substitute", "error_budget": 0.2}
-    batches, marked = [], []
+    batches, marks = [], []
     with failing(kind, *bad, error=make, **marking) as pipe:
         for batch in outcomes(pipe):
             batches.append(batch)
-            marked.append(pipe.plan.substituted)  # type: ignore[union-attr]
+            marks.append(pipe.plan.substituted)  # type: ignore[union-attr]
     assert isinstance(batches.pop(), (SystemExit, ExitError))  # not a bad sample
-    assert marked[:-1] == [(1, 6, 7), (), (6,), ()]
+    assert marks[:-1] == [(1, 6, 7), (), (6,), ()]
     assert list(indices(batches)) == [
         [0, 2, 2, 3, 4, 5, 0, 0],
         [*range(8, 16)],
@@ -420,9 +420,9 @@ def test_a_batch_in_which_every_sample_fails_is_raised(workers: str) -> None:
 
 def test_failed_samples_of_an_iterable_are_left_out_within_the_budget() -> None:
     pipe = ps.Pipeline.from_dataset(Counting(40)).map(fails_on(5, 9))
-    with pipe.batch(8, on_error="substitute", error_budget=0.2) as batched:
-        found = [index for batch in indices(batched) for index in batch]
-    assert found == [index for index in range(40) if index not in (5, 9)]
+    with pipe.batch(8, on_error="substitute", error_budget=0.2) as batched_pipe:
+        rows = [index for batch in indices(batched_pipe) for index in batch]
+    assert rows == [index for index in range(40) if index not in (5, 9)]
 
 
 # Worker processes
@@ -460,8 +460,8 @@ def test_a_sample_that_kills_its_worker_again_and_again_is_named() -> None:
 
     workers = WORKERS["3 processes"]
     pipe = ps.Pipeline.from_dataset(Numbers(40), **workers).map(crash, **workers)
-    with pipe.batch(8) as batched:
-        loop = iter(batched)
+    with pipe.batch(8) as batched_pipe:
+        loop = iter(batched_pipe)
         assert list(indices([next(loop), next(loop)])) == [[*range(8)], [*range(8, 16)]]
         with pytest.raises(ps.WorkerError, match="crash died 5 times") as caught:
             next(loop)
@@ -473,18 +473,18 @@ def test_a_sample_that_kills_its_worker_again_and_again_is_named() -> None:
 def test_a_killed_fork_server_is_replaced_and_its_work_done_again(
     tmp_path: Path,
 ) -> None:
-    crashed = tmp_path / "crashed"
+    marker = tmp_path / "crashed"
 
     def crash(sample: Any) -> Any:
-        if sample[1] == 21 and not crashed.exists():
-            crashed.touch()
+        if sample[1] == 21 and not marker.exists():
+            marker.touch()
             os.kill(os.getppid(), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
         return sample
 
     workers = WORKERS["3 processes"]
     pipe = ps.Pipeline.from_dataset(Numbers(40), **workers).map(crash, **workers)
-    with pipe.batch(8) as batched:
-        found = [index for _ in range(2) for index in indices(batched)]
-    assert crashed.exists()
-    assert found == [[*range(at, at + 8)] for at in range(0, 40, 8)] * 2
+    with pipe.batch(8) as batched_pipe:
+        batches = [index for _ in range(2) for index in indices(batched_pipe)]
+    assert marker.exists()
+    assert batches == [[*range(at, at + 8)] for at in range(0, 40, 8)] * 2

@@ -63,9 +63,9 @@ def test_a_batch_is_what_collate_fn_returns() -> None:
     pipe = ps.Pipeline.from_dataset(data).batch(8, collate_fn=collate)
     expected = list(pipe.options(host="trainer"))
     with pipe.options(host="process") as pipe:
-        found = list(pipe)
-    assert len(found) == 3 * len(functions)
-    assert all(map(same, found, expected))
+        batches = list(pipe)
+    assert len(batches) == 3 * len(functions)
+    assert all(map(same, batches, expected))
 
 
 def test_the_pipeline_has_the_plan_of_the_last_batch() -> None:
@@ -111,13 +111,13 @@ def test_batches_after_a_filter_are_the_same(data: Any, kind: Kind) -> None:
 
 
 def test_state_is_taken_at_consumption_and_restores_exactly(kind: Kind) -> None:
-    whole = list(pipe_of("trainer", WORKERS["inline"], WORKERS["inline"]))
+    batches = list(pipe_of("trainer", WORKERS["inline"], WORKERS["inline"]))
     with hosted(kind) as pipe:
         loop = iter(pipe)
         for _ in range(3):
             next(loop)
         pipe.load_state_dict(pipe.state_dict())
-        assert digest(pipe) == digest(whole[3:])
+        assert digest(pipe) == digest(batches[3:])
 
 
 @pytest.mark.parametrize("workers", ["inline", "2 threads"])
@@ -158,8 +158,8 @@ def test_an_exception_arrives_whole_and_the_next_batch_after_it(kind: Kind) -> N
 
 
 def test_failed_samples_are_substituted_and_marked() -> None:
-    substituted: Any = {"on_error": "substitute", "error_budget": 0.1}
-    with failing(WORKERS["2 threads"], **substituted) as pipe:
+    options: Any = {"on_error": "substitute", "error_budget": 0.1}
+    with failing(WORKERS["2 threads"], **options) as pipe:
         marks = [pipe.plan.substituted for _ in pipe]  # type: ignore[union-attr]
     assert marks == [(), (), (5,), (), ()]
 
@@ -193,14 +193,14 @@ def test_batches_that_the_trainer_keeps_stay_and_cost_no_descriptor(
     workers: str,
 ) -> None:
     with hosted(WORKERS[workers], 800) as pipe:
-        kept, seen = [], []
+        batches, descriptor_counts = [], []
         for batch in pipe:
-            kept.append(batch)
-            seen.append(len(os.listdir("/proc/self/fd")))
+            batches.append(batch)
+            descriptor_counts.append(len(os.listdir("/proc/self/fd")))
         child = host_of(pipe)
-        assert median(seen[40:]) <= median(seen[:40])
+        assert median(descriptor_counts[40:]) <= median(descriptor_counts[:40])
         assert child.num_fds() < 100
-        assert digest(kept) == epochs(1, 800)[0]
+        assert digest(batches) == epochs(1, 800)[0]
 
 
 # Tuning

@@ -63,10 +63,10 @@ def test_a_child_that_is_killed_is_replaced_and_no_byte_changes(kind: Kind) -> N
             batches.append(batch)
             if at in (3, 14):
                 kill(host_of(pipe))
-        found = [digest(batches)]
+        digests = [digest(batches)]
         kill(host_of(pipe))  # between epochs
-        found.append(digest(pipe))
-    assert found == epochs(2, 200)
+        digests.append(digest(pipe))
+    assert digests == epochs(2, 200)
 
 
 def test_an_error_is_raised_once_although_the_child_dies_after_it() -> None:
@@ -85,8 +85,8 @@ def test_a_child_that_always_dies_is_given_up_and_named() -> None:
     with pipe.batch(8).options(host="process") as pipe:
         loop = iter(pipe)
         assert [next(loop)[1][0].item() for _ in range(2)] == [0, 8]
-        told = r"died 5 times on sample index 20(?s:.*)SIGKILL"
-        with pytest.raises(ps.WorkerError, match=told):
+        message = r"died 5 times on sample index 20(?s:.*)SIGKILL"
+        with pytest.raises(ps.WorkerError, match=message):
             next(loop)
 
 
@@ -98,7 +98,7 @@ def test_a_death_that_the_trainer_hears_of_first_has_a_successor() -> None:
         engine = run_of(pipe).host.engine
         assert engine is not None
         pool: Any = engine.segments[0].pool
-        while any(each.errands for each in pool._children):  # noqa: SLF001
+        while any(child.errands for child in pool._children):  # noqa: SLF001
             time.sleep(0.001)
         with pool._serving:  # noqa: SLF001 as `serve_now` does
             pool._reap(pool._children[0])  # noqa: SLF001

@@ -26,14 +26,14 @@ def described(**settings: Any) -> ps.Pipeline:
 
 
 def written(path: Path, **row: object) -> Path:
-    whole = {
+    defaults = {
         "knobs": [
             {"op": "Dataset(ID:0) list", "knob": "num_parallel_workers", "value": 5},
             {"op": "Batch(ID:1)", "knob": "prefetch_size", "value": 7},
         ],
         "executors": {"Dataset(ID:0) list": "thread"},
     }
-    path.write_text(json.dumps({"pipelines": {"train": {**whole, **row}}}))
+    path.write_text(json.dumps({"pipelines": {"train": {**defaults, **row}}}))
     return path
 
 
@@ -43,8 +43,8 @@ def only(row: str) -> str:
 
 
 def first_stage(pipe: ps.Pipeline) -> dict[str, Any]:
-    found: dict[str, Any] = pipe.explain().to_dict()["stages"][0]  # type: ignore[index]
-    return found
+    stage: dict[str, Any] = pipe.explain().to_dict()["stages"][0]  # type: ignore[index]
+    return stage
 
 
 def test_loaded_values_apply_from_the_first_batch_on(tmp_path: Path) -> None:
@@ -52,11 +52,11 @@ def test_loaded_values_apply_from_the_first_batch_on(tmp_path: Path) -> None:
     pipe.load_autotune(written(tmp_path / "run_0.json"))
     with pipe:
         batches = iter(pipe)
-        found = [next(batches)]
+        tensors = [next(batches)]
         stage = first_stage(pipe)
-        found += batches
+        tensors += batches
     assert (stage["num_parallel_workers"], stage["prefetch_size"]) == (5, 7)
-    assert torch.cat(found).tolist() == list(range(40))
+    assert torch.cat(tensors).tolist() == list(range(40))
 
 
 def test_the_file_of_a_tuned_run_can_be_loaded(tmp_path: Path) -> None:
@@ -93,10 +93,10 @@ def test_a_loader_begins_with_what_its_previous_run_found(tmp_path: Path) -> Non
     list(train_loader)
     train_loader.close()
     path = tmp_path / "run_0.json"
-    found = json.loads(path.read_text())
-    for knob in found["pipelines"]["train"]["knobs"]:
+    content = json.loads(path.read_text())
+    for knob in content["pipelines"]["train"]["knobs"]:
         knob["value"] = 3
-    path.write_text(json.dumps(found))
+    path.write_text(json.dumps(content))
     again = ps.DataLoader(list(range(40)), 4, num_workers=2, name="train")
     again.load_autotune(path)
     next(iter(again))
@@ -235,6 +235,6 @@ def test_a_run_that_tuned_nothing_leaves_nothing_to_load(
     ps.set_enable_autotune(True, str(tmp_path / "run"))
     with described(executor="inline").options(name="train") as pipe:
         list(pipe)
-    told = f"tuned nothing of {whose}, because .*; leave load_autotune\\(\\) out"
-    with pytest.raises(SpecError, match=told):
+    message = f"tuned nothing of {whose}, because .*; leave load_autotune\\(\\) out"
+    with pytest.raises(SpecError, match=message):
         described().options(name=name).load_autotune(tmp_path / "run_0.json")

@@ -124,12 +124,12 @@ def test_a_worker_is_alone_again_once_the_data_begins_to_count(
         assert train(lambda: workers(face).value == 1)
         # It may be alone a moment before the reason is there.
         assert train(lambda: bool(face.stats().segments[0].moves))
-        seen = face.stats().segments[0]
-        assert seen.moves[-1].line == (
-            f"{seen.name}: executor process stays: one worker was requested and stays"
-            " alone, because `.calls` changes there while samples are made, and each"
-            " other worker would change its own copy; num_parallel_workers=2 allows"
-            " more."
+        segment = face.stats().segments[0]
+        assert segment.moves[-1].line == (
+            f"{segment.name}: executor process stays: one worker was requested and"
+            " stays alone, because `.calls` changes there while samples are made, and"
+            " each other worker would change its own copy; num_parallel_workers=2"
+            " allows more."
         )
         assert workers(face).set(3) == 1
 
@@ -154,10 +154,10 @@ def test_the_log_and_the_explanation_say_what_keeps_a_worker_alone(
     with training(face) as train:
         assert train(lambda: "needs more workers, and stays at 1: " in caplog.text)
         assert why in caplog.text
-        seen = face.stats()
+        window = face.stats()
         # Other tests may take the cores, which would be a cause, too.
-        free = tuple(replace(each, run_queue_s=0.0) for each in seen.segments)
-        seen, budget = replace(seen, segments=free), Budget(64.0, 1 << 30)
-        found = explain(seen, budget, tuned=True)
-        assert why in found.cause
-        assert not any("num_parallel_workers" in each for each in found.advice)
+        free = tuple(replace(segment, run_queue_s=0.0) for segment in window.segments)
+        window, budget = replace(window, segments=free), Budget(64.0, 1 << 30)
+        explanation = explain(window, budget, tuned=True)
+        assert why in explanation.cause
+        assert not any("num_parallel_workers" in step for step in explanation.advice)

@@ -43,45 +43,45 @@ STARVES = Workload(
 
 
 def watched(recording: Recording) -> str:
-    written = io.StringIO()
-    Console(file=written, width=400).print(shown(recording))
-    return written.getvalue()
+    stream = io.StringIO()
+    Console(file=stream, width=400).print(shown(recording))
+    return stream.getvalue()
 
 
 def agree(log: Path) -> dict[str, Any]:
     """Assert that all views of a log have the same figures; return what is drawn."""
     recording = read_recording(log)
-    (seen,), whole = recording.pipelines, page(recording, "run")
-    found = SENTENCE.search(report_on(recording))
-    assert found
-    header = html.unescape(whole[whole.index("<header>") : whole.index("</header>")])
-    assert f"W{found[0][1:]}." in header
-    assert found[0] in watched(recording)
+    (pipeline,), text = recording.pipelines, page(recording, "run")
+    sentence = SENTENCE.search(report_on(recording))
+    assert sentence
+    header = html.unescape(text[text.index("<header>") : text.index("</header>")])
+    assert f"W{sentence[0][1:]}." in header
+    assert sentence[0] in watched(recording)
     wait_s, whole_s, share, before_s, after_s, rate = (
-        float(part.replace(",", "")) if part else None for part in found.groups()
+        float(part.replace(",", "")) if part else None for part in sentence.groups()
     )
     assert wait_s is not None
     assert whole_s is not None
     assert rate is not None
     if before_s is not None and after_s is not None:
         assert before_s + after_s == pytest.approx(wait_s, rel=0.02, abs=0.02)
-    (drawn,) = ranks_in(whole)
-    waits, rates = drawn["charts"][:2]
+    (rank,) = ranks_in(text)
+    waits, rates = rank["charts"][:2]
     shares, speeds = waits["curves"]["wait"], rates["curves"]["rate"]
     assert speeds[-1] == pytest.approx(rate, rel=0.06, abs=0.51)
     # The chart has tenths of a percent, so what is rounded again may differ by one.
     near = {f"{round(shares[-1] + more)}%" for more in (-0.05, 0.05)}
-    assert any(each in waits["said"][0] for each in near)
-    if seen.told:
-        assert any(f"waits {each} [" in watched(recording) for each in near)
-        assert any(f"waits {each} of each step" in whole for each in near)
-    assert drawn["seconds"] == waits["xs"][-1] == pytest.approx(whole_s, rel=0.01)
-    spent = [end - begun for begun, end in pairwise(waits["xs"])]
+    assert any(percent in waits["said"][0] for percent in near)
+    if pipeline.told:
+        assert any(f"waits {percent} [" in watched(recording) for percent in near)
+        assert any(f"waits {percent} of each step" in text for percent in near)
+    assert rank["seconds"] == waits["xs"][-1] == pytest.approx(whole_s, rel=0.01)
+    spans = [end - begin for begin, end in pairwise(waits["xs"])]
     assert waits["xs"] == rates["xs"] == sorted(waits["xs"])
-    whole_share = sum(map(float.__mul__, spent, shares[1:])) / sum(spent)
+    whole_share = sum(map(float.__mul__, spans, shares[1:])) / sum(spans)
     assert whole_share == pytest.approx(share, abs=0.6)
     assert whole_share == pytest.approx(100 * wait_s / whole_s, abs=0.6)
-    return drawn
+    return rank
 
 
 def trained(prefix: Path, wait_s: float, rows: int, steps: int) -> Path:
@@ -110,9 +110,9 @@ def test_header_text_and_charts_of_a_real_run_agree(
 ) -> None:
     log = trained(tmp_path / "run", wait_s, rows, steps)
     agree(log)
-    (seen,) = read_recording(log).pipelines
-    assert seen.points[-1].rows == steps * rows
-    course, verdict = course_of(seen), seen.told[-1]
+    (pipeline,) = read_recording(log).pipelines
+    assert pipeline.points[-1].rows == steps * rows
+    course, verdict = course_of(pipeline), pipeline.told[-1]
     assert course is not None  # the last verdict is about the end of the run
     assert course.last.wait_share == pytest.approx(verdict["wait_share"], abs=0.01)
     assert "nothing was measured" not in report_on(read_recording(log))
@@ -127,24 +127,24 @@ def test_header_text_and_charts_of_a_simulated_run_agree(
 
 def test_they_agree_wherever_a_log_breaks_off(tmp_path: Path) -> None:
     log = record(tmp_path / "run", seconds=40.0)
-    whole, cut = log.read_bytes(), tmp_path / "cut_0.jsonl"
+    content, cut = log.read_bytes(), tmp_path / "cut_0.jsonl"
     first = next(n for n, row in enumerate(rows_in(log)) if row.get("rows"))
-    begun = sum(map(len, whole.splitlines(keepends=True)[: first + 1]))
-    for at in random.Random(2).sample(range(begun, len(whole)), 30):
-        cut.write_bytes(whole[:at])
+    start = sum(map(len, content.splitlines(keepends=True)[: first + 1]))
+    for at in random.Random(2).sample(range(start, len(content)), 30):
+        cut.write_bytes(content[:at])
         agree(cut)
 
 
 def test_loops_that_follow_each_other_add_up(tmp_path: Path) -> None:
     log = record(tmp_path / "run")
-    once, (seen,) = agree(log), read_recording(log).pipelines
+    once, (pipeline,) = agree(log), read_recording(log).pipelines
     again = [{**row, "time_s": row["time_s"] + 100.0} for row in rows_in(log)]
     with log.open("a") as file:
         file.writelines(f"{json.dumps(row)}\n" for row in again)
     both, (after,) = agree(log), read_recording(log).pipelines
-    assert after.points[-1].whole_s == pytest.approx(2 * seen.points[-1].whole_s)
-    assert after.waited_s == pytest.approx(2 * seen.waited_s)
-    assert after.undecided == seen.undecided
+    assert after.points[-1].whole_s == pytest.approx(2 * pipeline.points[-1].whole_s)
+    assert after.waited_s == pytest.approx(2 * pipeline.waited_s)
+    assert after.undecided == pipeline.undecided
     assert both["seconds"] == pytest.approx(2 * once["seconds"], abs=0.02)
 
 
@@ -152,14 +152,14 @@ def test_each_change_of_a_knob_is_a_step_of_its_curve_and_no_other_is_drawn(
     tmp_path: Path,
 ) -> None:
     log = record(tmp_path / "run", seconds=60.0)
-    (seen,) = read_recording(log).pipelines
-    course, drawn = course_of(seen), agree(log)
+    (pipeline,) = read_recording(log).pipelines
+    course, rank = course_of(pipeline), agree(log)
     assert course is not None
-    charts = {chart["title"]: chart for chart in drawn["charts"]}
-    changed = set()
+    charts = {chart["title"]: chart for chart in rank["charts"]}
+    changes = set()
     for row in rows_in(log):
         if row["event"] == "decision":
-            changed.add((row["op"], row["knob"]))
+            changes.add((row["op"], row["knob"]))
         elif row["event"] != "outcome" or row["kept"]:
             continue
         value = row["new"] if row["event"] == "decision" else row["old"]
@@ -167,15 +167,15 @@ def test_each_change_of_a_knob_is_a_step_of_its_curve_and_no_other_is_drawn(
         at = chart["xs"].index(course.at(row["time_s"]))
         assert chart["curves"][row["op"]][at] == value
     assert any(row["event"] == "outcome" and not row["kept"] for row in rows_in(log))
-    assert changed == {
+    assert changes == {
         (operator, title)
         for title, chart in charts.items()
         if chart["steps"] > 0
         for operator in chart["curves"]
     }
-    for mark in drawn["marks"]:
+    for mark in rank["marks"]:
         assert mark["why"]
-        assert 0 <= mark["at_s"] <= drawn["seconds"]
+        assert 0 <= mark["at_s"] <= rank["seconds"]
 
 
 def test_a_decision_before_the_first_verdict_is_reported(tmp_path: Path) -> None:
@@ -185,9 +185,9 @@ def test_a_decision_before_the_first_verdict_is_reported(tmp_path: Path) -> None
     early = [row for row in rows[: at + 1] if row["event"] != "verdict"]
     log.write_text("".join(f"{json.dumps(row)}\n" for row in early))
     agree(log)
-    told = report_on(read_recording(log))
-    assert "nothing was measured" not in told
-    assert "not judged yet" in told
+    report = report_on(read_recording(log))
+    assert "nothing was measured" not in report
+    assert "not judged yet" in report
 
 
 def test_names_that_are_no_text_do_not_stop_a_report(tmp_path: Path) -> None:
@@ -196,6 +196,6 @@ def test_names_that_are_no_text_do_not_stop_a_report(tmp_path: Path) -> None:
     strange.write_text(
         log.read_text().replace(json.dumps(name), json.dumps("d\udce9j"))
     )
-    found = read_recording(strange)
-    assert "d\\udce9j" in page(found, "run").encode().decode()
-    assert "waited" in report_on(found)
+    recording = read_recording(strange)
+    assert "d\\udce9j" in page(recording, "run").encode().decode()
+    assert "waited" in report_on(recording)

@@ -114,25 +114,25 @@ class Told(torchs.Sampler[int]):
 
 def lags(kind: Any, workers: int | None) -> list[int]:
     """Return by how many batches a sampler is ahead of the loop, for each batch."""
-    sampler, found = Told(), []
-    given: Any = {} if workers is None else {"num_workers": workers}
-    loader = kind(range(5 * LENGTH), SIZE, sampler=sampler, **given)
+    sampler, batches_ahead = Told(), []
+    options: Any = {} if workers is None else {"num_workers": workers}
+    loader = kind(range(5 * LENGTH), SIZE, sampler=sampler, **options)
     for at, batch in enumerate(loader):
-        found.append(at - int(batch[-1]))
+        batches_ahead.append(at - int(batch[-1]))
         sampler.said = at + 1
     if isinstance(loader, ps.DataLoader):
         loader.close()
-    return found
+    return batches_ahead
 
 
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_sampler_is_asked_no_further_ahead_than_by_torch(workers: int | None) -> None:
     expected = lags(torchs.DataLoader, workers)
     ps.set_enable_autotune(True)
-    found = lags(ps.DataLoader, workers)
-    assert len(found) == len(expected)
-    assert max(found) <= max(expected)
-    assert workers is None or found == expected
+    batches_ahead = lags(ps.DataLoader, workers)
+    assert len(batches_ahead) == len(expected)
+    assert max(batches_ahead) <= max(expected)
+    assert workers is None or batches_ahead == expected
 
 
 class Sized(torchs.Dataset[Any]):
@@ -169,8 +169,8 @@ class Changing(torchs.Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         time.sleep(0.001)
-        added = self.options["add"][0] + self.table[0].item()
-        return torch.full((self.size,), index + added)
+        offset = self.options["add"][0] + self.table[0].item()
+        return torch.full((self.size,), index + offset)
 
 
 def grow(data: Changing, _epoch: int, at: int) -> None:
@@ -206,8 +206,8 @@ CHANGED = list(product(FACES, CHANGES))
 @pytest.mark.parametrize(
     ("face", "change"),
     [
-        pytest.param(*each, marks=() if at % 3 == 0 else pytest.mark.slow)
-        for at, each in enumerate(CHANGED)
+        pytest.param(*case, marks=() if at % 3 == 0 else pytest.mark.slow)
+        for at, case in enumerate(CHANGED)
     ],
 )
 def test_a_loop_may_change_what_its_samples_come_from(
@@ -217,23 +217,23 @@ def test_a_loop_may_change_what_its_samples_come_from(
     monkeypatch.setattr(witness, "SHARE", 1e9)
 
     def seen(make: Callable[[Changing], Any]) -> list[torch.Tensor]:
-        data, found = Changing(), []
+        data, batches = Changing(), []
         loader = make(data)
         for epoch in range(3):
             for at, batch in enumerate(loader):
-                found.append(batch)
+                batches.append(batch)
                 CHANGES[change](data, epoch, at)
                 time.sleep(0.001)
         if not isinstance(loader, torchs.DataLoader):
             loader.close()
-        return found
+        return batches
 
     expected = seen(lambda data: torchs.DataLoader(data, SIZE))
     ps.set_enable_autotune(True)
     with workers_pay():
-        found = seen(FACES[face])
-    assert len(found) == len(expected)
-    assert all(map(torch.equal, found, expected))
+        batches = seen(FACES[face])
+    assert len(batches) == len(expected)
+    assert all(map(torch.equal, batches, expected))
 
 
 class Spoilt(Changing):
@@ -250,17 +250,17 @@ def test_an_error_is_not_raised_again_after_a_change_of_the_data(
 ) -> None:
     monkeypatch.setattr(witness, "MIN_PAUSE_S", 0.0)
     monkeypatch.setattr(witness, "SHARE", 1e9)
-    data, found, errors = Spoilt(), [], 0
+    data, batches, errors = Spoilt(), [], 0
     with workers_pay(), ps.Pipeline.from_dataset(data).batch(SIZE) as pipe:
         loop = iter(pipe)
-        while len(found) < 11:
+        while len(batches) < 11:
             try:
-                found.append(next(loop))
+                batches.append(next(loop))
             except LookupError:
                 errors += 1
                 data.size += 1
     assert errors == 1
-    sizes = [(int(batch[0, 0]) // SIZE, batch.shape[1]) for batch in found]
+    sizes = [(int(batch[0, 0]) // SIZE, batch.shape[1]) for batch in batches]
     assert sizes == [(at, 2 + (at > 6)) for at in range(12) if at != 6]
 
 
@@ -278,10 +278,10 @@ class Keeping(torchs.Dataset[Any]):
         return index
 
     def __getitem__(self, index: int) -> int:
-        found = self.kept[index]
-        if found is None:
-            found = self.kept[index] = self.read(index)
-        return found
+        value = self.kept[index]
+        if value is None:
+            value = self.kept[index] = self.read(index)
+        return value
 
 
 class KeepingByDecorator(Keeping):
@@ -325,13 +325,13 @@ class Drawing(torchs.Dataset[Any]):
 
 
 def seed_own(worker: int) -> None:
-    found: Any = torchs.get_worker_info()
-    found.dataset.state.seed(found.seed % 2**32)
+    worker_info: Any = torchs.get_worker_info()
+    worker_info.dataset.state.seed(worker_info.seed % 2**32)
 
 
 def make_own(worker: int) -> None:
-    found: Any = torchs.get_worker_info()
-    found.dataset.state = np.random.RandomState(found.seed % 2**32)
+    worker_info: Any = torchs.get_worker_info()
+    worker_info.dataset.state = np.random.RandomState(worker_info.seed % 2**32)
 
 
 @pytest.mark.parametrize(
@@ -375,18 +375,18 @@ class Scratch:
 def test_an_array_that_is_written_again_and_again_is_not_shared(
     face: str, depth: int
 ) -> None:
-    kept = Scratch(depth)
-    numbers = ps.Pipeline.from_dataset(range(len(kept)))
+    scratch = Scratch(depth)
+    numbers = ps.Pipeline.from_dataset(range(len(scratch)))
     faces: dict[str, Callable[[], Any]] = {
-        "dataset": lambda: ps.Pipeline.from_dataset(kept).batch(SIZE),
-        "map": lambda: numbers.map(kept).batch(SIZE),
-        "map of two": lambda: numbers.map(kept, num_parallel_workers=2).batch(SIZE),
-        "loader": lambda: ps.DataLoader(kept, SIZE, sample_seeding=True),  # type: ignore[arg-type]
+        "dataset": lambda: ps.Pipeline.from_dataset(scratch).batch(SIZE),
+        "map": lambda: numbers.map(scratch).batch(SIZE),
+        "map of two": lambda: numbers.map(scratch, num_parallel_workers=2).batch(SIZE),
+        "loader": lambda: ps.DataLoader(scratch, SIZE, sample_seeding=True),  # type: ignore[arg-type]
     }
     ps.set_enable_autotune(True)
     with closing(faces[face]()) as loader:
-        found = torch.cat(list(loader))
-    assert torch.equal(found, torch.arange(1, len(kept) + 1)[:, None].expand(-1, 16))
+        rows = torch.cat(list(loader))
+    assert torch.equal(rows, torch.arange(1, len(scratch) + 1)[:, None].expand(-1, 16))
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> str:
@@ -402,8 +402,8 @@ def test_workers_that_are_ruled_out_stay_away_and_the_log_says_so(
     with closing(ps.DataLoader(range(LENGTH), SIZE, num_workers=0)) as loader:
         assert len([*loader, *loader]) == 2 * LENGTH // SIZE
         reading = loader.stats()
-    said = "the program says `num_workers=0`; leave that out to let workers load"
-    assert said in logged(caplog)
+    line = "the program says `num_workers=0`; leave that out to let workers load"
+    assert line in logged(caplog)
     assert reading is not None
     assert reading.segments[0].executor == "inline"
 
@@ -508,9 +508,9 @@ def test_what_a_dataset_starts_in_a_worker_ends_with_it(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(ENDINGS)
-    done = warm.run([sys.executable, "-P", str(script), method], timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split()) == ["exited", "finalised", "trainer"]
+    process = warm.run([sys.executable, "-P", str(script), method], timeout=60)
+    assert process.returncode == 0, process.stderr
+    assert sorted(process.stdout.split()) == ["exited", "finalised", "trainer"]
 
 
 METHODS = """
@@ -545,5 +545,5 @@ def test_workers_start_as_the_program_says(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(METHODS)
-    done = warm.run([sys.executable, "-P", str(script), method], timeout=100)
-    assert done.stdout.splitlines() == [f"{{{seen}}}"] * 3, done.stderr
+    process = warm.run([sys.executable, "-P", str(script), method], timeout=100)
+    assert process.stdout.splitlines() == [f"{{{seen}}}"] * 3, process.stderr

@@ -55,8 +55,8 @@ class Leaping:
 
         def often(pool: ProcessPool) -> tuple[float | None, list[WorkerChild]]:
             self._look([*pool._children])  # noqa: SLF001
-            wait_s, lost = watch(pool)
-            return None if wait_s is None else min(wait_s, POLL_S), lost
+            wait_s, lost_children = watch(pool)
+            return None if wait_s is None else min(wait_s, POLL_S), lost_children
 
         patch.setattr(ProcessPool, "_watch", often)
 
@@ -66,11 +66,11 @@ class Leaping:
     monotonic = staticmethod(time.monotonic)
 
     def _look(self, children: list[WorkerChild]) -> None:
-        self._killed.update(each for each in children if each.killed_ns)
+        self._killed.update(child for child in children if child.killed_ns)
         # A child may have a second errand, which waits for the stuck one.
-        left = sum(bool(each.errands) for each in children)
+        busy_count = sum(bool(child.errands) for child in children)
         self._leaps = 0
-        if self._stuck() > len(self._killed) and (left == 1 or not self._alone):
+        if self._stuck() > len(self._killed) and (busy_count == 1 or not self._alone):
             self._leaps = 1 + any(map(self._has_written, children))
 
     def _has_written(self, child: WorkerChild) -> bool:
@@ -81,10 +81,10 @@ def pipe_of(
     function: Any, *, workers: int = 3, length: int = 60, **settings: Any
 ) -> ps.Pipeline:
     source = ps.Pipeline.from_dataset(Numbers(length), executor="inline")
-    staffed = source.map(
+    stage = source.map(
         function, executor="process", num_parallel_workers=workers, **settings
     )
-    return staffed.batch(6)
+    return stage.batch(6)
 
 
 def size_of(path: Path) -> int:
@@ -179,7 +179,7 @@ def test_many_slow_samples_within_the_limit_are_not_disturbed(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a clock that all processes share, each takes nine tenths of the limit."""
-    with mmap.mmap(-1, 8) as shared, memoryview(shared).cast("q") as now_ns:
+    with mmap.mmap(-1, 8) as page, memoryview(page).cast("q") as now_ns:
         now_ns[0] = 1
         clock = SimpleNamespace(
             monotonic_ns=lambda: now_ns[0], monotonic=time.monotonic
@@ -204,18 +204,18 @@ def test_many_slow_samples_within_the_limit_are_not_disturbed(
 def test_a_stopped_worker_is_replaced_and_reported_as_stopped(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopped: list[int] = []
-    Leaping(monkeypatch, lambda: len(stopped), alone=False)
+    stopped_pids: list[int] = []
+    Leaping(monkeypatch, lambda: len(stopped_pids), alone=False)
     with pipe_of(same, workers=1, length=600, timeout=LIMIT_S) as pipe:
         loop = iter(pipe)
-        found = [next(loop)]
+        batches = [next(loop)]
         (worker,) = children()[0].children()
         worker.suspend()
         while worker.status() != psutil.STATUS_STOPPED:
             os.sched_yield()  # a busy machine lets it stop when its turn comes
-        stopped.append(worker.pid)
-        found += loop
-    assert list(indices(found)) == [[*range(at, at + 6)] for at in range(0, 600, 6)]
+        stopped_pids.append(worker.pid)
+        batches += loop
+    assert list(indices(batches)) == [[*range(at, at + 6)] for at in range(0, 600, 6)]
     assert "stopped by a signal (SIGSTOP" in caplog.text
 
 
