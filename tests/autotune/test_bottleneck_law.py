@@ -41,22 +41,22 @@ def outcome(old: int, new: int, before: float, after: float) -> DecisionOutcome:
 def known(*outcomes: DecisionOutcome) -> LawMemory:
     """Return a memory that has seen these outcomes in order."""
     memory = POLICY.start()
-    for each in outcomes:
-        case = replace(situation(starved()), outcomes=(each,))
+    for outcome in outcomes:
+        case = replace(situation(starved()), outcomes=(outcome,))
         _, memory = POLICY.decide(case, memory)
     return memory
 
 
-def with_workers(seen: Observation, workers: int) -> Observation:
+def with_workers(window: Observation, workers: int) -> Observation:
     """Return the observation with that many readers, all busy."""
-    first = seen.segments[0]
+    first = window.segments[0]
     crowd = replace(
         first,
         num_parallel_workers=workers,
         worker_s=float(workers),
         run_s=float(workers),
     )
-    return replace(seen, segments=(crowd, *seen.segments[1:]))
+    return replace(window, segments=(crowd, *window.segments[1:]))
 
 
 def test_a_starved_trainer_gets_four_times_the_workers_at_once() -> None:
@@ -70,10 +70,12 @@ def test_a_starved_trainer_gets_four_times_the_workers_at_once() -> None:
     )
 
 
-def in_processes(seen: Observation) -> Observation:
+def in_processes(window: Observation) -> Observation:
     """Return the observation with processes for workers."""
-    segments = tuple(replace(each, executor="process") for each in seen.segments)
-    return replace(seen, segments=segments)
+    segments = tuple(
+        replace(segment, executor="process") for segment in window.segments
+    )
+    return replace(window, segments=segments)
 
 
 def test_processes_become_one_for_each_core_at_once_if_the_trainer_needs_them() -> None:
@@ -87,24 +89,26 @@ def test_processes_become_one_for_each_core_at_once_if_the_trainer_needs_them() 
 def test_no_more_than_sixteen_processes_are_added_beyond_one_for_each_core() -> None:
     crowd = in_processes(with_workers(starved(), 20))
     trainer = replace(crowd.trainer, rows=640, wait_s=0.99, gap_s=0.01)
-    segments = tuple(replace(each, rows=640) for each in crowd.segments)
-    seen = replace(crowd, trainer=trainer, segments=segments)
-    found = {d.operator: d for d in decide(situation(seen, upper=64))}
-    assert (found[READ].old, found[READ].new) == (20, 36)
-    assert found[READ].expected == pytest.approx(1.8)
+    segments = tuple(replace(segment, rows=640) for segment in crowd.segments)
+    window = replace(crowd, trainer=trainer, segments=segments)
+    decisions = {d.operator: d for d in decide(situation(window, upper=64))}
+    assert (decisions[READ].old, decisions[READ].new) == (20, 36)
+    assert decisions[READ].expected == pytest.approx(1.8)
 
 
 def test_the_trainers_own_speed_says_whether_workers_hinder_each_other() -> None:
-    seen = in_processes(with_workers(starved(), 16))
+    window = in_processes(with_workers(starved(), 16))
     # Sixteen make sixteen times the rate of one, and 32 no more: sixteen use all.
-    output = seen.segments[1].output
-    first = replace(seen.segments[0], rows=1024, alone_s_per_row=1 / 64, output=output)
-    lost = (outcome(16, 32, 1024.0, 1024.0),)
-    only = situation(replace(seen, segments=(first,)))
-    assert decide(replace(only, outcomes=lost)) == ()
+    output = window.segments[1].output
+    first = replace(
+        window.segments[0], rows=1024, alone_s_per_row=1 / 64, output=output
+    )
+    outcomes = (outcome(16, 32, 1024.0, 1024.0),)
+    only = situation(replace(window, segments=(first,)))
+    assert decide(replace(only, outcomes=outcomes)) == ()
     unknown = replace(first, alone_s_per_row=0.0)
-    only = situation(replace(seen, segments=(unknown,)))
-    assert [d.rule for d in decide(replace(only, outcomes=lost))] == ["peak"]
+    only = situation(replace(window, segments=(unknown,)))
+    assert [d.rule for d in decide(replace(only, outcomes=outcomes))] == ["peak"]
 
 
 HOST: KnobKey = ("Pipeline", "host")
@@ -119,8 +123,8 @@ def with_host(case: Situation) -> Situation:
 
 
 def test_work_moves_to_as_many_processes_as_it_needs() -> None:
-    moved, *more = decide(with_host(situation(starved())))
-    assert (moved.key, moved.new) == (HOST, "process")
+    move, *more = decide(with_host(situation(starved())))
+    assert (move.key, move.new) == (HOST, "process")
     assert changes(tuple(more)) == [(READ, WORKERS, 1, 12)]
     (alone,) = decide(with_host(situation(at_ease())))
     assert (alone.key, alone.new) == (HOST, "process")
@@ -140,13 +144,13 @@ def test_workers_of_a_kind_that_was_given_up_say_nothing_about_others(
 
 
 def test_a_stage_gets_no_more_workers_than_keep_the_trainer_busy() -> None:
-    seen = starved()
-    nearly = replace(seen, trainer=replace(seen.trainer, wait_s=0.5, gap_s=0.5))
+    window = starved()
+    nearly = replace(window, trainer=replace(window.trainer, wait_s=0.5, gap_s=0.5))
     # 128 rows/s: two busy workers, and some to spare.
     (decision,) = decide(situation(nearly))
     assert changes((decision,)) == [(READ, WORKERS, 1, 3)]
-    said = "128 samples/s keep 2.0 workers busy, and it has 1."
-    assert decision.reason.endswith(said)
+    sentence = "128 samples/s keep 2.0 workers busy, and it has 1."
+    assert decision.reason.endswith(sentence)
 
 
 def test_the_cpu_bounds_what_is_possible() -> None:
@@ -214,23 +218,23 @@ def test_numbers_too_close_to_tell_apart_are_not_tried() -> None:
 
 def test_results_with_threads_say_nothing_of_processes() -> None:
     memory = known(outcome(1, 5, 100.0, 110.0))
-    seen = with_workers(starved(), 5)
-    first, *rest = seen.segments
-    moved = replace(seen, segments=(replace(first, executor="process"), *rest))
-    found, memory = POLICY.decide(situation(moved), memory)
+    window = with_workers(starved(), 5)
+    first, *rest = window.segments
+    case = replace(window, segments=(replace(first, executor="process"), *rest))
+    decisions, memory = POLICY.decide(situation(case), memory)
     assert READ not in memory.curves
-    assert [decision.rule for decision in found] == ["law"]
+    assert [decision.rule for decision in decisions] == ["law"]
 
 
 def test_many_waiting_workers_get_a_prefetch_of_several_rows_each() -> None:
     # 640 rows/s of 62.5 ms keep 40 workers busy; twice as many need 108 and 7 batches.
-    seen = with_workers(starved(), 40)
-    read, decode = (replace(each, rows=640) for each in seen.segments)
+    window = with_workers(starved(), 40)
+    read, decode = (replace(segment, rows=640) for segment in window.segments)
     waits = replace(read, cpu_s=0.4), replace(decode, cpu_s=0.0)
-    trainer = replace(seen.trainer, rows=640, wait_s=0.5, gap_s=0.5)
-    case = replace(seen, segments=waits, trainer=trainer)
-    found = changes(decide(situation(case, upper=200)))
-    assert found == [(READ, PREFETCH, 2, 6), (READ, WORKERS, 40, 95)]
+    trainer = replace(window.trainer, rows=640, wait_s=0.5, gap_s=0.5)
+    case = replace(window, segments=waits, trainer=trainer)
+    knob_changes = changes(decide(situation(case, upper=200)))
+    assert knob_changes == [(READ, PREFETCH, 2, 6), (READ, WORKERS, 40, 95)]
     tight = situation(case, upper=200, memory_bytes=1)
     assert [knob for _, knob, *_ in changes(decide(tight))] == [WORKERS]
 
@@ -245,34 +249,34 @@ def test_a_gain_elsewhere_makes_old_results_obsolete() -> None:
 
 
 def test_queues_grow_where_workers_are_held_back_and_none_is_busy() -> None:
-    seen = starved()
-    idle = replace(seen.segments[0], run_s=0.1, wait_credit_s=0.9)
-    held = replace(seen, segments=(idle, seen.segments[1]))
-    found = changes(decide(situation(held, upper=1)))
-    assert found == [(READ, PREFETCH, 2, 4)]
-    assert decide(situation(held, upper=1, memory_bytes=1_000_001)) == ()
+    window = starved()
+    idle = replace(window.segments[0], run_s=0.1, wait_credit_s=0.9)
+    case = replace(window, segments=(idle, window.segments[1]))
+    knob_changes = changes(decide(situation(case, upper=1)))
+    assert knob_changes == [(READ, PREFETCH, 2, 4)]
+    assert decide(situation(case, upper=1, memory_bytes=1_000_001)) == ()
 
 
 def test_idle_workers_are_given_back_down_to_what_the_trainer_needs() -> None:
     memory = POLICY.start()
-    found: tuple[Decision, ...] = ()
+    decisions: tuple[Decision, ...] = ()
     for _ in range(2):
-        found, memory = POLICY.decide(situation(at_ease(workers=8)), memory)
-    assert changes(found) == [(READ, WORKERS, 8, 2), (DECODE, WORKERS, 8, 2)]
-    assert "the trainer does not wait" in found[0].reason
+        decisions, memory = POLICY.decide(situation(at_ease(workers=8)), memory)
+    assert changes(decisions) == [(READ, WORKERS, 8, 2), (DECODE, WORKERS, 8, 2)]
+    assert "the trainer does not wait" in decisions[0].reason
 
 
 @pytest.mark.parametrize(("rows", "kept"), [(0, 8), (40, 7), (320, 7)])
 def test_workers_do_not_count_as_idle_while_the_trainer_lives_on_stock(
     rows: int, kept: int
 ) -> None:
-    seen = at_ease(workers=8)  # the trainer takes 320 rows a second
-    first = replace(seen.segments[0], rows=rows, run_s=0.7 * rows / 40)
-    memory, found = POLICY.start(), ()
+    window = at_ease(workers=8)  # the trainer takes 320 rows a second
+    first = replace(window.segments[0], rows=rows, run_s=0.7 * rows / 40)
+    memory, decisions = POLICY.start(), ()
     for _ in range(2):
-        drained = replace(seen, segments=(first, seen.segments[1]))
-        found, memory = POLICY.decide(situation(drained), memory)
-    assert dict.fromkeys([READ], 8) | {d.operator: d.new for d in found} == {
+        drained = replace(window, segments=(first, window.segments[1]))
+        decisions, memory = POLICY.decide(situation(drained), memory)
+    assert dict.fromkeys([READ], 8) | {d.operator: d.new for d in decisions} == {
         READ: kept,
         DECODE: 2,
     }
@@ -280,9 +284,9 @@ def test_workers_do_not_count_as_idle_while_the_trainer_lives_on_stock(
 
 def test_a_wait_with_batches_ready_is_the_handover_and_changes_nothing() -> None:
     ready = ConnectorObservation(occupancy=128, capacity=128, empty=0.0, full=1.0)
-    seen = starved()
-    last = replace(seen.segments[1], output=ready)
-    assert decide(situation(replace(seen, segments=(seen.segments[0], last)))) == ()
+    window = starved()
+    last = replace(window.segments[1], output=ready)
+    assert decide(situation(replace(window, segments=(window.segments[0], last)))) == ()
 
 
 def at_the_gil(workers: int) -> Observation:
@@ -325,15 +329,15 @@ def test_many_workers_that_wait_for_a_core_become_half_as_many_or_fewer() -> Non
 
 
 def test_processes_share_no_gil() -> None:
-    found = decide(situation(in_processes(at_the_gil(1))))
-    assert [decision.rule for decision in found if decision.knob == WORKERS] == ["law"]
+    decisions = decide(situation(in_processes(at_the_gil(1))))
+    assert [d.rule for d in decisions if d.knob == WORKERS] == ["law"]
 
 
 def slowed(wait_s: float) -> Observation:
     """Return a trainer that loading slows down, and that waits this long a step."""
-    found = ContentionObservation(0.02, 0.01, certain=True)
+    contention = ContentionObservation(0.02, 0.01, certain=True)
     trainer = TrainerObservation(50, 3200, 50 * wait_s, 1.0)
-    return replace(starved(), trainer=trainer, contention=found)
+    return replace(starved(), trainer=trainer, contention=contention)
 
 
 def test_workers_that_cost_the_trainer_more_than_they_spare_it_are_reduced() -> None:

@@ -39,7 +39,7 @@ LOGGER = logging.getLogger("penstock.autotune")
 @contextmanager
 def bare_logging() -> Iterator[logging.Logger]:
     """Reset logging to that of a fresh process, where nobody has configured it."""
-    root, kept = logging.getLogger(), (LOGGER.handlers[:], LOGGER.level)
+    root, settings = logging.getLogger(), (LOGGER.handlers[:], LOGGER.level)
     root_handlers = root.handlers[:]
     root.handlers.clear()
     LOGGER.handlers.clear()
@@ -47,12 +47,12 @@ def bare_logging() -> Iterator[logging.Logger]:
         yield LOGGER
     finally:
         root.handlers[:] = root_handlers
-        LOGGER.handlers[:], LOGGER.level = kept
+        LOGGER.handlers[:], LOGGER.level = settings
 
 
 def rows(path: Path, *events: str) -> list[dict[str, object]]:
-    found = map(json.loads, path.read_text().splitlines())
-    return [row for row in found if row["event"] in events]
+    entries = map(json.loads, path.read_text().splitlines())
+    return [row for row in entries if row["event"] in events]
 
 
 def test_sentences_are_logged_word_for_word() -> None:
@@ -64,8 +64,8 @@ def test_sentences_are_logged_word_for_word() -> None:
         "Op (Batch(ID:3)) getting low average worker cpu utilization 1.64% < 35%"
         " threshold."
     )
-    spent: Any = {"rows": 100, "run_s": 0.187, "cpu_s": 0.187}
-    decode = SegmentObservation("Map(ID:2) decode", "", "thread", 1, 2, **spent)
+    measures: Any = {"rows": 100, "run_s": 0.187, "cpu_s": 0.187}
+    decode = SegmentObservation("Map(ID:2) decode", "", "thread", 1, 2, **measures)
     assert phrases.bottleneck(decode, 3.6, computes=True) == (
         "Op (Map(ID:2) decode) is the bottleneck: CPU 1.87 ms a sample, needs 3.6"
         " workers for this trainer, has 1."
@@ -92,9 +92,9 @@ def test_rows_are_written_as_they_come(tmp_path: Path) -> None:
         log.outcome(OUTCOME, 2.5)
         path = tmp_path / "run_3.jsonl"
         decision, outcome = rows(path, "decision", "outcome")
-        begin, *said = rows(path, "begin", "said")
+        begin, *sentences = rows(path, "begin", "said")
     assert (begin["rank"], begin["version"]) == (3, 1)
-    assert [row["text"] for row in said] == [
+    assert [row["text"] for row in sentences] == [
         "seen",
         phrases.request(DECISION),
         phrases.outcome(OUTCOME),
@@ -118,10 +118,10 @@ def test_rows_are_written_as_they_come(tmp_path: Path) -> None:
 
 
 def test_a_situation_survives_its_row() -> None:
-    told = Situation(
+    case = Situation(
         starved(), situation(starved()).knobs, situation(starved()).budget, (OUTCOME,)
     )
-    assert Situation.from_row(json.loads(json.dumps(told.to_row()))) == told
+    assert Situation.from_row(json.loads(json.dumps(case.to_row()))) == case
 
 
 def test_the_result_lists_each_operators_values(tmp_path: Path) -> None:
@@ -149,16 +149,16 @@ def test_the_result_lists_each_operators_values(tmp_path: Path) -> None:
 
 
 def test_each_pipeline_is_in_the_files_under_its_own_name(tmp_path: Path) -> None:
-    saved = Saved({(READ, "prefetch_size"): 2}, {})
+    result = Saved({(READ, "prefetch_size"): 2}, {})
     prefix = str(tmp_path / "run")
     with AutotuneLog(prefix, name="train") as train:
         with AutotuneLog(prefix, name="val") as val, AutotuneLog(name="val") as other:
             assert other.name == "val-2"
             val.decision(DECISION, 1.0)
-            val.result(saved)
+            val.result(result)
         train.result(Saved({(READ, "prefetch_size"): 3}, {}))
-    found = read_saved(tmp_path / "run_0.json")
-    assert {name: [*each.knobs.values()] for name, each in found.items()} == {
+    results = read_saved(tmp_path / "run_0.json")
+    assert {name: [*result.knobs.values()] for name, result in results.items()} == {
         "val": [2],
         "train": [3],
     }
@@ -226,8 +226,8 @@ def test_a_line_appears_above_a_tqdm_bar(
             with AutotuneLog(name="train") as log:
                 log.say("seen")
             bar.update(5)
-    told = capsys.readouterr().err
-    cleared, _, behind = told.partition("[autotune] train: seen\n")
+    output = capsys.readouterr().err
+    cleared, _, behind = output.partition("[autotune] train: seen\n")
     assert cleared.endswith("\r")
     assert "100%" in behind
 
@@ -244,8 +244,8 @@ def test_a_line_appears_above_a_rich_bar(
             with AutotuneLog(name="train") as log:
                 log.say("seen")
             bars.advance(task, 10)
-    told = capsys.readouterr().err
-    above, _, behind = told.partition("[autotune] train: seen\n")
+    output = capsys.readouterr().err
+    above, _, behind = output.partition("[autotune] train: seen\n")
     erase_line = "\x1b[2K"
     assert above.endswith(erase_line)
     assert "100%" in behind

@@ -21,12 +21,12 @@ from support.simulator.workload import SimulatedStage, Trainer, Workload
 
 
 def test_a_reading_of_a_log_shows_what_was_tuned(tmp_path: Path) -> None:
-    (found,) = read_recording(record(tmp_path / "run")).pipelines
-    assert (found.name, found.rank) == ("train", 0)
-    assert found.points
-    assert found.end is not None
-    assert found.values[found.end["knobs"][0]["op"], "num_parallel_workers"] > 5
-    assert found.unjudged == {}
+    (pipeline,) = read_recording(record(tmp_path / "run")).pipelines
+    assert (pipeline.name, pipeline.rank) == ("train", 0)
+    assert pipeline.points
+    assert pipeline.end is not None
+    assert pipeline.values[pipeline.end["knobs"][0]["op"], "num_parallel_workers"] > 5
+    assert pipeline.unjudged == {}
 
 
 def test_two_pipelines_and_ranks_stay_apart(tmp_path: Path) -> None:
@@ -35,14 +35,14 @@ def test_two_pipelines_and_ranks_stay_apart(tmp_path: Path) -> None:
         record(prefix, "train", rank)
         record(prefix, "val", rank, seconds=5.0)
     pipelines = read_recording(prefix).pipelines
-    names = [(each.name, each.rank) for each in pipelines]
+    names = [(run.name, run.rank) for run in pipelines]
     assert names == [("train", 0), ("val", 0), ("train", 1), ("val", 1)]
-    assert [each.rank for each in read_recording(prefix, "val").pipelines] == [0, 1]
+    assert [run.rank for run in read_recording(prefix, "val").pipelines] == [0, 1]
     with pytest.raises(SpecError, match="no pipeline 'test'; it has train, val"):
         read_recording(prefix, "test")
-    told = report_on(read_recording(prefix, "val"))
-    assert "val (2 ranks; the one that waits most is rank " in told
-    assert "train (" not in told
+    text = report_on(read_recording(prefix, "val"))
+    assert "val (2 ranks; the one that waits most is rank " in text
+    assert "train (" not in text
 
 
 def test_the_log_of_a_killed_run_is_readable_up_to_any_byte(tmp_path: Path) -> None:
@@ -53,14 +53,14 @@ def test_the_log_of_a_killed_run_is_readable_up_to_any_byte(tmp_path: Path) -> N
     for at in random.Random(0).sample(range(len(rows[0]), len(whole)), 25):
         cut.write_bytes(whole[:at])
         recording = read_recording(cut)
-        (found,) = recording.pipelines
+        (pipeline,) = recording.pipelines
         assert recording.damaged <= 1
-        assert (found.end is None) == (at < len(whole) - 1)
+        assert (pipeline.end is None) == (at < len(whole) - 1)
         report = read_recording(cut)
-        told = report_on(report)
-        assert told
-        if found.told:  # it always says what to do next, or why there is nothing to do
-            assert ("\n  try: " in told) != ("\n  next: " in told)
+        text = report_on(report)
+        assert text
+        if pipeline.told:  # it says what to do next, or why there is nothing to do
+            assert ("\n  try: " in text) != ("\n  next: " in text)
         assert page(report, "run")
 
 
@@ -69,42 +69,42 @@ def test_a_change_that_is_not_judged_yet_is_reported_as_such(tmp_path: Path) -> 
     rows = list(map(json.loads, log.read_text().splitlines()))
     at = next(n for n, row in enumerate(rows) if row["event"] == "outcome")
     log.write_text("".join(json.dumps(row) + "\n" for row in rows[:at]))
-    (found,) = read_recording(log).pipelines
-    decided = found.unjudged.values()
+    (pipeline,) = read_recording(log).pipelines
+    decided = pipeline.unjudged.values()
     assert decided
     for row in decided:
-        assert found.values[row["op"], row["knob"]] == row["new"]
+        assert pipeline.values[row["op"], row["knob"]] == row["new"]
         line = (
             f"{row['op']}: {row['knob']} {row['old']} -> {row['new']}, not judged yet"
         )
         assert line in report_on(read_recording(log))
     assert "not judged; let it train on." in report_on(read_recording(log))
     assert "not judged; let it train on." in page(read_recording(log), "run")
-    (drawn,) = ranks_in(page(read_recording(log), "run"))
+    (rank,) = ranks_in(page(read_recording(log), "run"))
     ends = {
         (operator, chart["title"]): values[-1]
-        for chart in drawn["charts"][2:]
+        for chart in rank["charts"][2:]
         for operator, values in chart["curves"].items()
     }
     assert ends == {(row["op"], row["knob"]): row["new"] for row in decided}
-    assert [mark["kind"] for mark in drawn["marks"]] == ["open"] * len(ends)
+    assert [mark["kind"] for mark in rank["marks"]] == ["open"] * len(ends)
 
 
 def test_a_log_that_grows_is_followed_row_by_row(tmp_path: Path) -> None:
     whole = record(tmp_path / "run").read_bytes()
     growing = tmp_path / "growing_0.jsonl"
     growing.write_bytes(b"")
-    following, drawn = Recording([str(growing)]), random.Random(1)
+    following, rng = Recording([str(growing)]), random.Random(1)
     at = 0
     while at < len(whole):
-        to = min(len(whole), at + drawn.randint(1, 20_000))
+        to = min(len(whole), at + rng.randint(1, 20_000))
         with growing.open("ab") as file:
             file.write(whole[at:to])
         at = to
         following.read()
-    (found,) = following.pipelines
+    (pipeline,) = following.pipelines
     (once,) = read_recording(tmp_path / "run_0.jsonl").pipelines
-    assert found == once
+    assert pipeline == once
     assert following.damaged == 0
 
 
@@ -123,24 +123,24 @@ def test_nothing_is_set_by_hand_that_was_not_judged(tmp_path: Path) -> None:
     rows = list(map(json.loads, log.read_text().splitlines()))
     changes = [n for n, row in enumerate(rows) if row["event"] == "decision"]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows[: changes[0] + 1]))
-    (found,) = read_recording(log).pipelines
-    assert found.unjudged
-    lines = [*settings(found)]
-    for (operator, knob), row in found.unjudged.items():
+    (pipeline,) = read_recording(log).pipelines
+    assert pipeline.unjudged
+    lines = [*settings(pipeline)]
+    for (operator, knob), row in pipeline.unjudged.items():
         line = f"{knob}={row['old']}" if "workers" in knob else f"({row['old']})"
-        assert any(line in each for each in lines), operator
-    told = report_on(read_recording(log))
-    assert f"set by hand: {lines[0]}" in told
-    assert "by hand yet" not in told
+        assert any(line in setting for setting in lines), operator
+    text = report_on(read_recording(log))
+    assert f"set by hand: {lines[0]}" in text
+    assert "by hand yet" not in text
 
 
 def test_the_page_repeats_the_log_to_the_digit(tmp_path: Path) -> None:
     log = record(tmp_path / "run")
-    (found,) = read_recording(log).pipelines
-    said = [row["text"] for row in found.said if "of each step" in row["text"]]
-    assert found.verdicts[-1]["line"] == said[-1]
-    assert said[-1] in page(read_recording(log), "run")
-    assert said[-1] in report_on(read_recording(log))
+    (pipeline,) = read_recording(log).pipelines
+    lines = [row["text"] for row in pipeline.said if "of each step" in row["text"]]
+    assert pipeline.verdicts[-1]["line"] == lines[-1]
+    assert lines[-1] in page(read_recording(log), "run")
+    assert lines[-1] in report_on(read_recording(log))
 
 
 BOUND = Workload(
@@ -161,11 +161,11 @@ def test_the_page_says_what_the_terminal_says(
     workload: Workload, kind: str, tmp_path: Path
 ) -> None:
     report = read_recording(record(tmp_path / "run", workload=workload))
-    shown = re.sub(r"<(?!/?script)[^>]*>", "", page(report, "run"))
-    told = re.findall("(try|next|set by hand|changed): (.*)", report_on(report))
-    assert {kind, "set by hand"} <= {said for said, _ in told}
-    for _, text in told:
-        assert str(escape(text)) in shown
+    page_text = re.sub(r"<(?!/?script)[^>]*>", "", page(report, "run"))
+    advice = re.findall("(try|next|set by hand|changed): (.*)", report_on(report))
+    assert {kind, "set by hand"} <= {label for label, _ in advice}
+    for _, text in advice:
+        assert str(escape(text)) in page_text
 
 
 def test_a_long_run_leaves_out_quiet_windows_and_keeps_those_with_decisions(
@@ -181,14 +181,14 @@ def test_a_long_run_leaves_out_quiet_windows_and_keeps_those_with_decisions(
         assert row["event"] != "decision" or row["time_s"] in windows
     size = sum(len(json.dumps(row)) for row in rows if row["event"] == "observation")
     assert size < 10_000 + 150 * autotune_log.BYTES_PER_S
-    (found,), (full,) = (read_recording(each).pipelines for each in (thinned, whole))
-    assert found.judged == full.judged
-    assert found.values == full.values
-    assert found.points == full.points
+    (pipeline,), (full,) = (read_recording(log).pipelines for log in (thinned, whole))
+    assert pipeline.judged == full.judged
+    assert pipeline.values == full.values
+    assert pipeline.points == full.points
     whole_rows = list(map(json.loads, whole.read_text().splitlines()))
     every = [row for row in whole_rows if row["event"] == "observation"]
     assert len(windows) < len(every) / 2
-    assert found.latest == full.latest
+    assert pipeline.latest == full.latest
 
 
 def test_a_damaged_line_costs_that_line_alone(tmp_path: Path) -> None:
@@ -206,24 +206,24 @@ def test_a_damaged_line_costs_that_line_alone(tmp_path: Path) -> None:
 def test_the_page_says_how_a_run_began_if_it_ended_otherwise(tmp_path: Path) -> None:
     for seconds, times in ((30.0, 1), (1.0, 0)):
         report = read_recording(record(tmp_path / f"run{seconds}", seconds=seconds))
-        (found,) = report.pipelines
-        first, last = found.verdicts[0]["line"], found.verdicts[-1]["line"]
+        (pipeline,) = report.pipelines
+        first, last = pipeline.verdicts[0]["line"], pipeline.verdicts[-1]["line"]
         assert (first != last) == times
         assert page(report, "run").count(f"It began: {escape(first)}") == times
 
 
 def test_a_long_run_has_a_point_for_each_column_and_hardly_more(tmp_path: Path) -> None:
     recording = read_recording(record(tmp_path / "run", "train", 0, 20_000.0, LONG))
-    (found,), (drawn,) = recording.pipelines, ranks_in(page(recording, "run"))
-    assert 100 < len(drawn["charts"][0]["xs"]) < 250
-    assert len(found.points) < 3_000
+    (pipeline,), (rank,) = recording.pipelines, ranks_in(page(recording, "run"))
+    assert 100 < len(rank["charts"][0]["xs"]) < 250
+    assert len(pipeline.points) < 3_000
 
 
 def test_no_label_of_the_log_is_printed_as_an_argument() -> None:
     """`read` is what the log calls the files of a folder: nobody wrote it."""
     stage = {"num_parallel_workers": 1, "executor": "thread"}
-    named = {"name": "Folder(ID:0) read", "blamed": True, "now": None, **stage}
-    line = _call(named, tuned=True)
-    given = 'num_parallel_workers=1, executor="thread"'
-    assert line == f"Pipeline.from_folder(..., {given})"
-    assert _call({**named, "name": "Map(ID:1) f"}, tuned=True) == f".map(f, {given})"
+    row = {"name": "Folder(ID:0) read", "blamed": True, "now": None, **stage}
+    line = _call(row, tuned=True)
+    arguments = 'num_parallel_workers=1, executor="thread"'
+    assert line == f"Pipeline.from_folder(..., {arguments})"
+    assert _call({**row, "name": "Map(ID:1) f"}, tuned=True) == f".map(f, {arguments})"

@@ -47,8 +47,8 @@ def pieces(node: ast.AST) -> Iterator[str]:
 
 def longest(node: ast.AST) -> str:
     """Return the longest piece of the texts within a piece of code."""
-    found = [piece for each in ast.walk(node) for piece in pieces(each)]
-    return max(found, key=lambda piece: len(piece.split()), default="").strip(" .,:;")
+    texts = [piece for part in ast.walk(node) for piece in pieces(part)]
+    return max(texts, key=lambda piece: len(piece.split()), default="").strip(" .,:;")
 
 
 def sentences() -> Iterator[str]:
@@ -56,11 +56,11 @@ def sentences() -> Iterator[str]:
     phrases = ast.parse((ROOT / "autotune/phrases.py").read_text())
     for node in phrases.body:
         if isinstance(node, ast.FunctionDef) and node.name not in PARTS:
-            returned = [n for n in ast.walk(node) if isinstance(n, ast.Return)]
-            yield longest(ast.Module([*returned], []))
-    for module, chosen in MORE.items():
+            returns = [n for n in ast.walk(node) if isinstance(n, ast.Return)]
+            yield longest(ast.Module([*returns], []))
+    for module, names in MORE.items():
         for node in ast.walk(ast.parse((ROOT / module).read_text())):
-            if isinstance(node, DEFINED) and named(node) & (chosen or named(node)):
+            if isinstance(node, DEFINED) and named(node) & (names or named(node)):
                 yield from texts_of(node)
 
 
@@ -68,21 +68,21 @@ def named(node: ast.FunctionDef | ast.Assign) -> set[str]:
     """Return what a piece of code defines."""
     if isinstance(node, ast.FunctionDef):
         return {node.name}
-    return {each.id for each in node.targets if isinstance(each, ast.Name)}
+    return {target.id for target in node.targets if isinstance(target, ast.Name)}
 
 
 def texts_of(node: ast.FunctionDef | ast.Assign) -> Iterator[str]:
     """Yield a piece of each sentence in a piece of code, without its documentation."""
     function = isinstance(node, ast.FunctionDef)
     docs = {ast.get_docstring(node, clean=False)} if function else set()
-    for each in ast.walk(node):
-        if isinstance(each, (ast.JoinedStr, ast.Constant)):
-            text = longest(each)
-            if len(text.split()) >= FEW and not docs & {getattr(each, "value", 0)}:
+    for part in ast.walk(node):
+        if isinstance(part, (ast.JoinedStr, ast.Constant)):
+            text = longest(part)
+            if len(text.split()) >= FEW and not docs & {getattr(part, "value", 0)}:
                 yield text
 
 
-SENTENCES = sorted({each for each in sentences() if len(each.split()) >= FEW})
+SENTENCES = sorted({text for text in sentences() if len(text.split()) >= FEW})
 
 
 def test_there_are_sentences() -> None:
