@@ -11,7 +11,7 @@ def test_cheap_batches_stay_and_costly_ones_move() -> None:
     cheap = resolve(80, 5 * MS, 0, 8, thread_safe=True)
     costly = resolve(80, 50 * MS, 0, 8, thread_safe=True)
     alone = resolve(80, 50 * MS, 0, 8, thread_safe=False)
-    assert [each and each.executor for each in (cheap, costly, alone)] == [
+    assert [choice and choice.executor for choice in (cheap, costly, alone)] == [
         "inline",
         "thread",
         "process",

@@ -51,9 +51,9 @@ def drawn(
     np.random.seed(3)  # noqa: NPY002
     torch.manual_seed(3)
     loader = ps.DataLoader(dataset, SIZE)
-    found = [(trainer(), batch[1].tolist()) for batch in loader]
+    draws = [(trainer(), batch[1].tolist()) for batch in loader]
     assert dataset.calls == LENGTH  # each sample was made once
-    return [own for own, _ in found], [samples for _, samples in found]
+    return [own for own, _ in draws], [samples for _, samples in draws]
 
 
 @pytest.mark.parametrize("library", DRAWS)

@@ -49,6 +49,6 @@ def test_only_the_last_batch_of_an_epoch_is_stamped_as_the_last(
 ) -> None:
     loader = ps.DataLoader(DATA, **WAYS[way], **KINDS[kind])
     for _ in range(2):
-        found = [loader.plan is not None and loader.plan.last for _ in loader]
+        are_last = [loader.plan is not None and loader.plan.last for _ in loader]
         whole = len(DATA) // 5 if way == "whole batches only" else 5
-        assert found == [False] * (whole - 1) + [True]
+        assert are_last == [False] * (whole - 1) + [True]

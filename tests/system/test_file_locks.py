@@ -17,12 +17,12 @@ from penstock.system.file_locks import lock_file, wait_until
 def two(tmp_path: Path) -> Iterator[tuple[int, int]]:
     """Yield two openings of a file: a lock of one keeps out the other."""
     (tmp_path / "file").touch()
-    opened = [os.open(tmp_path / "file", os.O_RDWR) for _ in range(2)]
+    descriptors = [os.open(tmp_path / "file", os.O_RDWR) for _ in range(2)]
     try:
-        yield opened[0], opened[1]
+        yield descriptors[0], descriptors[1]
     finally:
-        for each in opened:
-            os.close(each)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 class Clock:

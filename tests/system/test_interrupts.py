@@ -11,16 +11,16 @@ from penstock.system.forking import interrupts_deferred
 
 
 def test_ctrl_c_is_handled_once_the_steps_are_done() -> None:
-    done = []
+    events = []
 
     def steps() -> None:
         with interrupts_deferred():
             signal.raise_signal(signal.SIGINT)
-            done.append("all")
+            events.append("all")
 
     with pytest.raises(KeyboardInterrupt):
         steps()
-    assert done == ["all"]
+    assert events == ["all"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -31,13 +31,13 @@ def test_an_error_in_the_steps_propagates_and_the_handler_is_restored() -> None:
 
 
 def test_other_threads_defer_nothing() -> None:
-    seen = []
+    handlers = []
 
     def look() -> None:
         with interrupts_deferred():
-            seen.append(signal.getsignal(signal.SIGINT))
+            handlers.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=look)
     thread.start()
     thread.join()
-    assert seen == [signal.default_int_handler]
+    assert handlers == [signal.default_int_handler]

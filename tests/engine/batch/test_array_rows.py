@@ -106,12 +106,12 @@ def _tuned() -> Iterator[None]:
 
 def outcome(loader: Any) -> list[Any]:
     """Return the batches, or the type of the exception."""
-    found: list[Any] = []
+    batches: list[Any] = []
     try:
-        found.extend(loader)
+        batches.extend(loader)
     except Exception as error:  # noqa: BLE001 it is compared
-        found.append(type(error))
-    return found
+        batches.append(type(error))
+    return batches
 
 
 def test_rows_read_together_are_the_samples(dataset: Any) -> None:
@@ -119,10 +119,10 @@ def test_rows_read_together_are_the_samples(dataset: Any) -> None:
     reader = ArrayRowReader.of(dataset)
     if reader is None:
         return
-    for read in (reader, pickle.loads(pickle.dumps(reader))):  # noqa: S301 ours
-        found, expected = read(indices), [read.dataset[index] for index in indices]
-        assert len(found) == len(expected)
-        for samples in (list(found), [found[at] for at in range(4)], found[0:4]):
+    for getter in (reader, pickle.loads(pickle.dumps(reader))):  # noqa: S301 ours
+        rows, expected = getter(indices), [getter.dataset[index] for index in indices]
+        assert len(rows) == len(expected)
+        for samples in (list(rows), [rows[at] for at in range(4)], rows[0:4]):
             assert list(map(type, samples)) == list(map(type, expected))
             for one, other in zip(samples, expected, strict=True):
                 assert_same(one, other)
@@ -138,16 +138,16 @@ def test_a_loader_gives_torchs_batches(
     expected = outcome(torchs.DataLoader(dataset, 4, shuffle=shuffle))
     torch.manual_seed(0)
     with closing(ps.DataLoader(dataset, 4, shuffle=shuffle)) as loader:
-        found = outcome(loader)
-    assert_same(found, expected)
+        batches = outcome(loader)
+    assert_same(batches, expected)
 
 
 def test_a_pipeline_gives_torchs_batches(pair: Any) -> None:
     dataset, kind = pair
     expected = outcome(torchs.DataLoader(dataset, 4))
     with ps.Pipeline.from_dataset(dataset, **kind).batch(4) as pipe:
-        found = outcome(pipe)
-    assert_same(found, expected)
+        batches = outcome(pipe)
+    assert_same(batches, expected)
 
 
 def test_a_function_sees_the_dataset_s_own_samples(pair: Any) -> None:
@@ -155,7 +155,7 @@ def test_a_function_sees_the_dataset_s_own_samples(pair: Any) -> None:
     expected = [seen(dataset[index]) for index in range(LENGTH)]
     pipe = ps.Pipeline.from_dataset(dataset, **kind).map(seen, **kind)
     with pipe.batch(4, collate_fn=list) as seen_by:
-        assert [each for batch in seen_by for each in batch] == expected
+        assert [sample for batch in seen_by for sample in batch] == expected
 
 
 def seen(sample: Any) -> tuple[type, str]:

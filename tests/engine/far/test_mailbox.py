@@ -54,14 +54,14 @@ def test_objects_that_had_no_room_follow_in_order_with_descriptors(
 
 def test_large_objects_are_read_as_they_come(ends: tuple[Pipe, Pipe]) -> None:
     ours, theirs = ends
-    found = []
+    messages = []
     with ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(lambda: [theirs.send(LARGE), theirs.send("small")])
-        while len(found) < 2:
+        future = pool.submit(lambda: [theirs.send(LARGE), theirs.send("small")])
+        while len(messages) < 2:
             select.select([ours], [], [])
-            found += ours.collect()
-        sent.result()
-    assert found == [LARGE, "small"]
+            messages += ours.collect()
+        future.result()
+    assert messages == [LARGE, "small"]
 
 
 def test_an_empty_pipe_is_not_the_end(ends: tuple[Pipe, Pipe]) -> None:

@@ -109,7 +109,7 @@ STUCK: dict[str, tuple[Any, str]] = {
     "an argument": (partial(print, Locked()), "`thing.args[0].lock` (a _thread.lock)"),
     "a method's object": (Locked().__init__, "`thing.__self__.lock` (a _thread.lock)"),
     "not what is kept back": (
-        Careful(each for each in "abc"),
+        Careful(letter for letter in "abc"),
         "`thing.transform` (a generator)",
     ),
     "what it is rebuilt from": (
@@ -203,8 +203,8 @@ print(pack([Rows(), lambda sample: plus(sample) + 1], "stages").hex())
 def test_objects_that_main_defines_travel_by_value(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    told = warm.run([sys.executable, str(script)], cwd=tmp_path)
-    rows, function = loads(bytes.fromhex(told.stdout))
+    process = warm.run([sys.executable, str(script)], cwd=tmp_path)
+    rows, function = loads(bytes.fromhex(process.stdout))
     assert (rows[2], function(2)) == (42, 43)
 
 

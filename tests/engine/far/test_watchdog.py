@@ -30,8 +30,8 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Replace the clock of the status page."""
     clock = Clock()
-    told = SimpleNamespace(monotonic_ns=clock.monotonic_ns)
-    monkeypatch.setattr("penstock.engine.far.child.time", told)
+    module = SimpleNamespace(monotonic_ns=clock.monotonic_ns)
+    monkeypatch.setattr("penstock.engine.far.child.time", module)
     return clock
 
 
@@ -40,10 +40,10 @@ def child(clock: Clock) -> Iterator[WorkerChild]:
     """Return a child with one line, to which task 2 is sent at 100 s."""
     nothing: Any = None
     status_page = StatusPage.make()
-    made = WorkerChild(nothing, status_page, 0, 0, nothing)
-    made.pid = 1
-    made.errands[2] = Errand(nothing, nothing, clock.monotonic_ns())
-    yield made
+    child = WorkerChild(nothing, status_page, 0, 0, nothing)
+    child.pid = 1
+    child.errands[2] = Errand(nothing, nothing, clock.monotonic_ns())
+    yield child
     status_page.close()
 
 

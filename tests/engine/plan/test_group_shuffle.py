@@ -22,8 +22,8 @@ def shuffled(sizes: Any, seed: int = 0, window: int = 3) -> Order:
 
 
 def epoch_of(order: Order, epoch: int) -> list[int]:
-    found: list[int] = order.rows(epoch, 0, order.epoch_length).indices.tolist()
-    return found
+    indices: list[int] = order.rows(epoch, 0, order.epoch_length).indices.tolist()
+    return indices
 
 
 @given(sizes=sizes_of, window=st.integers(1, 8), data=st.data())
@@ -33,17 +33,19 @@ def test_an_epoch_has_each_sample_once_and_a_window_has_a_few_groups(
     order = shuffled(sizes, window=window)
     group_of = np.repeat(np.arange(len(sizes)), sizes)
     for epoch in range(2):
-        found = epoch_of(order, epoch)
-        assert sorted(found) == [*range(sum(sizes))]
-        wanted: list[int] = list(dict.fromkeys(group_of[found].tolist()))
+        indices = epoch_of(order, epoch)
+        assert sorted(indices) == [*range(sum(sizes))]
+        groups: list[int] = list(dict.fromkeys(group_of[indices].tolist()))
         # Groups leave for good, at most `window` after they came.
-        for place, group in enumerate(wanted):
-            last = max(at for at, index in enumerate(found) if group_of[index] == group)
-            later = {int(group_of[index]) for index in found[:last]}
-            assert len(later - set(wanted[:place])) <= window
-        places = data.draw(st.permutations(range(len(found))))[:20]
+        for place, group in enumerate(groups):
+            last = max(
+                at for at, index in enumerate(indices) if group_of[index] == group
+            )
+            later = {int(group_of[index]) for index in indices[:last]}
+            assert len(later - set(groups[:place])) <= window
+        places = data.draw(st.permutations(range(len(indices))))[:20]
         rows = order.at(epoch, np.array(places, np.int64))
-        assert rows.indices.tolist() == [found[place] for place in places]
+        assert rows.indices.tolist() == [indices[place] for place in places]
 
 
 def test_epochs_seeds_and_windows_have_orders_of_their_own() -> None:
@@ -59,8 +61,10 @@ def test_epochs_seeds_and_windows_have_orders_of_their_own() -> None:
 
 def test_all_groups_in_one_window_are_mixed_evenly() -> None:
     sizes = [100] * 50
-    found = np.array(epoch_of(shuffled(sizes, window=50), 0)) // 100
-    counts = np.array([np.bincount(part, minlength=50) for part in np.split(found, 10)])
+    groups = np.array(epoch_of(shuffled(sizes, window=50), 0)) // 100
+    counts = np.array(
+        [np.bincount(part, minlength=50) for part in np.split(groups, 10)]
+    )
     # Of 500 draws each group has 10: a deviation of 5 of the binomial's is 15.
     assert counts.max() < 26
 
@@ -68,9 +72,9 @@ def test_all_groups_in_one_window_are_mixed_evenly() -> None:
 def test_each_pass_is_a_round_of_its_own() -> None:
     sizes = [3, 4, 5]
     twice = shuffled(sizes).repeat(2)
-    found = epoch_of(twice, 1)
-    assert found[:12] == epoch_of(shuffled(sizes), 2)
-    assert found[12:] == epoch_of(shuffled(sizes), 3)
+    indices = epoch_of(twice, 1)
+    assert indices[:12] == epoch_of(shuffled(sizes), 2)
+    assert indices[12:] == epoch_of(shuffled(sizes), 3)
 
 
 def test_a_place_far_into_a_huge_dataset_is_found_at_once() -> None:

@@ -117,8 +117,8 @@ def test_a_rank_reads_at_most_a_tenth_more_than_its_share_of_groups(
     order = order_of(length, 16, window=4, group=group)
     for rank in range(ranks):
         samples = np.array(flat(read_by(plan_of(order, 512, rank, ranks), 0)))
-        read = np.unique(samples // group).size * group
-        assert read <= 1.1 * length / ranks
+        n_samples = np.unique(samples // group).size * group
+        assert n_samples <= 1.1 * length / ranks
         # Each is read once: a group is needed within a few batches, and never again.
         for number in np.unique(samples // group)[:20]:
             places = np.flatnonzero(samples // group == number)
@@ -159,9 +159,9 @@ def plan_with(order: Order, size: int = 8) -> Plan:
 )
 def test_impossible_parts_are_refused(make: object, says: str) -> None:
     assert callable(make)
-    with pytest.raises(SpecError) as found:
+    with pytest.raises(SpecError) as caught:
         make()
-    assert says in str(found.value)
+    assert says in str(caught.value)
 
 
 def by_length(order: Order) -> Plan:

@@ -60,7 +60,7 @@ def test_a_slab_is_pinned_once_and_kept_until_its_copy_is_done() -> None:
         assert bus.registered == {address: PAGE}
         assert (bus.pinned_bytes, bus.from_pageable) == (0, 0)
         del first
-        held = ferry.carry(EIGHT, 2)  # not in memory that is still read
+        second = ferry.carry(EIGHT, 2)  # not in memory that is still read
         bus.tick(2)
         assert crossing.data.unique().tolist() == [1]
         carrier.send(Delivery([], PLAN))
@@ -69,7 +69,7 @@ def test_a_slab_is_pinned_once_and_kept_until_its_copy_is_done() -> None:
         carrier.send(Delivery(again, PLAN))
         assert bus.registered == {address: PAGE}
         carrier.close()
-        del again, held, block
+        del again, second, block
     assert bus.unregistered == [address]
 
 

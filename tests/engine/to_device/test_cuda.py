@@ -28,8 +28,8 @@ class Noted:
         if method.startswith("_"):
             raise AttributeError(method)
 
-        def call(*given: Any, **named: Any) -> Any:
-            self._calls.append((self._name, method, *given, *named.items()))
+        def call(*arguments: Any, **options: Any) -> Any:
+            self._calls.append((self._name, method, *arguments, *options.items()))
             answer = self._answers.get(method)
             if isinstance(answer, Exception):
                 raise answer
@@ -106,9 +106,9 @@ def test_the_trainer_waits_for_a_mark_and_keeps_the_memory(
     mark: Any = bus.mark()
     tensors: list[Any] = [Noted(calls, "one"), Noted(calls, "two")]
     bus.hand_over(tensors, mark)
-    waits, *kept = calls[-3:]
+    waits, *records = calls[-3:]
     assert waits == ("trainer's of cuda:3", "wait_event", mark)
-    assert [each[:2] for each in kept] == [
+    assert [call[:2] for call in records] == [
         ("one", "record_stream"),
         ("two", "record_stream"),
     ]

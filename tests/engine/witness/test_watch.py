@@ -113,15 +113,15 @@ def test_a_change_is_noticed_at_once(
     watch = ChangeWatch([range(3), rows])
     assert watch.changed() is None
     CHANGES[path](rows)
-    found = watch.changed()
-    assert str(found).startswith("Rows" + path)
+    change = watch.changed()
+    assert str(change).startswith("Rows" + path)
     watch.renew()
     assert watch.changed() is None
 
 
 def test_a_variable_around_a_function_counts() -> None:
-    seen, on = closed_over()
-    watch = ChangeWatch([seen])
+    function, on = closed_over()
+    watch = ChangeWatch([function])
     assert watch.changed() is None
     on()
     assert watch.changed() == "seen.<closure>.step"

@@ -186,10 +186,10 @@ def test_every_file_decodes_as_it_does_without_the_extension(
 ) -> None:
     data, operator = {**UNUSUAL, **USUAL}[name], make(32, flip=0.5)
     for seed in range(8):
-        found = outcome(lambda seed=seed: operator(data, seeded(seed)))
+        result = outcome(lambda seed=seed: operator(data, seeded(seed)))
         with no_extension():
             expected = outcome(lambda seed=seed: operator(data, seeded(seed)))
-        assert found == expected
+        assert result == expected
 
 
 def middle(data: bytes, *, to_end: bool) -> Image | None:
@@ -199,10 +199,10 @@ def middle(data: bytes, *, to_end: bool) -> Image | None:
 @needs_extension
 @pytest.mark.parametrize("to_end", [True, False])
 def test_the_extension_takes_usual_files_and_leaves_others(to_end: bool) -> None:  # noqa: FBT001
-    taken = {name for name in USUAL if middle(USUAL[name], to_end=to_end) is not None}
-    left = {name for name in UNUSUAL if middle(UNUSUAL[name], to_end=to_end) is None}
-    assert taken == USUAL.keys()
-    assert left == UNUSUAL.keys() - (set() if to_end else {"stray bytes"})
+    usual = {name for name in USUAL if middle(USUAL[name], to_end=to_end) is not None}
+    unusual = {name for name in UNUSUAL if middle(UNUSUAL[name], to_end=to_end) is None}
+    assert usual == USUAL.keys()
+    assert unusual == UNUSUAL.keys() - (set() if to_end else {"stray bytes"})
 
 
 @needs_extension
@@ -345,10 +345,10 @@ def test_an_image_is_resized_as_torch_does_it(
     plainly: bool,  # noqa: FBT001
 ) -> None:
     image, height, width = drawn
-    made = np.empty((height, width, 3), np.uint8)
-    EXTENSION.resize(image, made, mirrored, plainly)
+    pixels = np.empty((height, width, 3), np.uint8)
+    EXTENSION.resize(image, pixels, mirrored, plainly)
     expected = resize(image, height, width, antialias=True)
-    assert np.array_equal(made, mirror(expected) if mirrored else expected)
+    assert np.array_equal(pixels, mirror(expected) if mirrored else expected)
 
 
 @pytest.mark.long
@@ -375,14 +375,14 @@ def test_a_crop_is_a_full_decode_cut_resized_and_mirrored(
     data = jpeg(noise(height, width), sampling)
     of = (height, width)
     placement = Placement(box, *size, of, mirrored=mirrored, factor=factor)
-    (made,) = made_by(EXTENSION, [data], [placement], size, to_end=True)
+    (pixels,) = made_by(EXTENSION, [data], [placement], size, to_end=True)
     reduced = placement.reduced
     if 0 in (reduced.height, reduced.width):
-        assert made is None
+        assert pixels is None
         return
     part = reduced.cut(decode_reduced(data, factor))
     expected = resize(part, *size, antialias=True)
-    assert np.array_equal(made, mirror(expected) if mirrored else expected)
+    assert np.array_equal(pixels, mirror(expected) if mirrored else expected)
 
 
 @pytest.mark.parametrize("antialias", [True, False])
@@ -395,20 +395,20 @@ def test_any_array_of_an_image_is_resized_as_torch_does_it(
     fixed = image.copy()
     fixed.flags.writeable = False
     wide = noise(2, 65_501)
-    for each in (image, image[5:50, 7:61], image[::-2, ::-1], fixed, wide):
-        expected = resize(each, 20, 33, antialias=antialias)
+    for array in (image, image[5:50, 7:61], image[::-2, ::-1], fixed, wide):
+        expected = resize(array, 20, 33, antialias=antialias)
         expected = mirror(expected) if mirrored else expected
-        made = shaped(
-            each,
+        pixels = shaped(
+            array,
             Placement.whole(
-                each.shape[:2],
+                array.shape[:2],
                 height=20,
                 width=33,
                 antialias=antialias,
                 mirrored=mirrored,
             ),
         )
-        assert np.array_equal(made, expected)
+        assert np.array_equal(pixels, expected)
 
 
 ANNOTATED = {"image": jpeg(PIXELS, "420"), "boxes": np.array([[1.0, 2.0, 50.0, 60.0]])}
@@ -426,7 +426,7 @@ def test_samples_made_together_are_those_made_one_by_one(
     with no_extension():
         alone = list(through(samples, operator))
     with ps.Pipeline.from_dataset(samples).map(operator).batch(1, collate_fn=only) as p:
-        assert [shown(each) for each in p] == [shown(each) for each in alone]
+        assert [shown(sample) for sample in p] == [shown(sample) for sample in alone]
 
 
 def only(samples: list[Any]) -> Any:
@@ -461,10 +461,10 @@ def test_a_file_that_cannot_be_decoded_fails_alone() -> None:
 def test_other_threads_run_while_the_extension_decodes() -> None:
     # No thread is forced to release the GIL: only the decoder can have let others run.
     data = jpeg(noise(1500, 1500), "444")
-    box, beside, done = Box(0, 0, 1500, 1500), [0], threading.Event()
+    box, beside, end = Box(0, 0, 1500, 1500), [0], threading.Event()
 
     def count() -> None:
-        while not done.is_set():
+        while not end.is_set():
             beside[0] += 1
             time.sleep(0)  # releases the GIL
 
@@ -481,7 +481,7 @@ def test_other_threads_run_while_the_extension_decodes() -> None:
         assert beside[0] > before
     finally:
         sys.setswitchinterval(interval)
-        done.set()
+        end.set()
         thread.join()
 
 
@@ -531,9 +531,9 @@ def test_an_extension_that_decodes_other_pixels_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def crops(files: Any, crops: Any, pixels: Image, *end: bool) -> bytes:
-        made: bytes = EXTENSION.crops(files, crops, pixels, *end)
+        flags: bytes = EXTENSION.crops(files, crops, pixels, *end)
         pixels[0, -1, -1, -1] ^= 1
-        return made
+        return flags
 
     fake = SimpleNamespace(crops=crops, VERSION="1, libjpeg 9")
     monkeypatch.setitem(sys.modules, NAME, fake)
@@ -568,8 +568,8 @@ def test_a_cache_knows_which_decoder_filled_it(
         extension = SimpleNamespace(VERSION=version)
         monkeypatch.setattr(codec, "crop_extension", lambda: (extension, ""))
         own = operator if inside == "a pipeline" else calls_it
-        found = fingerprint([b""], [("map", own)])
-        assert found.private_because is None
-        return found.digest
+        identity = fingerprint([b""], [("map", own)])
+        assert identity.private_because is None
+        return identity.digest
 
     assert keyed("1") == keyed("1") != keyed("2")

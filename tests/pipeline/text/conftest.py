@@ -24,11 +24,11 @@ def tokenizer(texts: list[str]) -> Any:
     from tokenizers import models, pre_tokenizers, processors, trainers
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    made = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.WordPieceTrainer(
         vocab_size=400, special_tokens=SPECIAL, show_progress=False
     )
-    made.train_from_iterator(texts, trainer)
-    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    return made
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    return tokenizer

@@ -44,8 +44,8 @@ def test_rows_are_filled_up_to_the_longest(
     rows: list[list[int]], pad_id: int, multiple: int, side: Side
 ) -> None:
     length = at_least(max(map(len, rows)), multiple)
-    found = pad(pad_id, multiple_of=multiple, side=side)(rows)
-    assert plain(found) == by_hand(rows, length, pad_id, side)
+    batch = pad(pad_id, multiple_of=multiple, side=side)(rows)
+    assert plain(batch) == by_hand(rows, length, pad_id, side)
 
 
 @given(ROWS, st.lists(st.integers(1, 14), min_size=1, max_size=4), SIDES)
@@ -53,7 +53,7 @@ def test_rows_are_filled_up_to_the_smallest_length_they_fit_into(
     rows: list[list[int]], lengths: list[int], side: Side
 ) -> None:
     longest = max(map(len, rows))
-    fitting = [each for each in lengths if each >= longest]
+    fitting = [length for length in lengths if length >= longest]
     cut = pad(1, to=lengths, side=side, truncate=True)
     expected = by_hand(rows, min(fitting, default=max(lengths)), 1, side)
     assert plain(cut(rows)) == expected
@@ -68,8 +68,8 @@ def test_rows_are_filled_up_to_the_smallest_length_they_fit_into(
 def test_a_single_length_is_that_of_every_batch(
     rows: list[list[int]], length: int
 ) -> None:
-    found = pad(to=length, truncate=True)(rows)
-    assert plain(found) == by_hand(rows, length, 0, "right")
+    batch = pad(to=length, truncate=True)(rows)
+    assert plain(batch) == by_hand(rows, length, 0, "right")
 
 
 @given(ROWS)
@@ -106,12 +106,12 @@ def test_each_row_is_filled_with_the_value_that_means_none(
         | {key: rng.integers(9, size=len(row)).tolist() for key in FILLERS}
         for number, row in enumerate(rows)
     ]
-    found = plain(pad(8, side=side, fill={"mine": 77})(samples))
+    batch = plain(pad(8, side=side, fill={"mine": 77})(samples))
     length = max(map(len, rows))
     for key, filler in {**FILLERS, "input_ids": 8}.items():
-        expected = [filled(each[key], length, filler, side) for each in samples]  # type: ignore[arg-type]
-        assert found[key] == expected
-    assert found["number"] == list(range(len(rows)))
+        expected = [filled(sample[key], length, filler, side) for sample in samples]  # type: ignore[arg-type]
+        assert batch[key] == expected
+    assert batch["number"] == list(range(len(rows)))
 
 
 def test_labels_may_have_another_length() -> None:
@@ -119,9 +119,9 @@ def test_labels_may_have_another_length() -> None:
         {"input_ids": [1, 2], "labels": [5, 6, 7]},
         {"input_ids": [3], "labels": [8]},
     ]
-    found = plain(pad()(samples))
-    assert found["labels"] == [[5, 6, 7], [8, -100, -100]]
-    assert found["input_ids"] == [[1, 2], [3, 0]]
+    batch = plain(pad()(samples))
+    assert batch["labels"] == [[5, 6, 7], [8, -100, -100]]
+    assert batch["input_ids"] == [[1, 2], [3, 0]]
 
 
 def test_word_ids_of_fast_tokenizers_may_be_none() -> None:
@@ -225,7 +225,7 @@ def test_batches_are_those_of_transformers(
             }
             for n in rng.integers(1, 40, 9).tolist()
         ]
-        theirs = dict(collate([dict(each) for each in samples]))
-        found = ours(samples)
-        found["labels"] = found.pop("label")  # which transformers renames
-        assert plain(found) == plain(theirs)
+        theirs = dict(collate([dict(sample) for sample in samples]))
+        batch = ours(samples)
+        batch["labels"] = batch.pop("label")  # which transformers renames
+        assert plain(batch) == plain(theirs)
