@@ -65,10 +65,10 @@ def epoch(photos: Path) -> tuple[dict[str, int], int]:
         labels: dict[str, int] = {}
         for contents, numbers in pipe:
             labels.update(zip(contents, numbers.tolist(), strict=True))
-        told = statistics(pipe)
-    again = told.hits + told.misses - len(labels)
+        counts = statistics(pipe)
+    again = counts.hits + counts.misses - len(labels)
     assert again in (0, COMPARED)
-    return labels, told.misses - again
+    return labels, counts.misses - again
 
 
 def test_an_unchanged_folder_is_not_read_again(photos: Path) -> None:
@@ -93,9 +93,9 @@ def test_a_removed_file_leaves_the_others_cached(photos: Path) -> None:
 def test_only_a_changed_file_is_read_again(photos: Path) -> None:
     before, _ = epoch(photos)
     changed = photos / "bee" / "03.jpg"
-    seen = changed.stat()
+    status = changed.stat()
     changed.write_bytes(b"bee X")  # with the same length
-    os.utime(changed, ns=(seen.st_atime_ns, seen.st_mtime_ns + 1))
+    os.utime(changed, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     del before["bee 3"]
     assert epoch(photos) == ({**before, "bee X": 1}, 1)
 
@@ -152,9 +152,9 @@ def test_files_read_in_an_event_loop_are_cached_in_the_loop(web: HttpStore) -> N
         assert executor_of(pipe) == "async"
         web.files = {}  # a request would now find no file
         assert [content for batch in pipe for content in batch] == first
-        told = statistics(pipe)
-    assert told.misses == len(WEB)
-    assert told.hits >= len(WEB)
+        counts = statistics(pipe)
+    assert counts.misses == len(WEB)
+    assert counts.hits >= len(WEB)
 
 
 def test_threads_read_if_a_plain_function_comes_before_the_cache(
@@ -180,5 +180,5 @@ def test_labels_of_files_are_part_of_the_record(web: HttpStore, tmp_path: Path) 
         labels = [at + shift for at in range(40)]
         pipe = ps.Pipeline.from_files(urls(web), labels).cache(disk=disk).batch(8)
         with pipe:
-            found = [number for _, numbers in pipe for number in numbers.tolist()]
-        assert found == labels
+            labels_read = [number for _, numbers in pipe for number in numbers.tolist()]
+        assert labels_read == labels

@@ -92,8 +92,8 @@ def told(*arguments: str) -> list[list[Any]]:
     """Return what each process of a script says of its digests."""
     path = os.pathsep.join((SUPPORT, os.environ.get("PYTHONPATH", "")))
     command = [sys.executable, "-P", *arguments]
-    done = warm.run(command, env=os.environ | {"PYTHONPATH": path}, brief=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    process = warm.run(command, env=os.environ | {"PYTHONPATH": path}, brief=True)
+    return [json.loads(line) for line in process.stdout.splitlines()]
 
 
 def test_a_script_and_its_forks_and_spawns_find_the_same_digests(script: str) -> None:
@@ -116,8 +116,8 @@ def test_a_spawned_process_with_another_hash_seed_finds_the_same_digests(
 
 
 def test_all_kinds_differ() -> None:
-    found = cache_things.digests()
-    assert len({*found.values()}) == len(found)
+    digests = cache_things.digests()
+    assert len({*digests.values()}) == len(digests)
 
 
 simple = (
@@ -146,11 +146,11 @@ def spelled(value: Any) -> Any:
     """Return a value as types and texts, which are equal exactly for equal values."""
     kind = type(value).__name__
     if isinstance(value, list | tuple):
-        return kind, [spelled(each) for each in value]
+        return kind, [spelled(item) for item in value]
     if isinstance(value, dict):
         return kind, [(spelled(k), spelled(v)) for k, v in value.items()]
     if isinstance(value, set | frozenset):
-        return kind, sorted(repr(spelled(each)) for each in value)
+        return kind, sorted(repr(spelled(item)) for item in value)
     return kind, repr(value)
 
 
@@ -161,12 +161,12 @@ def test_digests_are_equal_exactly_for_equal_values(one: Any, other: Any) -> Non
 
 @given(values)
 def test_a_copy_has_the_same_digest(value: Any) -> None:
-    def copied(each: Any) -> Any:
-        if isinstance(each, dict):
-            return {copied(k): copied(v) for k, v in each.items()}
-        if isinstance(each, list | tuple | set | frozenset):
-            return type(each)(copied(item) for item in each)
-        return each
+    def copied(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {copied(k): copied(v) for k, v in part.items()}
+        if isinstance(part, list | tuple | set | frozenset):
+            return type(part)(copied(item) for item in part)
+        return part
 
     assert of(copied(value)) == of(value)
 
@@ -228,9 +228,9 @@ def test_a_memory_map_counts_by_its_content(tmp_path: Path) -> None:
 
 
 def test_shared_and_copied_values_have_the_same_digest() -> None:
-    shared = {"a": [1, [2, {3}]]}
+    value = {"a": [1, [2, {3}]]}
     copies = [{"a": [1, [2, {3}]]} for _ in range(3)]
-    assert of([shared] * 3) == of(copies)
+    assert of([value] * 3) == of(copies)
 
 
 def test_a_web_of_shared_values_is_walked_once() -> None:
@@ -278,8 +278,8 @@ def test_cycles_differ_exactly_where_following_them_differs(
 
     def seen(value: list[Any], steps: int) -> Any:
         return [
-            seen(each, steps - 1) if isinstance(each, list) else each
-            for each in value
+            seen(item, steps - 1) if isinstance(item, list) else item
+            for item in value
             if steps
         ]
 
@@ -364,10 +364,10 @@ def test_a_users_own_package_may_be_called_datasets(
     code = "class Mine:\n    def __penstock_fingerprint__(self): return self.said"
     kind = load(code, "datasets.mine").Mine
 
-    def made(said: str) -> Any:
-        found = kind()
-        vars(found).update(said=said, lock=threading.Lock())
-        return found
+    def made(text: str) -> Any:
+        instance = kind()
+        vars(instance).update(said=text, lock=threading.Lock())
+        return instance
 
     assert of(made("a")) == of(made("a"))
     assert of(made("a")) != of(made("b"))
@@ -398,10 +398,10 @@ def test_a_hugging_face_dataset_counts_by_its_fingerprint(
 ) -> None:
     kind = load("class Dataset: pass", "datasets.arrow_dataset").Dataset
 
-    def made(said: str) -> Any:
-        found = kind()
-        vars(found).update(_fingerprint=said, table=threading.Lock())
-        return found
+    def made(fingerprint: str) -> Any:
+        dataset = kind()
+        vars(dataset).update(_fingerprint=fingerprint, table=threading.Lock())
+        return dataset
 
     assert of(made("a")) == of(made("a"))
     assert of(made("a")) != of(made("b"))

@@ -44,7 +44,7 @@ def test_an_arena_grows_only_while_memory_is_left(
     monkeypatch.setattr(
         module,
         "effective_memory_bytes",
-        lambda: (800 << 20) - others[0] - sum(each.used for each in arenas),
+        lambda: (800 << 20) - others[0] - sum(arena.used for arena in arenas),
     )
     clock = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
@@ -99,8 +99,8 @@ def test_a_process_stopped_while_it_stores_blocks_nobody(
 
 @pytest.fixture
 def arena() -> Iterator[Arena]:
-    with an_arena() as made:
-        yield made
+    with an_arena() as arena:
+        yield arena
 
 
 def test_only_records_that_were_put_are_found(arena: Arena) -> None:

@@ -33,12 +33,12 @@ MS = 1_000_000
 
 def stored(picker: Picker, count: int, computed_in: int = 10 * MS) -> list[int]:
     """Store samples, each computed in so many ns; return the size of each record."""
-    found = []
+    sizes = []
     for _ in range(count):
         record = b"".join(picker.encoded(SAMPLE, KEY, computed_in))
         assert np.array_equal(decode(bytearray(record), KEY), SAMPLE)
-        found.append(len(record))
-    return found
+        sizes.append(len(record))
+    return sizes
 
 
 RAW_BYTES = len(encode(SAMPLE, KEY, CODECS[0]))
@@ -50,13 +50,13 @@ def test_the_first_samples_are_stored_raw_and_one_decides_for_all_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "penstock")
-    found = stored(Picker("auto", "Cache(ID:2)", 100, ENOUGH / 20), DECIDES + 3)
-    assert found[:DECIDES] == [RAW_BYTES] * DECIDES
-    assert max(found[DECIDES:]) < SAMPLE.nbytes / 2
-    (told,) = caplog.messages
-    assert told.startswith('Cache(ID:2): codec "')
-    assert all(f"{each.name} " in told for each in CODECS.values())
-    assert "; expected per sample: raw 9." in told
+    sizes = stored(Picker("auto", "Cache(ID:2)", 100, ENOUGH / 20), DECIDES + 3)
+    assert sizes[:DECIDES] == [RAW_BYTES] * DECIDES
+    assert max(sizes[DECIDES:]) < SAMPLE.nbytes / 2
+    (message,) = caplog.messages
+    assert message.startswith('Cache(ID:2): codec "')
+    assert all(f"{codec.name} " in message for codec in CODECS.values())
+    assert "; expected per sample: raw 9." in message
 
 
 def test_with_room_for_all_nothing_is_measured(
@@ -167,7 +167,7 @@ each_codec = st.tuples(st.integers(150, 180_000), st.floats(1, 1e9))
 
 
 @given(
-    st.fixed_dictionaries({each.name: each_codec for each in CODECS.values()}),
+    st.fixed_dictionaries({codec.name: each_codec for codec in CODECS.values()}),
     st.floats(0, 1e9),
     st.integers(1, 10**9),
 )
@@ -180,5 +180,5 @@ def test_no_simpler_codec_is_as_good_and_no_other_is_much_better(
         return
     bound = min(costs.values()) * (1 + TIE)
     assert costs[name] <= bound
-    names = [each.name for each in CODECS.values()]
-    assert all(costs[each] > bound for each in names[: names.index(name)])
+    names = [codec.name for codec in CODECS.values()]
+    assert all(costs[codec] > bound for codec in names[: names.index(name)])

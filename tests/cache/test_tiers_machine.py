@@ -35,7 +35,7 @@ INDEX = st.integers(0, SAMPLES - 1)
 SIZE = st.sampled_from(SIZES)
 SOME = st.lists(st.tuples(INDEX, SIZE), min_size=1, max_size=8)
 
-Asked = tuple[int, int]
+Sample = tuple[int, int]
 """A sample's index and image size."""
 EMPTY_BYTES = 2 * 4096
 """The bytes of an empty database."""
@@ -64,10 +64,10 @@ class TiersMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         self.cache: Cache | None = None
-        self.in_ram: set[Asked] = set()
-        self.on_disk: set[Asked] = set()
+        self.in_ram: set[Sample] = set()
+        self.on_disk: set[Sample] = set()
         """The samples that may be stored, at most."""
-        self.asked = self.unsure = 0
+        self.lookups = self.unsure = 0
         """Lookups since it was opened: in all, and by processes that were killed."""
 
     @initialize(
@@ -89,7 +89,7 @@ class TiersMachine(RuleBasedStateMachine):
         self.cache = self.fresh()
         self.cache.open()
         self.ask = Computing(self.cache)
-        self.asked = self.unsure = 0
+        self.lookups = self.unsure = 0
         self.in_ram.clear()
 
     def close(self) -> None:
@@ -102,15 +102,15 @@ class TiersMachine(RuleBasedStateMachine):
         assert self.cache._here is not None
         return self.cache._here
 
-    def may_be_stored(self, asked: Asked) -> None:
+    def may_be_stored(self, sample: Sample) -> None:
         if self.ram:
-            self.in_ram.add(asked)
+            self.in_ram.add(sample)
         if self.disk is not None:
-            self.on_disk.add(asked)
+            self.on_disk.add(sample)
 
-    def is_held(self, asked: Asked) -> bool:
+    def is_held(self, sample: Sample) -> bool:
         """Return whether it is stored now, and is not to be computed once more."""
-        key = self.ask.cache.fingerprint.key(*asked)
+        key = self.ask.cache.fingerprint.key(*sample)
         if not self.here.trusts(key[:8]):
             return False
         arena, disk = self.here.arena, self.here.disk
@@ -118,26 +118,26 @@ class TiersMachine(RuleBasedStateMachine):
             return True
         return disk is not None and whole(disk.get(key), key)
 
-    def get(self, asked: Asked) -> None:
-        held = self.is_held(asked)
-        must = asked not in self.in_ram | self.on_disk
+    def get(self, sample: Sample) -> None:
+        hit = self.is_held(sample)
+        must = sample not in self.in_ram | self.on_disk
         before = self.ask.computed
-        assert self.ask.right(*asked)
+        assert self.ask.right(*sample)
         times = self.ask.computed - before
-        assert not (held and times), f"{asked} was stored, and was computed"
-        assert not (must and not times), f"{asked} was not stored, and was found"
-        self.asked += 1
-        self.may_be_stored(asked)
+        assert not (hit and times), f"{sample} was stored, and was computed"
+        assert not (must and not times), f"{sample} was not stored, and was found"
+        self.lookups += 1
+        self.may_be_stored(sample)
 
     # What may happen
 
     @rule(some=SOME)
-    def ask_for_some(self, some: list[Asked]) -> None:
-        for asked in some:
-            self.get(asked)
+    def ask_for_some(self, some: list[Sample]) -> None:
+        for sample in some:
+            self.get(sample)
 
     @rule(asked=st.tuples(INDEX, SIZE))
-    def ask_again(self, asked: Asked) -> None:
+    def ask_again(self, asked: Sample) -> None:
         self.get(asked)
         self.get(asked)
 
@@ -153,40 +153,40 @@ class TiersMachine(RuleBasedStateMachine):
         self.open()
 
     @rule(some=SOME, told=st.integers(0, 8))
-    def a_worker_is_killed(self, some: list[Asked], told: int) -> None:
+    def a_worker_is_killed(self, some: list[Sample], told: int) -> None:
         """The child shares the counters, too."""
         assert self.cache is not None
         self.kill(Computing(self.cache), some, told)
         told = min(told, len(some))
-        self.asked += told
+        self.lookups += told
         self.unsure += len(some) - told
 
     @rule(some=SOME, told=st.integers(0, 8))
-    def another_job_is_killed(self, some: list[Asked], told: int) -> None:
+    def another_job_is_killed(self, some: list[Sample], told: int) -> None:
         self.kill(Computing(self.fresh()), some, told)
 
     @rule(some=SOME, told=st.integers(0, 8))
-    def the_last_job_is_killed(self, some: list[Asked], told: int) -> None:
+    def the_last_job_is_killed(self, some: list[Sample], told: int) -> None:
         self.close()
         self.in_ram.clear()
         self.kill(Computing(self.fresh()), some, told)
         self.open()
 
-    def kill(self, ask: Computing, some: list[Asked], told: int) -> None:
+    def kill(self, ask: Computing, some: list[Sample], reports: int) -> None:
         """Have a child ask, and kill it once it has reported this many."""
 
         def work(end: End) -> None:
             ask.cache.open()
-            for each in some:
-                end.tell("right" if ask.right(*each) else f"{each} is wrong")
+            for sample in some:
+                end.tell("right" if ask.right(*sample) else f"{sample} is wrong")
             end.hear()
 
         with forked(work) as child:
-            for each in some[:told]:
+            for sample in some[:reports]:
                 assert child.hear() == "right"
-                self.may_be_stored(each)
-        for each in some:
-            self.may_be_stored(each)
+                self.may_be_stored(sample)
+        for sample in some:
+            self.may_be_stored(sample)
 
     # No preconditions: what is stored by now depends on how fast writers were, and the
     # next example must be drawn in the same way.
@@ -195,21 +195,21 @@ class TiersMachine(RuleBasedStateMachine):
     def damage_in_ram(self, which: int, byte: int, flip: int) -> None:
         if not self.in_ram:
             return
-        asked = sorted(self.in_ram)[which % len(self.in_ram)]
+        sample = sorted(self.in_ram)[which % len(self.in_ram)]
         arena = self.here.arena
         assert arena is not None
-        _, begin, length = arena._find(self.ask.cache.fingerprint.key(*asked))
+        _, begin, length = arena._find(self.ask.cache.fingerprint.key(*sample))
         if length:
             arena._memory[begin + byte % length] ^= 1 << flip
-            self.in_ram.discard(asked)
+            self.in_ram.discard(sample)
 
     @rule(which=st.integers(0, 99), byte=st.integers(0, 10_000), flip=st.integers(1, 7))
     def damage_on_disk(self, which: int, byte: int, flip: int) -> None:
         """Do it between two runs: some records of this one are still on their way."""
         if not self.on_disk:
             return
-        asked = sorted(self.on_disk)[which % len(self.on_disk)]
-        key = self.ask.cache.fingerprint.key(*asked)
+        sample = sorted(self.on_disk)[which % len(self.on_disk)]
+        key = self.ask.cache.fingerprint.key(*sample)
         self.close()
         disk = Disk(self.here_folder)
         record = disk.get(key)
@@ -217,7 +217,7 @@ class TiersMachine(RuleBasedStateMachine):
             record[byte % len(record)] ^= 1 << flip
             with disk._env.begin(write=True) as txn:
                 txn.put(key, bytes(record))
-            self.on_disk.discard(asked)
+            self.on_disk.discard(sample)
         disk.close()
         self.open()
 
@@ -235,7 +235,7 @@ class TiersMachine(RuleBasedStateMachine):
             return
         counts = self.here.counters.totals()
         settled = counts.ram_hits + counts.disk_hits + counts.misses
-        assert self.asked <= settled <= self.asked + self.unsure
+        assert self.lookups <= settled <= self.lookups + self.unsure
 
     @invariant()
     def no_tier_exceeds_its_room(self) -> None:

@@ -22,12 +22,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 def run(kind: Any, load_s: float = 0.0, step_s: float = 0.0, **settings: Any) -> Any:
     """Run an engine; return it, what it saw and its states by iteration."""
-    seen: list[list[int]] = []
+    batches: list[list[int]] = []
     states = {}
 
     def step(engine: Any, batch: Any) -> None:
         time.sleep(step_s)
-        seen.append(batch[1].tolist())
+        batches.append(batch[1].tolist())
         states[engine.state.iteration] = dict(engine.state_dict())
 
     engine = kind(step)
@@ -36,16 +36,16 @@ def run(kind: Any, load_s: float = 0.0, step_s: float = 0.0, **settings: Any) ->
     torch.manual_seed(5)
     data = settings["data"]() if "data" in settings else loader(load_s)
     engine.run(data, max_epochs=3)
-    return engine, seen, states
+    return engine, batches, states
 
 
 @pytest.mark.parametrize("kind", ["Engine", "DeterministicEngine"])
 def test_an_engine_trains_and_the_verdict_is_true(kind: str) -> None:
     kinds = {"Engine": ignite.Engine, "DeterministicEngine": DeterministicEngine}
     for load_s, step_s in ((0.005, 0.0), (0.0, 0.05)):
-        engine, seen, _ = run(kinds[kind], load_s, step_s)
-        assert len(seen) == 3 * STEPS
-        assert all(whole(seen[n : n + STEPS]) for n in (0, STEPS, 2 * STEPS))
+        engine, batches, _ = run(kinds[kind], load_s, step_s)
+        assert len(batches) == 3 * STEPS
+        assert all(whole(batches[n : n + STEPS]) for n in (0, STEPS, 2 * STEPS))
         assert type(engine.state.dataloader) is DataLoader
         verdict(engine.state.dataloader, loading=load_s > 0)
 
@@ -53,9 +53,9 @@ def test_an_engine_trains_and_the_verdict_is_true(kind: str) -> None:
 def resumed(kind: Any, **settings: Any) -> tuple[list[list[int]], list[list[int]]]:
     """Return what a run saw from the middle of an epoch on, and a resumed one."""
     data = partial(kind, Slow(), BATCH, shuffle=True, **settings)
-    _, seen, states = run(DeterministicEngine, data=data)
+    _, batches, states = run(DeterministicEngine, data=data)
     _, again, _ = run(DeterministicEngine, data=data, state=states[STEPS + 7])
-    return seen[STEPS + 7 :], again
+    return batches[STEPS + 7 :], again
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_workers": 2}], ids=["none", "two"])

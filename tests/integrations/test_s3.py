@@ -72,8 +72,8 @@ def test_as_many_requests_are_in_flight_as_there_are_workers(
     monkeypatch.setattr(HttpStore, "answer", answer_all_at_once)
     with served(CONTENTS, latency_s=0) as store:
         settings = {"executor": kind, "num_parallel_workers": 60, "hedge": False}
-        found = contents(store, times=10, **settings)
-        assert found == [*CONTENTS.values()] * 10
+        bodies = contents(store, times=10, **settings)
+        assert bodies == [*CONTENTS.values()] * 10
         assert 20 < store.most <= 60
 
 
@@ -84,8 +84,8 @@ PASSING: list[Fault] = [500, 503, 429, "reset", "short"]
 @pytest.mark.parametrize("fault", PASSING)
 def test_transient_errors_are_retried_until_they_pass(fault: Fault, kind: Any) -> None:
     with served(CONTENTS, faults={FAULTY: [fault] * 2}) as store:
-        found = contents(store, executor=kind, backoff=0.001)
-        assert found == [*CONTENTS.values()]
+        bodies = contents(store, executor=kind, backoff=0.001)
+        assert bodies == [*CONTENTS.values()]
         assert store.asked[FAULTY] == 3 or fault == "reset"  # aiohttp retries, too
 
 

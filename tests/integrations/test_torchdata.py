@@ -131,11 +131,11 @@ def test_persistent_workers_resume_a_later_epoch_as_torchdatas_do(
         torch.manual_seed(77)
         second = loader_of(make(), 3, **settings)
         second.load_state_dict(state)
-        return [[batch.tolist() for batch in each] for each in (batches, second)]
+        return [[batch.tolist() for batch in loop] for loop in (batches, second)]
 
-    left, resumed = rests(type(loader()))
-    assert left == resumed
+    rest, resumed = rests(type(loader()))
+    assert rest == resumed
     theirs, _ = rests(stateful.StatefulDataLoader)  # it resumes no shuffled pipes
-    assert sorted(map(len, left)) == sorted(map(len, theirs))
+    assert sorted(map(len, rest)) == sorted(map(len, theirs))
     if not shuffle:
-        assert left == theirs
+        assert rest == theirs

@@ -62,11 +62,13 @@ def test_the_trainer_works_with_our_loader_and_the_verdict_is_true(
     tmp_path: Path,
 ) -> None:
     for load_s, step_s in ((0.005, 0.0), (0.0, 0.05)):
-        made = trainer(tmp_path, load_s, step_s)
-        made.train()
-        assert len(made.model.seen) == 3 * STEPS
-        assert all(whole(made.model.seen[n : n + STEPS]) for n in (0, STEPS, 2 * STEPS))
-        inner = made.callback_handler.train_dataloader.base_dataloader
+        training = trainer(tmp_path, load_s, step_s)
+        training.train()
+        assert len(training.model.seen) == 3 * STEPS
+        assert all(
+            whole(training.model.seen[n : n + STEPS]) for n in (0, STEPS, 2 * STEPS)
+        )
+        inner = training.callback_handler.train_dataloader.base_dataloader
         assert type(inner) is DataLoader
         verdict(inner, loading=load_s > 0)
 
@@ -81,13 +83,13 @@ def test_the_trainer_resumes_within_an_epoch(tmp_path: Path) -> None:
 
 
 def test_verdicts_are_logged_beside_the_loss(tmp_path: Path) -> None:
-    made = trainer(tmp_path, logging_strategy="steps", logging_steps=STEPS)
-    made.train()
+    training = trainer(tmp_path, logging_strategy="steps", logging_steps=STEPS)
+    training.train()
     waits = [
         value
-        for row in made.state.log_history
+        for row in training.state.log_history
         for name, value in row.items()
         if name.startswith("penstock/") and name.endswith("/wait_share")
     ]
     assert waits
-    assert all(0 <= each <= 1 for each in waits)
+    assert all(0 <= wait <= 1 for wait in waits)

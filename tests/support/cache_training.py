@@ -64,17 +64,17 @@ def train(epochs: int = 2, **described: Any) -> dict[str, Any]:
 
     Assert that each epoch has every sample once, and that each is right.
     """
-    with quiet() as told, closing(pipeline(**described)) as pipe:
+    with quiet() as warnings, closing(pipeline(**described)) as pipe:
         for _ in range(epochs):
-            seen = [index for batch in trained(pipe) for index in batch]
-            assert sorted(seen) == list(range(SAMPLES))
+            indices = [index for batch in trained(pipe) for index in batch]
+            assert sorted(indices) == list(range(SAMPLES))
         reading = pipe.stats()
     caches = [] if reading is None else reading.caches
     tiers = {tier.name: tier for cache in caches for tier in cache.tiers}
     records = {name: tier.records for name, tier in tiers.items()}
     nbytes = {name: tier.nbytes for name, tier in tiers.items()}
     hits = sum(cache.hits for cache in caches)
-    return {"told": told, "records": records, "nbytes": nbytes, "hits": hits}
+    return {"told": warnings, "records": records, "nbytes": nbytes, "hits": hits}
 
 
 def see_own_mounts() -> None:

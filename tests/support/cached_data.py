@@ -221,8 +221,8 @@ def statistics(pipe: ps.Pipeline) -> CacheStatistics:
     """Return the statistics of a pipeline's only cache."""
     reading = pipe.stats()
     assert reading is not None
-    (found,) = reading.caches
-    return found
+    (cache,) = reading.caches
+    return cache
 
 
 @dataclass(frozen=True)
@@ -244,10 +244,10 @@ def ran(
     """Run an epoch; `meet` is called before it, and before it is closed."""
     with cached(log, kind, cache, **data) as pipe:
         meet()
-        found = digest(pipe)
+        content = digest(pipe)
         meet()
-        told = statistics(pipe)
-    return Ran(found, told.hits, told.misses)
+        counts = statistics(pipe)
+    return Ran(content, counts.hits, counts.misses)
 
 
 SHARED = 48
@@ -276,10 +276,10 @@ def ran_by_several(
     processes = [context.Process(target=one) for _ in range(count)]
     for process in processes:
         process.start()
-    found = [queue.get() for _ in processes]
+    results = [queue.get() for _ in processes]
     for process in processes:
         process.join()
-    return found
+    return results
 
 
 def spawned(function: Callable[..., Any], *args: Any) -> Any:
@@ -290,9 +290,9 @@ def spawned(function: Callable[..., Any], *args: Any) -> Any:
         process = context.Process(target=_send, args=(there, function, args))
         process.start()
         there.close()
-        found = here.recv()
+        result = here.recv()
         process.join()
-    return found
+    return result
 
 
 def _send(into: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -115,8 +115,8 @@ class FluidPlant:
 
     def rows_per_s(self, since_s: float) -> float:
         """Return the samples delivered per second from `since_s` until now."""
-        taken = sum(1 for when in self.taken if when > since_s)
-        return taken * self.batch / (self.now_s - since_s)
+        batches = sum(1 for when in self.taken if when > since_s)
+        return batches * self.batch / (self.now_s - since_s)
 
     def workers(self) -> list[int]:
         return [segment.workers for segment in self.segments]
@@ -126,7 +126,7 @@ class FluidPlant:
         if window_s <= 0:
             return None
         outputs = [self._connector(at, window_s) for at in range(len(self.segments))]
-        seen = Observation(
+        observation = Observation(
             time_s=self.now_s,
             window_s=window_s,
             epoch=0,
@@ -145,7 +145,7 @@ class FluidPlant:
             peak_bytes=self.held_bytes(),
         )
         self._clear()
-        return seen
+        return observation
 
     def knobs(self) -> tuple[Knob, ...]:
         return tuple(

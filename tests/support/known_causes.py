@@ -84,14 +84,14 @@ def waits(batch: Any) -> Any:
     return batch
 
 
-def loaded(dataset: Any, workers: int = 0, **given: Any) -> Any:
-    given |= {"num_workers": workers} if workers else {}  # an explicit 0 stays 0
-    return DataLoader(dataset, BATCH, **given)
+def loaded(dataset: Any, workers: int = 0, **settings: Any) -> Any:
+    settings |= {"num_workers": workers} if workers else {}  # an explicit 0 stays 0
+    return DataLoader(dataset, BATCH, **settings)
 
 
 def threads(dataset: Any, count: int, batch: int = BATCH) -> ps.Pipeline:
-    asked: Any = {"executor": "thread", "num_parallel_workers": (count, count)}
-    return ps.Pipeline.from_dataset(dataset, **asked).batch(batch)
+    settings: Any = {"executor": "thread", "num_parallel_workers": (count, count)}
+    return ps.Pipeline.from_dataset(dataset, **settings).batch(batch)
 
 
 def bound() -> ps.Pipeline:

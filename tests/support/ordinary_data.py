@@ -272,12 +272,12 @@ class Zipped(Filed):
     """Reads from an archive."""
 
     def open(self) -> None:
-        packed = io.BytesIO()
-        with zipfile.ZipFile(packed, "w") as archive:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
             for index in range(self.case.length):
                 archive.writestr(str(index), str(index))
         path = self.folder / "records.zip"
-        path.write_bytes(packed.getvalue())
+        path.write_bytes(buffer.getvalue())
         self.file = zipfile.ZipFile(path)
 
     def mark(self, index: int) -> Any:
@@ -288,10 +288,10 @@ class InOrder(Filed):
     """Reads the next record, whatever the index; at the end it starts again."""
 
     def mark(self, index: int) -> Any:
-        if not (found := self.file.read(RECORD)):
+        if not (record := self.file.read(RECORD)):
             self.file.seek(0)
-            found = self.file.read(RECORD)
-        return int.from_bytes(found, "little")
+            record = self.file.read(RECORD)
+        return int.from_bytes(record, "little")
 
 
 class Counter(Marked):
