@@ -32,15 +32,15 @@ def outcome(program: Callable[[], Any]) -> Any:
 
 def rows(data: Any) -> list[dict[str, Any]]:
     """Return type, shape and values of all columns of all rows."""
-    found = data.create_dict_iterator(num_epochs=1, output_numpy=True)
-    return [{name: shown(value) for name, value in row.items()} for row in found]
+    iterator = data.create_dict_iterator(num_epochs=1, output_numpy=True)
+    return [{name: shown(value) for name, value in row.items()} for row in iterator]
 
 
 def shown(value: Any) -> Any:
     """Return type, shape and values of an array; of a large one, their sum."""
     kind = {"U": "text", "S": "bytes"}.get(value.dtype.kind, str(value.dtype))
     if value.dtype.kind == "S":
-        return [kind, list(value.shape), [each.decode() for each in value.reshape(-1)]]
+        return [kind, list(value.shape), [text.decode() for text in value.reshape(-1)]]
     if value.size > 40:
         return [kind, list(value.shape), zlib.crc32(np.ascontiguousarray(value))]
     return [kind, list(value.shape), value.tolist()]
@@ -53,7 +53,7 @@ def column(data: Any, name: str = "x") -> list[Any]:
 
 def columns(data: Any) -> list[Any]:
     """Return all columns of each row."""
-    return [[each.tolist() for each in row] for row in data.create_tuple_iterator()]
+    return [[value.tolist() for value in row] for row in data.create_tuple_iterator()]
 
 
 def sizes(data: Any) -> list[int]:
@@ -86,10 +86,10 @@ class Indices:
 
 def programs(ds: Any, folder: Path) -> dict[str, Callable[[], Any]]:
     """Return all programs, by name."""
-    found: dict[str, Callable[[], Any]] = {}
+    runs: dict[str, Callable[[], Any]] = {}
     for part in (reading, mapping, batching, ordering, looping, files, records):
-        found.update(part(ds, folder))
-    return found
+        runs.update(part(ds, folder))
+    return runs
 
 
 def ordered(ds: Any, **options: Any) -> Any:
@@ -101,19 +101,19 @@ def reading(ds: Any, _: Path) -> dict[str, Callable[[], Any]]:
     """Return programs that read Python objects."""
     mixed = [(1, 2.5, "a", True, np.int8(3), [1, 2], ["p", "qq"])]
     names = list("abcdefg")
-    made = ds.GeneratorDataset
+    generator = ds.GeneratorDataset
     slices = ds.NumpySlicesDataset
     two = {"a": [1, 2], "b": np.array([3, 4], np.float32)}
 
     def sampled(sampler: Any) -> Any:
-        data = made(Points(), ["x", "y"], sampler=sampler)
+        data = generator(Points(), ["x", "y"], sampler=sampler)
         return data.get_dataset_size(), column(data)
 
     def shard(at: int, of: int = 3, **options: Any) -> Any:
         return column(ordered(ds, num_shards=of, shard_id=at, **options))
 
     return {
-        "types": lambda: rows(made(mixed, names, shuffle=False)),
+        "types": lambda: rows(generator(mixed, names, shuffle=False)),
         "shards": lambda: [shard(at) for at in range(3)],
         "shards of many": lambda: [shard(at, 12) for at in (0, 9, 10, 11)],
         "samples of a shard": lambda: shard(1, num_samples=2),
@@ -144,24 +144,30 @@ def reading(ds: Any, _: Path) -> dict[str, Callable[[], Any]]:
         "an object": lambda: sampled(Indices()),
         "no sampler": lambda: sampled(3),
         "a sampler and samples": lambda: column(
-            made(Points(), ["x", "y"], num_samples=2, sampler=ds.SequentialSampler())
+            generator(
+                Points(), ["x", "y"], num_samples=2, sampler=ds.SequentialSampler()
+            )
         ),
         "a sampler and shuffle": lambda: column(
-            made(Points(), ["x", "y"], shuffle=False, sampler=ds.SequentialSampler())
+            generator(
+                Points(), ["x", "y"], shuffle=False, sampler=ds.SequentialSampler()
+            )
         ),
         "classes without labels": lambda: sampled(ds.PKSampler(1)),
-        "a function": lambda: rows(made(numbers, ["x", "y"])),
-        "a function's size": lambda: made(numbers, ["x", "y"]).get_dataset_size(),
-        "a function's first": lambda: column(made(numbers, ["x", "y"], num_samples=3)),
+        "a function": lambda: rows(generator(numbers, ["x", "y"])),
+        "a function's size": lambda: generator(numbers, ["x", "y"]).get_dataset_size(),
+        "a function's first": lambda: column(
+            generator(numbers, ["x", "y"], num_samples=3)
+        ),
         "a function's shard": lambda: column(
-            made(numbers, ["x", "y"], num_shards=2, shard_id=1)
+            generator(numbers, ["x", "y"], num_shards=2, shard_id=1)
         ),
         "a function's sampler": lambda: column(
-            made(numbers, ["x", "y"], sampler=ds.SequentialSampler())
+            generator(numbers, ["x", "y"], sampler=ds.SequentialSampler())
         ),
-        "fewer names": lambda: rows(made(Points(), ["x"], shuffle=False)),
-        "more names": lambda: rows(made(Points(), ["x", "y", "z"], shuffle=False)),
-        "a list of text": lambda: rows(made(["a", "bbb"], "x", shuffle=False)),
+        "fewer names": lambda: rows(generator(Points(), ["x"], shuffle=False)),
+        "more names": lambda: rows(generator(Points(), ["x", "y", "z"], shuffle=False)),
+        "a list of text": lambda: rows(generator(["a", "bbb"], "x", shuffle=False)),
         "slices": lambda: rows(slices([[1, 2], [3, 4]], shuffle=False)),
         "slices of columns": lambda: rows(
             slices(([1, 2], [3.5, 4.5], ["a", "b"]), ["p", "q", "r"], shuffle=False)
@@ -341,8 +347,8 @@ def batching(ds: Any, _: Path) -> dict[str, Callable[[], Any]]:
 
 def epochs(data: Any) -> Any:
     """Return two epochs of one iterator."""
-    found = data.create_dict_iterator(num_epochs=2, output_numpy=True)
-    return [[row["x"].tolist() for row in found] for _ in range(2)]
+    iterator = data.create_dict_iterator(num_epochs=2, output_numpy=True)
+    return [[row["x"].tolist() for row in iterator] for _ in range(2)]
 
 
 def ordering(ds: Any, _: Path) -> dict[str, Callable[[], Any]]:
@@ -358,12 +364,12 @@ def ordering(ds: Any, _: Path) -> dict[str, Callable[[], Any]]:
             data.get_dataset_size(),
             data.get_col_names(),
             data.output_shapes(),
-            [str(each).lower() for each in data.output_types()],
+            [str(kind).lower() for kind in data.output_types()],
             len(data),
         ]
 
     def split(*arguments: Any, **options: Any) -> Any:
-        return [column(each) for each in plain().split(*arguments, **options)]
+        return [column(part) for part in plain().split(*arguments, **options)]
 
     return {
         "shuffle": lambda: sorted(column(plain().shuffle(4))),
@@ -395,14 +401,14 @@ def ordering(ds: Any, _: Path) -> dict[str, Callable[[], Any]]:
         "skip batches": lambda: column(plain().batch(3).skip(2)),
         "split": lambda: split([4, 6], randomize=False),
         "split by shares": lambda: split([0.25, 0.75], randomize=False),
-        "split in three": lambda: [len(each) for each in split([0.2, 0.2, 0.6])],
+        "split in three": lambda: [len(part) for part in split([0.2, 0.2, 0.6])],
         "split in halves": lambda: [
-            len(column(each))
-            for each in ds.NumpySlicesDataset(list(range(5)), "x").split([0.5, 0.5])
+            len(column(part))
+            for part in ds.NumpySlicesDataset(list(range(5)), "x").split([0.5, 0.5])
         ],
         "split too much": lambda: split([4, 7]),
         "split batches": lambda: [
-            column(each) for each in plain().batch(2).split([2, 3], randomize=False)
+            column(part) for part in plain().batch(2).split([2, 3], randomize=False)
         ],
         "zip": lambda: rows(
             ds.zip((plain(), plain().rename(["x", "y"], ["a", "b"]).take(3)))
@@ -434,22 +440,22 @@ def looping(ds: Any, _: Path) -> dict[str, Callable[[], Any]]:
     """Return programs that loop in several ways."""
 
     def again() -> Any:
-        found = ordered(ds).create_dict_iterator(num_epochs=1)
-        return [len([*found]), len([*found])]
+        iterator = ordered(ds).create_dict_iterator(num_epochs=1)
+        return [len([*iterator]), len([*iterator])]
 
     def left() -> Any:
-        found = ordered(ds).create_dict_iterator(output_numpy=True)
-        next(iter(found))
-        return [row["x"].tolist() for row in found]
+        iterator = ordered(ds).create_dict_iterator(output_numpy=True)
+        next(iter(iterator))
+        return [row["x"].tolist() for row in iterator]
 
     def stepped() -> Any:
-        found, seen = ordered(ds).create_tuple_iterator(num_epochs=2), []
+        iterator, values = ordered(ds).create_tuple_iterator(num_epochs=2), []
         for _ in range(23):
-            row = next(found, None)
-            seen.append(None if row is None else row[0].asnumpy().tolist())
-            if len(seen) == 22:
+            row = next(iterator, None)
+            values.append(None if row is None else row[0].asnumpy().tolist())
+            if len(values) == 22:
                 break
-        return seen, outcome(lambda: next(found))
+        return values, outcome(lambda: next(iterator))
 
     def inner() -> Any:
         data = ordered(ds).batch(5)
@@ -482,20 +488,20 @@ def files(ds: Any, folder: Path) -> dict[str, Callable[[], Any]]:
     def text(name: str, **options: Any) -> Any:
         return rows(ds.TextFileDataset(str(folder / name), shuffle=False, **options))
 
-    def cifar(made: Any, name: str) -> Any:
-        return rows(made(str(folder / name), "test", shuffle=False, num_samples=3))
+    def cifar(dataset: Any, name: str) -> Any:
+        return rows(dataset(str(folder / name), "test", shuffle=False, num_samples=3))
 
     def coco(**options: Any) -> Any:
         photos = str(folder / "voc" / "JPEGImages")
-        listed = str(folder / "coco.json")
-        return ds.CocoDataset(photos, listed, shuffle=False, **options)
+        annotations = str(folder / "coco.json")
+        return ds.CocoDataset(photos, annotations, shuffle=False, **options)
 
     def voc(**options: Any) -> Any:
         return ds.VOCDataset(str(folder / "voc"), shuffle=False, **options)
 
     def boxes(data: Any) -> Any:
         return rows(
-            data.project([each for each in data.get_col_names() if each != "image"])
+            data.project([name for name in data.get_col_names() if name != "image"])
         )
 
     some = {"dog": 5, "cat": 2}
@@ -559,13 +565,13 @@ def records(ds: Any, folder: Path) -> dict[str, Callable[[], Any]]:
     def both(**options: Any) -> Any:
         paths = [str(folder / "0.tfrecord"), str(folder / "1.tfrecord")]
         options = {"num_parallel_workers": 1, "shuffle": False, **options}
-        return [each[0] for each in column(ds.TFRecordDataset(paths, **options), "ids")]
+        return [ids[0] for ids in column(ds.TFRecordDataset(paths, **options), "ids")]
 
     def schema(**columns: Any) -> Any:
-        made = ds.Schema()
+        description = ds.Schema()
         for name, (kind, shape) in columns.items():
-            made.add_column(name, kind, shape)
-        return made
+            description.add_column(name, kind, shape)
+        return description
 
     def shards(of: int, *, equal: bool) -> Any:
         parts = range(of)
@@ -654,11 +660,11 @@ def main(golden: Path) -> None:
         write_files(folder)
         write_mindrecords(folder)
         (golden / "mindrecord").mkdir(exist_ok=True)
-        for each in (*RECORDS, *(f"{name}.db" for name in RECORDS)):
-            packed = gzip.compress((folder / each).read_bytes(), mtime=0)
-            (golden / "mindrecord" / f"{each}.gz").write_bytes(packed)
-        found = {name: outcome(run) for name, run in programs(ds, folder).items()}
-    lines = ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in found.items())
+        for file in (*RECORDS, *(f"{name}.db" for name in RECORDS)):
+            archive = gzip.compress((folder / file).read_bytes(), mtime=0)
+            (golden / "mindrecord" / f"{file}.gz").write_bytes(archive)
+        outcomes = {name: outcome(run) for name, run in programs(ds, folder).items()}
+    lines = ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in outcomes.items())
     (golden / "mindspore.json").write_text(f"{{\n{lines}\n}}\n")
 
 

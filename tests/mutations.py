@@ -189,23 +189,25 @@ def main(arguments: list[str]) -> int:
             print(
                 f"--random {options.random} --modules {options.modules} --seed {seed}"
             )
-            drawn = draw(copy.root, options.random, options.modules, seed)
-            return try_drawn(drawn, copy, options)
+            mutants = draw(copy.root, options.random, options.modules, seed)
+            return try_drawn(mutants, copy, options)
         return try_list(options.pattern, copy)
 
 
 def parser() -> argparse.ArgumentParser:
     """Return what reads the command line."""
-    made = argparse.ArgumentParser(description="Do the tests notice small breakages?")
-    made.add_argument("pattern", nargs="?", default="", help="which files of the list")
-    made.add_argument("--random", type=int, metavar="N", help="draw so many instead")
-    made.add_argument("--modules", type=int, default=10, help="from so many modules")
-    made.add_argument("--seed", type=int, help="to draw the same again")
-    made.add_argument("--beside", type=int, default=2, help="processes for all tests")
-    made.add_argument(
+    parser = argparse.ArgumentParser(description="Do the tests notice small breakages?")
+    parser.add_argument(
+        "pattern", nargs="?", default="", help="which files of the list"
+    )
+    parser.add_argument("--random", type=int, metavar="N", help="draw so many instead")
+    parser.add_argument("--modules", type=int, default=10, help="from so many modules")
+    parser.add_argument("--seed", type=int, help="to draw the same again")
+    parser.add_argument("--beside", type=int, default=2, help="processes for all tests")
+    parser.add_argument(
         "--near", action="store_true", help="only ask tests that name the module"
     )
-    return made
+    return parser
 
 
 def try_list(pattern: str, copy: Copy) -> int:
@@ -215,14 +217,14 @@ def try_list(pattern: str, copy: Copy) -> int:
         if pattern in mutation.file:
             start = time.monotonic()
             noticed = is_noticed(mutation, copy)
-            known = EQUIVALENT.get(mutation, "")
-            word = "caught" if noticed else known or "SURVIVED"
+            reason = EQUIVALENT.get(mutation, "")
+            word = "caught" if noticed else reason or "SURVIVED"
             took_s = time.monotonic() - start
             print(
                 f"{word:9} {took_s:5.1f} s  {mutation.file}: {mutation.new!r}",
                 flush=True,
             )
-            survived += not (noticed or known)
+            survived += not (noticed or reason)
     print(f"{survived} survived")
     return bool(survived)
 
@@ -235,16 +237,16 @@ def is_noticed(mutation: Mutation, copy: Copy) -> bool:
             f"{mutation.file} has {text.count(mutation.old)} times {mutation.old!r}, "
             "which must stand there once; mend the list of mutations"
         )
-    tests = [f"tests/{each}" for each in TESTS[mutation.file]]
+    tests = [f"tests/{name}" for name in TESTS[mutation.file]]
     with copy.changed(mutation.file, text.replace(mutation.old, mutation.new)):
         tries = (copy.failures(tests, examples=EXAMPLES) for _ in range(TRIES))
         return any(tries)
 
 
-def try_drawn(drawn: list[Mutant], copy: Copy, options: argparse.Namespace) -> int:
+def try_drawn(mutants: list[Mutant], copy: Copy, options: argparse.Namespace) -> int:
     """Try those drawn; return whether too many survived."""
     caught = 0
-    for mutant in drawn:
+    for mutant in mutants:
         start = time.monotonic()
         by = first_to_notice(mutant, copy, options)
         word = "caught" if by else "SURVIVED"
@@ -254,8 +256,8 @@ def try_drawn(drawn: list[Mutant], copy: Copy, options: argparse.Namespace) -> i
         took_s = time.monotonic() - start
         print(f"{word:9} {took_s:5.1f} s  {place}: {before} -> {after}", by, flush=True)
         caught += bool(by)
-    print(f"{caught} of {len(drawn)} caught")
-    return caught < SHARE * len(drawn)
+    print(f"{caught} of {len(mutants)} caught")
+    return caught < SHARE * len(mutants)
 
 
 def first_to_notice(mutant: Mutant, copy: Copy, options: argparse.Namespace) -> str:
@@ -309,9 +311,9 @@ class Copy:
     def check(self) -> None:
         """Make sure that tests run here, and are those of the copy."""
         ask = [sys.executable, "-P", "-c", "import penstock; print(penstock.__file__)"]
-        told = subprocess.check_output(ask, env=self._environment, text=True)
-        if Path(told).parent != self.root:
-            raise SystemExit(f"the copy in {self.root} would not be tested, but {told}")
+        path = subprocess.check_output(ask, env=self._environment, text=True)
+        if Path(path).parent != self.root:
+            raise SystemExit(f"the copy in {self.root} would not be tested, but {path}")
         if failed := self.failures([BLIND], "-k", "can_still_be_made"):
             raise SystemExit(f"{failed} fail without any breakage")
 
@@ -355,12 +357,12 @@ class Copy:
         environment = dict(self._environment)
         if examples is not None:
             environment["PENSTOCK_EXAMPLES"] = str(examples)
-        code, told = run(command, self.root, environment, limit_s)
+        code, output = run(command, self.root, environment, limit_s)
         if code in PASSED:
             return set()
-        if "Timeout (" in told or code == HANGS:
+        if "Timeout (" in output or code == HANGS:
             return {ENDS[0]}  # whatever became of the dump of its threads
-        return set(FAILED.findall(told)) or {ENDS[1]}
+        return set(FAILED.findall(output)) or {ENDS[1]}
 
 
 def run(
@@ -370,12 +372,12 @@ def run(
 
     What it started ends with it: broken workers may outlive it.
     """
-    with tempfile.TemporaryFile("w+", errors="replace") as said:
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(
             command,
             cwd=folder,
             env=environment,
-            stdout=said,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
@@ -388,8 +390,8 @@ def run(
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        said.seek(0)
-        return code, said.read()
+        output.seek(0)
+        return code, output.read()
 
 
 def left_out(folder: str, names: list[str]) -> list[str]:

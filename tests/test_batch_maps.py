@@ -81,8 +81,8 @@ def by_hand(epoch: int) -> list[Any]:
         rng = np.random.Generator(
             np.random.Philox(key=SEED, counter=[0, 3, step, epoch])
         )
-        made, labels = mix_up((images, labels), rng)
-        batches.append((made.tolist(), labels.tolist(), (epoch, step)))
+        mixture, labels = mix_up((images, labels), rng)
+        batches.append((mixture.tolist(), labels.tolist(), (epoch, step)))
     return batches
 
 
@@ -266,9 +266,9 @@ def test_a_collate_fn_that_counts_is_called_in_order_by_the_trainer(
     )
     pipe = pipe.batch(SIZE, collate_fn=Numbering())
     with pipe.map(passed, executor=executor) as mapped:
-        found = list(mapped)
-    assert [batch[1] for batch in found] == list(range(1, STEPS + 1))
-    assert {batch[2] for batch in found} == {os.getpid()}
+        batches = list(mapped)
+    assert [batch[1] for batch in batches] == list(range(1, STEPS + 1))
+    assert {batch[2] for batch in batches} == {os.getpid()}
 
 
 class Reusing:
@@ -313,23 +313,23 @@ def test_reused_memory_is_reused_only_after_its_batch_is_done(
     else:
         pipe = pipe.batch(SIZE).map(reusing.map, executor=executor)
     with pipe.map(reusing.read, executor="thread", num_parallel_workers=2) as mapped:
-        found = list(mapped)
+        batches = list(mapped)
     os.close(reusing.again)
-    assert sum(found, []) == list(range(LENGTH))  # noqa: RUF017 short
+    assert sum(batches, []) == list(range(LENGTH))  # noqa: RUF017 short
 
 
 def test_inline_maps_without_state_run_ahead_of_the_trainer() -> None:
-    begun: list[int] = []
+    sizes: list[int] = []
 
     def light(batch: Batch) -> Batch:
-        begun.append(len(batch[1]))
+        sizes.append(len(batch[1]))
         return batch
 
     pipe = ps.Pipeline.from_dataset(Rows()).batch(SIZE).map(passed, executor="inline")
     with pipe.map(light, executor="thread", num_parallel_workers=4) as mapped:
         loop = iter(mapped)
         next(loop), next(loop), next(loop)
-        assert until(lambda: len(begun) > 3)
+        assert until(lambda: len(sizes) > 3)
 
 
 def with_process(rows: list[Any]) -> tuple[torch.Tensor, int]:
@@ -340,10 +340,10 @@ def test_a_stateless_collate_fn_moves_to_the_workers_before_the_map() -> None:
     data = ps.Pipeline.from_dataset(Rows(), executor="process", num_parallel_workers=2)
     pipe = data.repeat(4).batch(SIZE, collate_fn=with_process)
     with pipe.map(passed, executor="thread") as mapped:
-        found = list(mapped)
-    assert labels_of((0, labels) for labels, _ in found) == [*range(LENGTH)] * 4
-    assert found[0][1] == os.getpid()
-    assert os.getpid() not in {process for _, process in found[15:]}
+        batches = list(mapped)
+    assert labels_of((0, labels) for labels, _ in batches) == [*range(LENGTH)] * 4
+    assert batches[0][1] == os.getpid()
+    assert os.getpid() not in {process for _, process in batches[15:]}
 
 
 def failing(rows: list[Any]) -> torch.Tensor:
@@ -448,8 +448,8 @@ def test_batches_formed_at_run_time_are_mapped_and_resumed(data: Any) -> None:
 
     with pipeline() as pipe:
         whole = [plain(batch) for batch in pipe]
-    kept = [index for index in range(LENGTH) if index % 3]
-    assert [label for _, labels, _ in whole for label in labels] == kept
+    indices = [index for index in range(LENGTH) if index % 3]
+    assert [label for _, labels, _ in whole for label in labels] == indices
     assert [step for _, _, (_, step) in whole] == list(range(len(whole)))
     with pipeline() as pipe:
         loop = iter(pipe)
@@ -486,8 +486,8 @@ def test_a_map_knows_what_a_schedule_sets_for_its_batch(executor: Any) -> None:
             for rows, size, strength in pipe:
                 plan = pipe.plan
                 assert plan is not None
-                told = plan.n_rows, plan.image_size, plan.strength
-                assert (rows, size, strength) == told
+                settings = plan.n_rows, plan.image_size, plan.strength
+                assert (rows, size, strength) == settings
 
 
 def scheduled(batch: Batch, ctx: Any) -> tuple[int, int, float]:
@@ -545,10 +545,10 @@ def test_a_map_has_its_own_row_and_can_be_the_bottleneck() -> None:
     with pipe.map(slow, executor="thread", num_parallel_workers=1) as mapped:
         for _ in mapped:
             pass
-        found = mapped.explain()
-    assert [stage.name for stage in found.stages][-1] == "Map(ID:3) slow"
-    assert found.stages[-1].num_parallel_workers == 1
-    assert found.bottleneck == "Map(ID:3) slow"
+        explanation = mapped.explain()
+    assert [stage.name for stage in explanation.stages][-1] == "Map(ID:3) slow"
+    assert explanation.stages[-1].num_parallel_workers == 1
+    assert explanation.bottleneck == "Map(ID:3) slow"
 
 
 def test_work_on_batches_formed_by_the_trainer_counts_as_batching() -> None:
@@ -559,10 +559,12 @@ def test_work_on_batches_formed_by_the_trainer_counts_as_batching() -> None:
     with ps.Pipeline.from_dataset(Stream()).batch(2).map(slow) as pipe:
         for _ in pipe:
             pass
-        found = pipe.explain()
-    assert found.bottleneck == "Batch(ID:1)"
-    others = "while others use them" in found.cause  # as on a busy machine
-    assert others or found.cause.startswith("collate: putting samples together takes ")
+        explanation = pipe.explain()
+    assert explanation.bottleneck == "Batch(ID:1)"
+    others = "while others use them" in explanation.cause  # as on a busy machine
+    assert others or explanation.cause.startswith(
+        "collate: putting samples together takes "
+    )
 
 
 def test_collating_in_the_trainer_has_a_row_of_its_own() -> None:

@@ -124,10 +124,10 @@ def everywhere(trees: Trees, look: Look, *, but: Collection[str] = ()) -> Iterat
 def compared(tree: ast.AST) -> Iterator[ast.Compare]:
     """Yield comparisons of a time that was measured with what was not."""
     nodes = list(ast.walk(tree))
-    found = [each for node in judged(nodes) for each in ast.walk(node)]
-    orders = [each for each in found if is_order(each)]
+    parts = [part for node in judged(nodes) for part in ast.walk(node)]
+    orders = [part for part in parts if is_order(part)]
     times = measured(nodes) if orders else set()
-    yield from (each for each in orders if is_unequal(each, times))
+    yield from (order for order in orders if is_unequal(order, times))
     for script in scripts(nodes):
         yield from compared(script)
 
@@ -144,7 +144,7 @@ def judged(nodes: list[ast.AST]) -> Iterator[ast.AST]:
 def is_order(node: ast.AST) -> TypeGuard[ast.Compare]:
     """Whether it asks which is larger."""
     return isinstance(node, ast.Compare) and any(
-        isinstance(each, ORDERED) for each in node.ops
+        isinstance(operator, ORDERED) for operator in node.ops
     )
 
 
@@ -166,13 +166,13 @@ def is_time(node: ast.AST, times: set[str]) -> bool:
 
 def measured(nodes: list[ast.AST]) -> set[str]:
     """Return names that are given a value by which a clock was read."""
-    assignments = [each for each in nodes if isinstance(each, ast.Assign)]
+    assignments = [node for node in nodes if isinstance(node, ast.Assign)]
     times: set[str] = set()
     for _ in range(3):  # a name may be given another's value
-        for each in assignments:
-            if is_time(each.value, times):
-                names = (map(name_of, ast.walk(target)) for target in each.targets)
-                times.update(name for found in names for name in found if name)
+        for node in assignments:
+            if is_time(node.value, times):
+                targets = (map(name_of, ast.walk(target)) for target in node.targets)
+                times.update(name for names in targets for name in names if name)
     return times
 
 
@@ -212,12 +212,12 @@ def expects_an_error(item: ast.withitem) -> bool:
 
 def limit_of(call: ast.Call) -> float | None:
     """Return the limit of a wait where it is a literal."""
-    given = [each.value for each in call.keywords if each.arg == "timeout"]
-    if not given and name_of(call.func) in {"wait", "join"}:
-        given = call.args[:1]
-    for each in given:
-        if isinstance(each, ast.Constant) and isinstance(each.value, int | float):
-            return float(each.value)
+    limits = [keyword.value for keyword in call.keywords if keyword.arg == "timeout"]
+    if not limits and name_of(call.func) in {"wait", "join"}:
+        limits = call.args[:1]
+    for limit in limits:
+        if isinstance(limit, ast.Constant) and isinstance(limit.value, int | float):
+            return float(limit.value)
     return None
 
 

@@ -52,8 +52,8 @@ def test_a_setting_can_be_read_back(name: str, value: Any) -> None:
 def test_stages_without_settings_use_those_of_the_process() -> None:
     ps.set_num_parallel_workers(3)
     ps.set_prefetch_size(5)
-    found = segment(threaded())
-    assert (found.num_parallel_workers, found.prefetch_size) == (3, 5)
+    reading = segment(threaded())
+    assert (reading.num_parallel_workers, reading.prefetch_size) == (3, 5)
 
 
 def test_a_stages_own_setting_wins() -> None:
@@ -67,8 +67,8 @@ def test_a_stage_with_bounds_starts_at_the_lower_one() -> None:
 
 def test_an_inline_segment_reports_one_worker() -> None:
     ps.set_num_parallel_workers(3)
-    found = segment(ps.Pipeline.from_dataset(Numbers(400), executor="inline"))
-    assert (found.num_parallel_workers, found.executor) == (1, "inline")
+    reading = segment(ps.Pipeline.from_dataset(Numbers(400), executor="inline"))
+    assert (reading.num_parallel_workers, reading.executor) == (1, "inline")
 
 
 def test_settings_apply_to_pipelines_that_first_run_after_them() -> None:

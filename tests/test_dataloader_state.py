@@ -53,8 +53,8 @@ def test_a_state_resumes_where_it_was_taken(settings: Any, taken: int) -> None:
     assert second.state_dict() == state
     again = list(second)
     # Without workers torch loads in the trainer, where two of the generators go on.
-    known = slice(None) if settings else slice(2, None)
-    assert same([b[known] for b in rest], [b[known] for b in again])
+    columns = slice(None) if settings else slice(2, None)
+    assert same([b[columns] for b in rest], [b[columns] for b in again])
     assert len(list(second)) == len(second) == 11
 
 
@@ -77,14 +77,14 @@ def test_a_state_knows_an_order_that_is_drawn_after_the_loop_began(
     list(first)
     batches = iter(first)
     torch.manual_seed(4)
-    seen = [next(batches) for _ in range(taken)]
+    start = [next(batches) for _ in range(taken)]
     state = json.loads(json.dumps(first.state_dict()))
     torch.manual_seed(5)
     rest = list(batches)
     second = loader()
     second.load_state_dict(state)
     assert same(rest, list(second))
-    assert sorted(torch.cat(seen + rest).tolist()) == list(range(LENGTH))
+    assert sorted(torch.cat(start + rest).tolist()) == list(range(LENGTH))
 
 
 class OwnIterator:
@@ -141,14 +141,14 @@ def test_what_nobody_seeds_resumes_with_the_programs_generators() -> None:
     for _ in range(4):
         next(batches)
     state = json.loads(json.dumps(first.state_dict()))
-    known = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 the global one
+    generators = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 the global one
     rest = list(batches)
     torch.manual_seed(4)
     second = loader()
     second.load_state_dict(state)
-    random.setstate(known[0])
-    np.random.set_state(known[1])  # noqa: NPY002 the global one
-    torch.set_rng_state(known[2])
+    random.setstate(generators[0])
+    np.random.set_state(generators[1])  # noqa: NPY002 the global one
+    torch.set_rng_state(generators[2])
     assert same(rest, list(second))
 
 
@@ -197,10 +197,10 @@ def test_a_generator_that_the_program_restored_itself_is_left_alone() -> None:
     first = seeded(0)
     next(batches := iter(first))
     torch.rand(1)  # the trainer draws, too
-    state, known = first.state_dict(), torch.get_rng_state()
+    state, generator = first.state_dict(), torch.get_rng_state()
     rest = [*batches, *first]
     torch.manual_seed(9)
-    torch.set_rng_state(known)
+    torch.set_rng_state(generator)
     second = seeded(0)
     second.load_state_dict(state)
     assert same(rest, [*second, *second])
@@ -448,18 +448,18 @@ ITERABLES = [
 def test_an_iterable_resumes_where_its_state_was_taken(
     data: Any, workers: int, places: list[tuple[int | None, int]]
 ) -> None:
-    for size, taken in places:
+    for size, steps in places:
         torch.manual_seed(3)
         first = iterated(data(), size, workers)
         batches = iter(first)
-        for _ in range(taken):
+        for _ in range(steps):
             next(batches)
         state = json.loads(json.dumps(first.state_dict()))
         rest = list(batches)
         torch.manual_seed(4)
         second = iterated(data(), size, workers)
         second.load_state_dict(state)
-        assert list(second) == rest, (size, taken)
+        assert list(second) == rest, (size, steps)
 
 
 def iterated(data: Any, size: int | None, workers: int) -> DataLoader[Any]:

@@ -34,8 +34,8 @@ class Rows:
         return LENGTH
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
-        drawn = self.draw() if self.draw and index % self.every == 0 else 0.0
-        return self.table[index], self.table[index, 0], index, drawn
+        number = self.draw() if self.draw and index % self.every == 0 else 0.0
+        return self.table[index], self.table[index, 0], index, number
 
 
 def plain(batches: Any) -> list[Any]:
@@ -52,7 +52,7 @@ def _tuned() -> Iterator[None]:
 def knob(loader: Any) -> Any:
     """Return the executor's knob once there is one."""
     knobs = loader._slot.run.knobs()  # noqa: SLF001
-    return next((each for each in knobs if each.name == "executor"), None)
+    return next((knob for knob in knobs if knob.name == "executor"), None)
 
 
 def move(loader: Any, moves: list[str | None], step: int) -> None:
@@ -60,10 +60,10 @@ def move(loader: Any, moves: list[str | None], step: int) -> None:
 
     On a busy machine a loader may already have moved to where it has no such choice.
     """
-    asked = moves[step // 2] if step // 2 < len(moves) else None
-    turned = knob(loader)
-    if turned is not None and asked in turned.choices:
-        turned.set(asked)
+    executor = moves[step // 2] if step // 2 < len(moves) else None
+    executor_knob = knob(loader)
+    if executor_knob is not None and executor in executor_knob.choices:
+        executor_knob.set(executor)
 
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -83,11 +83,11 @@ def test_a_move_to_workers_and_back_changes_no_batch(
     torch.manual_seed(1)
     expected = plain(loader())
     torch.manual_seed(1)
-    found, moving = [], loader()
+    batches, moving = [], loader()
     for step, batch in enumerate(moving):
-        found += plain([batch])
+        batches += plain([batch])
         move(moving, moves, step)
-    assert found == expected
+    assert batches == expected
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -104,15 +104,15 @@ def test_a_samplers_batches_are_one_regime_whatever_their_sizes(workers: int) ->
 
 def test_the_executor_follows_its_knob_there_and_back() -> None:
     with ps.Pipeline.from_dataset(Rows()).batch(2) as pipe:
-        seen = []
+        are_direct = []
         for step, _ in enumerate(pipe):
             assert pipe._slot.run is not None  # noqa: SLF001
             host = pipe._slot.run.host  # noqa: SLF001
-            seen.append(isinstance(host, DirectHost))
+            are_direct.append(isinstance(host, DirectHost))
             if step in (5, 9, 14):
                 knob(pipe).set("inline" if step == 9 else "process")
-    assert seen[0]  # on a busy machine tuning may soon find that threads pay
-    assert seen[6:] == [*[False] * 4, *[True] * 5, *[False] * 5]
+    assert are_direct[0]  # on a busy machine tuning may soon find that threads pay
+    assert are_direct[6:] == [*[False] * 4, *[True] * 5, *[False] * 5]
 
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -124,19 +124,19 @@ def test_the_executor_follows_its_knob_there_and_back() -> None:
 def test_a_move_changes_no_batch_after_a_filter_either(
     moves: list[str | None], size: int, left: int
 ) -> None:
-    kept = [index for index in range(LENGTH) if index % 3 != 1]
-    expected = [kept[at : at + size] for at in range(0, len(kept), size)]
+    indices = [index for index in range(LENGTH) if index % 3 != 1]
+    expected = [indices[at : at + size] for at in range(0, len(indices), size)]
     source = ps.Pipeline.from_dataset(Rows()).filter(lambda row: row[2] % 3 != 1)
     with source.batch(size) as pipe:
         for step, batch in enumerate(pipe):
             if step == left:
                 break  # the next epoch omits nothing
             assert batch[2].tolist() == expected[step]
-        found = []
+        batches = []
         for step, batch in enumerate(pipe):
-            found.append(batch[2].tolist())
+            batches.append(batch[2].tolist())
             move(pipe, moves, step)
-    assert found == expected
+    assert batches == expected
 
 
 class Clock:
@@ -164,10 +164,10 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    turned = Clock()
+    clock = Clock()
     for module in (makers, connector, run):
-        monkeypatch.setattr(module, "time", turned)
-    return turned
+        monkeypatch.setattr(module, "time", clock)
+    return clock
 
 
 class Stream(torch.utils.data.IterableDataset[int]):
@@ -215,12 +215,12 @@ def test_a_thread_continues_the_iterator_that_the_trainer_began(clock: Clock) ->
     with ps.Pipeline.from_dataset(stream).batch(7) as pipe:
         hosts = []
         for _ in range(2):
-            seen = []
+            values = []
             for batch in pipe:
-                seen += batch.tolist()
+                values += batch.tolist()
                 clock.work(5)  # training time that a thread can use to load
                 hosts.append(host_of(pipe))
-            assert seen == list(range(100))
+            assert values == list(range(100))
         assert hosts[0] is DirectHost
         assert hosts[-1] is TrainerHost
         for _ in zip(range(5), pipe, strict=False):
@@ -254,11 +254,11 @@ def test_a_sampler_may_watch_the_trainer(face: Any, wait_s: float) -> None:
             return super().__getitem__(index)
 
     sampler = Watching()
-    found = []
+    indices = []
     for step, batch in enumerate(face(Waiting(), 1, sampler=sampler)):
-        found.append(int(batch[2]))
+        indices.append(int(batch[2]))
         sampler.chosen = step + 1
-    assert found == list(range(10))
+    assert indices == list(range(10))
 
 
 def test_the_report_charges_the_trainer_for_what_it_makes() -> None:
@@ -305,5 +305,5 @@ def test_each_stage_that_the_trainer_runs_has_its_own_time() -> None:
     (segment,) = stats.segments
     kinds = [part.name.split("(")[0] for part in segment.parts]
     assert kinds == ["Dataset", "Map", "Batch"]
-    read, mapped, collated = (part.run_s_per_row for part in segment.parts)
-    assert read < mapped > collated
+    read_s, map_s, collate_s = (part.run_s_per_row for part in segment.parts)
+    assert read_s < map_s > collate_s

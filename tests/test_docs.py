@@ -65,8 +65,8 @@ def test_the_code_of_a_page_runs_as_it_is(
 ) -> None:
     (tmp_path / "photos").symlink_to(photos)
     script = write_script(page, tmp_path)
-    done = warm.run([sys.executable, *script], cwd=tmp_path, brief=True)
-    assert done.returncode == 0, done.stderr
+    process = warm.run([sys.executable, *script], cwd=tmp_path, brief=True)
+    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -92,8 +92,8 @@ def leads(page: Path, link: str) -> bool:
 
 def anchor_of(heading: str) -> str:
     """Return what both GitHub and mkdocs make of a heading of plain words."""
-    kept = re.sub(r"[^\w\s-]", "", heading.lower())
-    return re.sub(r"\s", "-", kept.strip())
+    words = re.sub(r"[^\w\s-]", "", heading.lower())
+    return re.sub(r"\s", "-", words.strip())
 
 
 def test_the_site_tells_its_style_which_language_a_block_has() -> None:
@@ -194,17 +194,17 @@ def make_loader():
 
 def left_out(command: str) -> list[str]:
     """Return the rows of the table that a command matches."""
-    return [each for each in LEFT_OUT if re.fullmatch(each, command)]
+    return [row for row in LEFT_OUT if re.fullmatch(row, command)]
 
 
-RUNNING = [each for each in WRITTEN if not left_out(each)]
+RUNNING = [command for command in WRITTEN if not left_out(command)]
 
 
 def test_each_command_runs_or_is_left_out_for_one_reason() -> None:
-    assert [each for each in RUNNING if not each.startswith("penstock ")] == []
-    used = [row for each in WRITTEN for row in left_out(each)]
-    assert set(used) == set(LEFT_OUT)
-    assert len(used) + len(RUNNING) == len(WRITTEN)
+    assert [command for command in RUNNING if not command.startswith("penstock ")] == []
+    rows = [row for command in WRITTEN for row in left_out(command)]
+    assert set(rows) == set(LEFT_OUT)
+    assert len(rows) + len(RUNNING) == len(WRITTEN)
     assert set(SLOW) <= set(RUNNING)
 
 
@@ -219,8 +219,8 @@ def kept(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
     (folder / "photos_of.py").write_text(TRAIN.partition("parser =")[0])
     (folder / "photos").symlink_to(photos)
     (folder / "examples").symlink_to(ROOT / "examples")
-    done = typed_in(folder, "penstock run --log out/run train.py --epochs 90")
-    assert done.returncode == 0, done.stderr
+    process = typed_in(folder, "penstock run --log out/run train.py --epochs 90")
+    assert process.returncode == 0, process.stderr
     source = ps.Pipeline.from_folder(photos).cache(disk=folder / "cache")
     with source.map(ps.image.decode_random_resized_crop(8)).batch(16) as pipe:
         assert len(list(pipe)) == 4
@@ -230,10 +230,10 @@ def kept(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
 def typed_in(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
     """Run a command of penstock, typed in a folder; what it prints may go to a file."""
     command, _, file = command.partition(" > ")
-    done = warm.run(argv(command), cwd=folder, brief=True)
+    process = warm.run(argv(command), cwd=folder, brief=True)
     if file:
-        (folder / file).write_text(done.stdout)
-    return done
+        (folder / file).write_text(process.stdout)
+    return process
 
 
 def argv(command: str) -> list[str]:
@@ -243,8 +243,8 @@ def argv(command: str) -> list[str]:
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(each, marks=pytest.mark.slow if each in SLOW else ())
-        for each in [*RUNNING, *MORE]
+        pytest.param(command, marks=pytest.mark.slow if command in SLOW else ())
+        for command in [*RUNNING, *MORE]
     ],
 )
 def test_a_command_runs_as_it_is_written(
@@ -253,9 +253,9 @@ def test_a_command_runs_as_it_is_written(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = shutil.copytree(kept, tmp_path / "here", symlinks=True)
     ((name, _),) = entries(folder / "cache")
-    done = typed_in(folder, command.replace("NAME", name))
-    assert done.returncode == 0, done.stderr
-    assert (done.stdout + done.stderr).strip()
+    process = typed_in(folder, command.replace("NAME", name))
+    assert process.returncode == 0, process.stderr
+    assert (process.stdout + process.stderr).strip()
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
@@ -279,8 +279,8 @@ def test_a_process_is_watched_until_it_ends(
         assert watching.stdout.readline().startswith("train: ")
         run.send_signal(ending)
         run.wait(timeout=60)
-        said = watching.communicate(timeout=60)[0]
-        assert ("(over)" in said) == (ending == signal.SIGINT)
+        output = watching.communicate(timeout=60)[0]
+        assert ("(over)" in output) == (ending == signal.SIGINT)
         assert watching.returncode == 0
 
 
@@ -300,40 +300,40 @@ COMMANDS = dict(commands(typer.main.get_command(cli.app)))
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_option_is_used(name: str) -> None:
-    known = {
+    options = {
         option
         for parameter in COMMANDS[name].params
         if isinstance(parameter, click.Option)
         for option in parameter.opts
     }
-    typed = [each for each in [*RUNNING, *MORE] if each.startswith(name)]
-    assert typed
-    assert known <= {word for command in typed for word in command.split()}
+    commands = [command for command in [*RUNNING, *MORE] if command.startswith(name)]
+    assert commands
+    assert options <= {word for command in commands for word in command.split()}
 
 
 def goals() -> set[str]:
     """Return each command of make, alone."""
-    parts = [part for each in WRITTEN for part in re.split(" && |; ", each)]
+    parts = [part for command in WRITTEN for part in re.split(" && |; ", command)]
     return {part for part in parts if part.startswith("make ")}
 
 
 @pytest.mark.parametrize("command", sorted(goals()))
 def test_a_goal_of_make_exists(command: str) -> None:
     _, *words = command.split()
-    done = subprocess.run(
+    process = subprocess.run(
         [shutil.which("make") or "make", "-n", *words],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
 
 
 def test_an_extra_that_is_to_be_installed_exists() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    found = set(re.findall(r"'penstock\[(\w+)\]'", "\n".join(WRITTEN)))
-    assert {"ray", "columnar"} <= found <= set(project["optional-dependencies"])
+    extras = set(re.findall(r"'penstock\[(\w+)\]'", "\n".join(WRITTEN)))
+    assert {"ray", "columnar"} <= extras <= set(project["optional-dependencies"])
 
 
 def told_of(script: Path) -> set[str]:
@@ -341,7 +341,7 @@ def told_of(script: Path) -> set[str]:
     call = named(script)
     if "peers" in script.parts:
         call = f"-m peers.{script.stem} ".replace(".__main__", "")
-    about = [each for each in WRITTEN if call in f"{each} "]
+    about = [command for command in WRITTEN if call in f"{command} "]
     docstring = ast.get_docstring(ast.parse(script.read_text())) or ""
     return options_in("\n".join([docstring, *about])) - LAUNCHER
 
@@ -353,11 +353,11 @@ def test_a_script_knows_the_options_that_are_told_of_it(script: Path) -> None:
     if "peers" in script.parts:
         folder = ROOT / "benchmarks"
         call = ["-m", f"peers.{script.stem}".removesuffix(".__main__")]
-    done = warm.run([sys.executable, *call, "--help"], cwd=folder, brief=True)
-    if "No module named" in done.stderr:
-        pytest.skip(done.stderr.splitlines()[-1])
-    known = done.stdout.partition("\noptions:\n")[2]
-    assert told_of(script) <= options_in(known), done.stderr
+    process = warm.run([sys.executable, *call, "--help"], cwd=folder, brief=True)
+    if "No module named" in process.stderr:
+        pytest.skip(process.stderr.splitlines()[-1])
+    help_text = process.stdout.partition("\noptions:\n")[2]
+    assert told_of(script) <= options_in(help_text), process.stderr
 
 
 ADVICE = re.compile(r"`penstock ([^`]+)`")

@@ -33,12 +33,12 @@ def batched(samples: list[int], size: int) -> list[list[int]]:
 
 def test_filtered_batches_are_full_in_order_and_planned(kind: Kind) -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(80), **kind).filter(uneven, **kind)
-    with pipe.batch(8) as kept:
+    with pipe.batch(8) as batch_pipe:
         for _ in range(2):
-            found = [(batch, kept.plan) for batch in kept]
-            assert list(indices(batch for batch, _ in found)) == batched(KEPT, 8)
-            plans = [plan for _, plan in found if plan is not None]
-            assert [plan.batch for plan in plans] == [*range(len(found))]
+            pairs = [(batch, batch_pipe.plan) for batch in batch_pipe]
+            assert list(indices(batch for batch, _ in pairs)) == batched(KEPT, 8)
+            plans = [plan for _, plan in pairs if plan is not None]
+            assert [plan.batch for plan in plans] == [*range(len(pairs))]
             sizes = [len(rows) for rows in batched(KEPT, 8)]
             assert [plan.n_rows for plan in plans] == sizes
             assert all(p.n_rows == p.n_local == p.n_global for p in plans)
@@ -74,8 +74,8 @@ def test_a_substituted_error_in_an_iterable_does_not_end_the_epoch() -> None:
     pipe = ps.Pipeline.from_dataset(Flaky(goes_on=True))
     with pipe.batch(4, on_error="substitute", error_budget=0.1) as pipe:
         for _ in range(2):
-            seen = [int(n) for batch in pipe for n in batch]
-            assert seen == [n for n in range(40) if n != 10]
+            numbers = [int(n) for batch in pipe for n in batch]
+            assert numbers == [n for n in range(40) if n != 10]
 
 
 def test_an_epoch_cut_short_by_an_error_says_so() -> None:
@@ -174,20 +174,20 @@ def test_a_loop_over_an_iterable_may_be_left_and_restarted() -> None:
 
 
 def test_an_iterable_is_closed_when_its_loop_is_left() -> None:
-    closed: list[str] = []
+    events: list[str] = []
 
     class Watched:
         def __iter__(self) -> Iterator[int]:
             try:
                 yield from range(10**6)
             finally:
-                closed.append("closed")
+                events.append("closed")
 
     pipe = ps.Pipeline.from_dataset(Watched()).batch(8)
     for _ in pipe:
         break
     pipe.close()
-    assert closed == ["closed"]
+    assert events == ["closed"]
 
 
 def test_an_empty_iterable_gives_empty_epochs() -> None:

@@ -46,9 +46,9 @@ def ids(batches: Any) -> list[list[int]]:
 @pytest.mark.parametrize("name", MADE)
 def test_a_state_of_version_1_goes_on(name: str) -> None:
     golden = json.loads((GOLDEN / f"{name}_v1.json").read_text())
-    made = MADE[name]()
-    made.load_state_dict(golden["state"])
-    assert ids(made) == golden["rest"]
+    loader = MADE[name]()
+    loader.load_state_dict(golden["state"])
+    assert ids(loader) == golden["rest"]
     whole = ids(MADE[name]())
     assert whole[BATCHES:] == golden["rest"]
 
@@ -56,11 +56,11 @@ def test_a_state_of_version_1_goes_on(name: str) -> None:
 def write() -> None:
     """Write the files again: for a new version, beside those of the old ones."""
     for name, make in MADE.items():
-        made = make()
-        batches = iter(made)
+        loader = make()
+        batches = iter(loader)
         for _ in range(BATCHES):
             next(batches)
-        golden = {"state": made.state_dict(), "rest": ids(batches)}
+        golden = {"state": loader.state_dict(), "rest": ids(batches)}
         (GOLDEN / f"{name}_v1.json").write_text(json.dumps(golden, indent=1) + "\n")
 
 

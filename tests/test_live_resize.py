@@ -76,16 +76,16 @@ def turning(pipe: ps.Pipeline, turns: int, most: int, names: str) -> Iterator[Re
 
 
 def train(
-    pipe: ps.Pipeline, turns: int, *, most: int, names: str, each: int
+    pipe: ps.Pipeline, turns: int, *, most: int, names: str, per_batch: int
 ) -> tuple[int, str]:
-    """Run whole epochs, `each` turns a batch, until all turns are done."""
+    """Run whole epochs, `per_batch` turns for each, until all turns are done."""
     batches: list[Any] = []
     epochs = 0
     loop = iter(pipe)
     with turning(pipe, turns, most, names) as restless:
         while not restless.over:
             for batch in loop:
-                restless.step.release(each)
+                restless.step.release(per_batch)
                 batches.append(batch)
             epochs += 1
             loop = iter(pipe)
@@ -104,23 +104,23 @@ def test_hundreds_of_changes_of_thread_counts_under_load() -> None:
     workers = WORKERS["2 threads"]
     with pipe_of(workers, workers) as pipe:
         names = "num_parallel_workers"
-        epochs, found = train(pipe, 400, most=9, names=names, each=5)
-    assert found == undisturbed(epochs)
+        epochs, content = train(pipe, 400, most=9, names=names, per_batch=5)
+    assert content == undisturbed(epochs)
 
 
 def test_dozens_of_changes_of_process_counts_under_load() -> None:
     workers = WORKERS["3 processes"]
     with pipe_of(workers, workers) as pipe:
         names = "num_parallel_workers"
-        epochs, found = train(pipe, 36, most=5, names=names, each=1)
-    assert found == undisturbed(epochs)
+        epochs, content = train(pipe, 36, most=5, names=names, per_batch=1)
+    assert content == undisturbed(epochs)
 
 
 def test_hundreds_of_changes_of_prefetch_sizes_under_load() -> None:
     workers = WORKERS["2 threads"]
     with pipe_of(workers, workers) as pipe:
-        epochs, found = train(pipe, 400, most=12, names="prefetch_size", each=5)
-    assert found == undisturbed(epochs)
+        epochs, content = train(pipe, 400, most=12, names="prefetch_size", per_batch=5)
+    assert content == undisturbed(epochs)
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_all_knobs_of_mixed_kinds_may_be_turned_at_once(
 ) -> None:
     with pipe_of(WORKERS[first], WORKERS[second]) as pipe:
         names = "num_parallel_workers prefetch_size"
-        epochs, found = train(pipe, 96, most=5, names=names, each=2)
-    assert found == undisturbed(epochs)
+        epochs, content = train(pipe, 96, most=5, names=names, per_batch=2)
+    assert content == undisturbed(epochs)
 
 
 @pytest.mark.parametrize("workers", ["2 threads", "3 processes"])
@@ -150,15 +150,15 @@ def test_there_are_as_many_workers_as_requested(workers: str) -> None:
         run = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
         assert run is not None
         knob = next(k for k in run.knobs() if k.name == "num_parallel_workers")
-        for asked in (5, 1, 4, 2):
-            knob.set(asked)
+        for count in (5, 1, 4, 2):
+            knob.set(count)
             for _ in loop:
                 stats = pipe.stats()
                 assert stats is not None
-                if stats.segments[0].alive == asked:
+                if stats.segments[0].alive == count:
                     break
             else:
-                pytest.fail(f"{asked} workers were requested, and never existed")
+                pytest.fail(f"{count} workers were requested, and never existed")
 
 
 @pytest.mark.slow
@@ -167,8 +167,8 @@ def test_there_are_as_many_workers_as_requested(workers: str) -> None:
 def test_thousands_of_changes_round_after_round(workers: str, round_: int) -> None:
     with pipe_of(WORKERS[workers], WORKERS[workers]) as pipe:
         names = "num_parallel_workers prefetch_size"
-        epochs, found = train(pipe, 2000, most=6 + round_, names=names, each=4)
-    assert found == undisturbed(epochs)
+        epochs, content = train(pipe, 2000, most=6 + round_, names=names, per_batch=4)
+    assert content == undisturbed(epochs)
 
 
 @pytest.mark.slow
@@ -177,25 +177,25 @@ def test_fifty_random_kills_while_resizing_change_no_byte(round_: int) -> None:
     dice = random.Random(round_)
     workers = WORKERS["3 processes"]
     killed: set[int] = set()
-    found: list[Any] = []
+    batches: list[Any] = []
     epochs = 0
     with pipe_of(workers, workers) as pipe:
         while len(killed) < 50:
             for batch in pipe:
-                found.append(batch)
+                batches.append(batch)
                 killed.update(kill_a_worker(dice))
                 run = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
                 assert run is not None
                 dice.choice(run.knobs()).set(dice.randint(1, 5))
             epochs += 1
-    assert digest(found) == undisturbed(epochs)
+    assert digest(batches) == undisturbed(epochs)
 
 
 def kill_a_worker(dice: random.Random) -> list[int]:
     """Kill a grandchild every other time: our children are fork servers."""
     with contextlib.suppress(psutil.NoSuchProcess):  # it is retiring just now
         workers = [
-            each for fork_server in children() for each in fork_server.children()
+            worker for fork_server in children() for worker in fork_server.children()
         ]
         if workers and dice.random() < 0.5:
             victim = dice.choice(workers)

@@ -54,11 +54,11 @@ for epoch in range(2):
 
 def test_a_script_runs_with_one_import_changed(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    done: subprocess.CompletedProcess[str] = warm.run(
+    process: subprocess.CompletedProcess[str] = warm.run(
         [sys.executable, "-P", "train.py"], cwd=tmp_path, brief=True
     )
-    assert done.returncode == 0, done.stderr
-    size, *rows = done.stdout.splitlines()
+    assert process.returncode == 0, process.stderr
+    size, *rows = process.stdout.splitlines()
     assert size == "3"
     assert rows == ["(4, 2, 2) ['image', 'label'] int32"] * 6
     assert (tmp_path / "log" / "run_0.json").exists()
@@ -90,10 +90,10 @@ def test_a_map_replaces_splits_and_joins_columns() -> None:
     split = ordered().map(lambda x: (x, -x), "x", ["a", "b"]).batch(2)
     assert split.get_col_names() == ["a", "b", "label"]
     assert columns(split)[0] == [[0.0, 1.0], [0.0, -1.0], [0, 1]]
-    joined = ordered().map([lambda x, y: x + y, np.sqrt], ["x", "label"], "sum")
-    assert joined.get_col_names() == ["sum"]
-    (found,) = columns(joined.batch(2))[0]
-    assert found == pytest.approx([0.0, 2.0**0.5])
+    sums = ordered().map([lambda x, y: x + y, np.sqrt], ["x", "label"], "sum")
+    assert sums.get_col_names() == ["sum"]
+    (values,) = columns(sums.batch(2))[0]
+    assert values == pytest.approx([0.0, 2.0**0.5])
 
 
 def test_columns_are_tensors_or_arrays_and_may_be_selected() -> None:
@@ -102,8 +102,8 @@ def test_columns_are_tensors_or_arrays_and_may_be_selected() -> None:
     assert isinstance(row["x"], torch.Tensor)
     (array, _) = data.create_dict_iterator(output_numpy=True)
     assert isinstance(array["x"], np.ndarray)
-    picked = [[*row] for row in data.create_tuple_iterator(columns=["label"])]
-    assert [len(each) for each in picked] == [1, 1]
+    rows = [[*row] for row in data.create_tuple_iterator(columns=["label"])]
+    assert [len(row) for row in rows] == [1, 1]
 
 
 def test_a_generator_function_is_called_for_each_epoch() -> None:
@@ -115,12 +115,12 @@ def test_a_generator_function_is_called_for_each_epoch() -> None:
 
 
 def test_ranks_share_an_epoch() -> None:
-    seen = []
+    values = []
     for rank in range(2):
         part: Any = {"num_shards": 2, "shard_id": rank, "shuffle": False}
         data = ds.GeneratorDataset(Points(), ["x", "y"], **part)
-        seen += [x for xs, _ in columns(data.batch(5)) for x in xs]
-    assert sorted(seen) == list(range(10))
+        values += [x for xs, _ in columns(data.batch(5)) for x in xs]
+    assert sorted(values) == list(range(10))
 
 
 def test_class_folders_are_images_and_labels(tmp_path: Path) -> None:
@@ -165,8 +165,8 @@ def test_text_is_batched_as_an_array() -> None:
 
 def test_loops_beside_each_other_see_all_rows() -> None:
     data = ordered().batch(5)
-    seen = [(len(xs), len(ys)) for [xs, _] in data for [_, ys] in data]
-    assert seen == [(5, 5)] * 4
+    sizes = [(len(xs), len(ys)) for [xs, _] in data for [_, ys] in data]
+    assert sizes == [(5, 5)] * 4
     pairs = zip(data, data.create_tuple_iterator(["x"], num_epochs=1), strict=True)
     assert all(torch.equal(first[0], second[0]) for first, second in pairs)
     data.close()
@@ -174,8 +174,8 @@ def test_loops_beside_each_other_see_all_rows() -> None:
 
 def test_loops_beside_one_that_was_left_have_other_orders() -> None:
     data = ds.GeneratorDataset(Points(), ["x", "y"]).batch(10)
-    left = data.create_tuple_iterator()
-    next(left)
+    loop = data.create_tuple_iterator()
+    next(loop)
     first, second = columns(data), columns(data)
     assert first != second
     assert sorted(first[0][0]) == sorted(second[0][0])
@@ -231,8 +231,8 @@ def test_samplers_of_torch_and_of_scripts_choose_rows() -> None:
 
     assert chosen(Halves())[0][0] == [0, 2, 4, 6, 8]
     assert chosen(torch.utils.data.SequentialSampler(range(3)))[0][0] == [0, 1, 2]
-    drawn = ds.WeightedRandomSampler([0, 1, 1] + [0] * 7, 9)
-    data = ds.GeneratorDataset(Points(), ["x", "y"], sampler=drawn).batch(9)
+    sampler = ds.WeightedRandomSampler([0, 1, 1] + [0] * 7, 9)
+    data = ds.GeneratorDataset(Points(), ["x", "y"], sampler=sampler).batch(9)
     first, second = columns(data), columns(data)
     assert {*first[0][0]} <= {1, 2}
     assert first != second
@@ -279,10 +279,10 @@ def test_settings_of_mindspores_engine_are_noted_once(
 
 
 def test_a_dataset_can_be_described(tmp_path: Path) -> None:
-    found = ds.serialize(ordered().batch(2), str(tmp_path / "data.json"))
-    assert found == json.loads((tmp_path / "data.json").read_text())
-    assert found["columns"] == ["x", "label"]
-    assert ".batch(2)" in found["pipeline"]
+    description = ds.serialize(ordered().batch(2), str(tmp_path / "data.json"))
+    assert description == json.loads((tmp_path / "data.json").read_text())
+    assert description["columns"] == ["x", "label"]
+    assert ".batch(2)" in description["pipeline"]
 
 
 @pytest.mark.parametrize(
@@ -423,15 +423,15 @@ def asked(data: ds.Dataset) -> None:
 @pytest.mark.parametrize("kind", MADE)
 def test_questions_change_no_epoch(kind: str) -> None:
     def epochs(act: Any) -> list[Any]:
-        data, found = MADE[kind](), []
+        data, rounds = MADE[kind](), []
         act(data)
         for _ in range(2):
-            found.append([])
+            rounds.append([])
             for row in data.create_tuple_iterator(num_epochs=1):
-                found[-1].append([each.tolist() for each in row])
+                rounds[-1].append([value.tolist() for value in row])
                 act(data)
         data.close()
-        return found
+        return rounds
 
     untouched = epochs(lambda _: None)
     assert epochs(asked) == untouched
@@ -453,7 +453,7 @@ def test_a_loaded_state_continues_in_the_order_of_its_epoch() -> None:
     rows = iter(data)
     next(rows)
     later.pipeline.load_state_dict(data.pipeline.state_dict())
-    rest = [[each.tolist() for each in row] for row in rows]
+    rest = [[value.tolist() for value in row] for row in rows]
     assert columns(later) == rest
     data.close()
 
@@ -466,9 +466,9 @@ def test_the_epoch_after_an_error_is_whole() -> None:
             raise KeyError(broken.pop())
         return x
 
-    for made in (eight(shuffle=False), ds.GeneratorDataset(stream, "a")):
+    for data in (eight(shuffle=False), ds.GeneratorDataset(stream, "a")):
         broken[:] = [True]
-        rows = made.map(fails, "a").batch(2).create_tuple_iterator(num_epochs=2)
+        rows = data.map(fails, "a").batch(2).create_tuple_iterator(num_epochs=2)
         with pytest.raises(KeyError):
             list(rows)
         assert [len(list(rows)) for _ in range(2)] == [4, 4]
@@ -489,14 +489,14 @@ def test_a_sampler_chooses_from_two_datasets() -> None:
     sampler = ds.RandomSampler(replacement=True)
     few = ds.NumpySlicesDataset([0, 1], "a", sampler=sampler)
     many = ds.NumpySlicesDataset(np.arange(100), "a", sampler=sampler)
-    assert [len(columns(each)) for each in (few, many, few)] == [2, 100, 2]
+    assert [len(columns(data)) for data in (few, many, few)] == [2, 100, 2]
 
 
 def test_parts_of_shuffled_batches_have_no_row_in_common() -> None:
     parts = eight().batch(2).shuffle(4).split([2, 2], randomize=False)
     for _ in range(2):
-        seen = [x for part in parts for (xs,) in columns(part) for x in xs]
-        assert sorted(seen) == [*range(8)]
+        values = [x for part in parts for (xs,) in columns(part) for x in xs]
+        assert sorted(values) == [*range(8)]
 
 
 class Counted:

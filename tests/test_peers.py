@@ -33,8 +33,8 @@ def opened(given: Given, tmp_path: Path) -> Any:
     def opened(peer: str, workload: str, setting: dict[str, Any]) -> Any:
         servers.append(Server(peer, workload, given))
         path = str(tmp_path / f"{peer}.npy")
-        asked = {"do": "open", "setting": setting, "keep": path}
-        assert "error" not in (said := servers[-1].answer(asked)), said
+        request = {"do": "open", "setting": setting, "keep": path}
+        assert "error" not in (answer := servers[-1].answer(request)), answer
         return servers[-1], np.load(path)
 
     yield opened
@@ -48,14 +48,14 @@ def test_penstock_and_torch_load_the_same(workload: str, opened: Any) -> None:
     _, first = opened("torch", workload, {"workers": 0, **theirs})
     server, batch = opened("penstock", workload, ours)
     assert bench.difference(batch, first) == (0.0, 0.0)
-    asked = {"do": "window", "settle_s": 0.0, "seconds": 0.0}
-    assert server.answer(asked)["samples"] == BATCH[workload]
+    request = {"do": "window", "settle_s": 0.0, "seconds": 0.0}
+    assert server.answer(request)["samples"] == BATCH[workload]
 
 
 def test_an_error_is_an_answer(given: Given) -> None:
     server = Server("torch", "tiny", given)
-    said = server.answer({"do": "open", "setting": {"workers": -1}})
-    assert said["error"].startswith("ValueError")
+    answer = server.answer({"do": "open", "setting": {"workers": -1}})
+    assert answer["error"].startswith("ValueError")
 
 
 def test_rows_of_other_work_are_not_compared(
@@ -72,14 +72,14 @@ def test_rows_of_other_work_are_not_compared(
     ]
     bench.add_rows(path := tmp_path / "rows.jsonl", rows)
     assert bench.read_rows(path) == {
-        "tiny": [bench.Row(**each) for each in json.loads(path.read_text())]
+        "tiny": [bench.Row(**fields) for fields in json.loads(path.read_text())]
     }
     bench.report(bench.read_rows(path)["tiny"], "tiny")
-    said = capsys.readouterr().out
-    assert "3.00x" in said
-    assert "1.00x is the best of: like (defaults)" in said
-    assert "OTHER WORK, differs by 50 in the mean, 255 at most" in said
-    assert "absent: not measured: no wheel" in said
+    report = capsys.readouterr().out
+    assert "3.00x" in report
+    assert "1.00x is the best of: like (defaults)" in report
+    assert "OTHER WORK, differs by 50 in the mean, 255 at most" in report
+    assert "absent: not measured: no wheel" in report
 
 
 def test_every_peer_has_its_requirements() -> None:
@@ -88,6 +88,6 @@ def test_every_peer_has_its_requirements() -> None:
 
 
 def test_a_peer_that_cannot_be_installed_says_why() -> None:
-    said = "x\nRuntimeError: Could not find opencv.\nnote: not a problem with pip"
-    assert reason(said, "") == "RuntimeError: Could not find opencv."
+    output = "x\nRuntimeError: Could not find opencv.\nnote: not a problem with pip"
+    assert reason(output, "") == "RuntimeError: Could not find opencv."
     assert reason("killed\n", "it is compiled") == "killed; it is compiled"

@@ -49,11 +49,11 @@ def test_batches_before_it_come_first_and_the_error_says_where(
     )
     with pipe_of(schedule, executor, host) as pipe:
         for _ in range(2):
-            taken = []
+            batches = []
             with pytest.raises(IndexError) as caught:
-                taken.extend(batch.tolist() for batch in pipe)
+                batches.extend(batch.tolist() for batch in pipe)
             first = [*range(FAILS_AT * SIZE)]
-            assert sum(taken, []) == first  # noqa: RUF017 some batches
+            assert sum(batches, []) == first  # noqa: RUF017 some batches
             (note,) = caught.value.__notes__
             assert "in the schedule: schedule.function(rate" in note
             assert f"at {FAILS_AT} steps" in note

@@ -86,12 +86,12 @@ def resumed(pipe: ps.Pipeline, state: State, epochs: int) -> list[Planned]:
 def test_state_after_any_batch_restores_exactly(maker: str) -> None:
     make = MAKERS[maker]
     with make("inline") as pipe:
-        seen = list(run(pipe, 2))
-    batches = [batch for batch, _ in seen]
-    for at, ((_, plan), state) in enumerate(seen):
-        left = 2 - plan.epoch
-        found = resumed(make("inline"), state, left)
-        assert digest(found) == digest(batches[at + 1 :]), f"after batch {at}"
+        pairs = list(run(pipe, 2))
+    batches = [batch for batch, _ in pairs]
+    for at, ((_, plan), state) in enumerate(pairs):
+        epochs = 2 - plan.epoch
+        rest = resumed(make("inline"), state, epochs)
+        assert digest(rest) == digest(batches[at + 1 :]), f"after batch {at}"
 
 
 @pytest.mark.parametrize("maker", MAKERS)
@@ -100,12 +100,12 @@ def test_state_moves_between_workers_of_all_kinds(maker: str, kind: str) -> None
     """Each kind takes the states that one thread takes, and goes on from them."""
     make = MAKERS[maker]
     with make("inline") as pipe:
-        seen = list(run(pipe, 2))
-    batches, states = map(list, zip(*seen, strict=True))
+        pairs = list(run(pipe, 2))
+    batches, states = map(list, zip(*pairs, strict=True))
     with make(kind) as pipe:
         assert [state for _, state in run(pipe, 2)] == states
-    found = resumed(make(kind), states[3], 2)
-    assert digest(found) == digest(batches[4:])
+    rest = resumed(make(kind), states[3], 2)
+    assert digest(rest) == digest(batches[4:])
 
 
 def test_batches_that_were_only_prefetched_do_not_count() -> None:
@@ -119,11 +119,11 @@ def test_batches_that_were_only_prefetched_do_not_count() -> None:
 
 def test_a_state_may_be_loaded_into_the_running_pipeline() -> None:
     with pipe_of("2 threads") as pipe:
-        seen = list(run(pipe, 1))
-        pipe.load_state_dict(seen[2][1])
-        assert digest(planned(pipe)) == digest(batch for batch, _ in seen[3:])
-        pipe.load_state_dict(seen[2][1])
-        assert pipe.state_dict() == seen[2][1]
+        pairs = list(run(pipe, 1))
+        pipe.load_state_dict(pairs[2][1])
+        assert digest(planned(pipe)) == digest(batch for batch, _ in pairs[3:])
+        pipe.load_state_dict(pairs[2][1])
+        assert pipe.state_dict() == pairs[2][1]
 
 
 def test_before_the_first_loop_the_state_is_the_start() -> None:
@@ -209,11 +209,11 @@ class Vast(Sequence[NDArray[np.int64]]):
 def test_resuming_far_into_a_billion_samples_costs_what_the_first_step_does() -> None:
     def resume(steps: int) -> State:
         """Load the state after so many steps, and take another."""
-        done = {"batch": steps, "step": steps, "position": 64 * steps}
+        cursor = {"batch": steps, "step": steps, "position": 64 * steps}
         data = Vast()
         pipe = ps.Pipeline.from_dataset(data, executor="inline")
         with pipe.shuffle(seed=1).batch(64) as pipe:
-            pipe.load_state_dict(pipe.state_dict() | done)
+            pipe.load_state_dict(pipe.state_dict() | cursor)
             next(iter(pipe))
             assert pipe.plan is not None
             assert pipe.plan.step == steps
@@ -292,10 +292,10 @@ class Fingerprinted(list[int]):
 
 
 def test_a_state_of_another_dataset_of_the_same_length_is_refused() -> None:
-    saved = ps.Pipeline.from_dataset(Fingerprinted(12, "march")).batch(4)
-    with saved:
-        next(iter(saved))
-        state = saved.state_dict()
+    pipe = ps.Pipeline.from_dataset(Fingerprinted(12, "march")).batch(4)
+    with pipe:
+        next(iter(pipe))
+        state = pipe.state_dict()
     other = ps.Pipeline.from_dataset(Fingerprinted(12, "april")).batch(4)
     with pytest.raises(ps.StateError, match="belongs to another dataset.*override="):
         other.load_state_dict(state)

@@ -43,13 +43,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tuned", action="store_true", help="with autotune on")
     parser.add_argument("-k", default="", help="tests, as pytest takes them")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for name in FILES:
-            source = (given.folder / name).read_text()
-            (Path(folder) / name).write_text(with_ours(source, tuned=given.tuned))
+            source = (options.folder / name).read_text()
+            (Path(folder) / name).write_text(with_ours(source, tuned=options.tuned))
         command = [sys.executable, "-m", "pytest", "-q", "--tb=short"]
-        command += ["--timeout=300", "-k", given.k, *FILES]
+        command += ["--timeout=300", "-k", options.k, *FILES]
         run = subprocess.run(
             command, check=False, cwd=folder, stdout=subprocess.PIPE, text=True
         )
