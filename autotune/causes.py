@@ -636,8 +636,9 @@ def _of_cache(suspect: Suspect) -> tuple[str, tuple[str, ...]]:
             room = room_for(suspect.part.storable or 0, sample_bytes)
             fits = 0 < 2 * room <= suspect.budget.free_bytes
             in_ram = fits and any(tier.name == "RAM" for tier in cache.tiers)
-            number, window = phrases.number_of(cache.name), suspect.window
-            times = found_gain(window, number, sample_bytes)
+            times = found_gain(
+                suspect.window, phrases.number_of(cache.name), sample_bytes
+            )
             line = f'ram="{ceil(room / phrases.MIB)}MiB"  # for {cache.name}, once full'
             return (
                 f"; {cache.name} finds {cache.hit_share:.0%} of the samples, and has no"

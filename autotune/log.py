@@ -176,7 +176,7 @@ class AutotuneLog:
         self._kept_changes = self._written_bytes = 0
         self._begun_s: float | None = None  # time of the first window
         self._spent_s = float("-inf")  # of the latest row on what the trainer has spent
-        self._window_row: Row | None = None  # the latest window, if it was left out
+        self._skipped_row: Row | None = None  # the latest window, if it was left out
         if prefix is not None:
             try:
                 # Unbuffered: a run that is killed leaves its rows behind, and who
@@ -215,7 +215,7 @@ class AutotuneLog:
         if self._rows is None:
             return
         due = FREE_BYTES + BYTES_PER_S * self._passed_s(situation.observation.time_s)
-        self._window_row = situation.to_row()
+        self._skipped_row = situation.to_row()
         if self._written_bytes * max(1, len(_tuned_names)) <= due:
             self._catch_up()
 
@@ -355,7 +355,7 @@ class AutotuneLog:
 
     def _catch_up(self) -> None:
         """Write the latest window, if it was left out so far."""
-        row, self._window_row = self._window_row, None
+        row, self._skipped_row = self._skipped_row, None
         if row is not None:
             self._write(row)
 

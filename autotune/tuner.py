@@ -422,15 +422,15 @@ def tried(
     moves = [o.kept for o in outcomes if isinstance(o.decision.new, str)]
     if moves:  # nothing is known of the new kind, and nothing new of the old one
         return {} if any(moves) else before
-    sentences = dict(before)
+    restrictions = dict(before)
     for outcome in outcomes:
         decision = outcome.decision
         if decision.knob == "num_parallel_workers":
-            sentences.pop(decision.operator, None)
+            restrictions.pop(decision.operator, None)
             fewer = outcome.kept and decision.rule in ("peak", "crowded")
             if fewer if decision.added < 0 else not outcome.kept:
-                sentences[decision.operator] = Restriction.TRIED_MORE
-    return sentences
+                restrictions[decision.operator] = Restriction.TRIED_MORE
+    return restrictions
 
 
 # How long a loop that ends waits for a function of the user's, and how often it looks.

@@ -280,8 +280,8 @@ def report_s(segment: SegmentObservation) -> float:
     """
     if segment.executor != "process":
         return 0.0
-    workers = max(1.0, ratio(segment.num_parallel_workers, segment.children))
-    return segment.run_s_per_row * batch_rows(segment) / workers
+    per_child = max(1.0, ratio(segment.num_parallel_workers, segment.children))
+    return segment.run_s_per_row * batch_rows(segment) / per_child
 
 
 def batch_rows(segment: SegmentObservation) -> float:

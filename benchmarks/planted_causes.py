@@ -150,13 +150,13 @@ class Plant:
     """What the program itself sets."""
 
 
-def reading(data: Data, **stage: Any) -> Made:
-    return lambda more: ps.Pipeline.from_dataset(data, **{**stage, **more}).batch(BATCH)
+def reading(data: Data, **settings: Any) -> Made:
+    return lambda more: ps.Pipeline.from_dataset(data, **settings | more).batch(BATCH)
 
 
-def mapping(function: Callable[[Any], Any], **stage: Any) -> Made:
+def mapping(function: Callable[[Any], Any], **settings: Any) -> Made:
     return lambda more: (
-        ps.Pipeline.from_dataset(Data()).map(function, **{**stage, **more}).batch(BATCH)
+        ps.Pipeline.from_dataset(Data()).map(function, **settings | more).batch(BATCH)
     )
 
 

@@ -319,7 +319,7 @@ class Walk:
     def __init__(self, value: Any, name: str) -> None:
         # Code, and names of libraries.
         self.code: list[str] = []
-        self._values: list[tuple[Any, str]] = []  # with paths; alive: ids stay unique
+        self._values: list[tuple[Any, str]] = []  # with paths; kept, so ids stay unique
         self._numbers: dict[int, int] = {}
         self._parts: list[list[bytes | int]] = []  # digests, or numbers of other values
         self._number(value, name)

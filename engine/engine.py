@@ -142,8 +142,8 @@ class Engine:
                 after another. Or a function of the schedule raised it.
         """
         engine_lock = self.engine_lock
-        if self._assigned and (batch := self._made_alone()) is not None:
-            return self._collated(*batch)
+        if self._assigned and (entry := self._made_alone()) is not None:
+            return self._collated(*entry)
         self._follow_all()
         self._resolve()
         if self.segments[-1].inline is not None and engine_lock.peek() is None:

@@ -281,9 +281,9 @@ class RepackFeed:
         block, skip = divmod(cursor.position, self._plan.batch(0).n_rows)
         return self._plan.first_step(cursor.epoch) + block, skip
 
-    def _deliver(self, start: int, stop: int, rows: list[Any]) -> Delivery:
+    def _deliver(self, start: int, stop: int, samples: list[Any]) -> Delivery:
         """Deliver samples of the tickets from `start` to before `stop`."""
-        cursor, count = self.cursor, len(rows)
+        cursor, recipe, count = self.cursor, self.engine.recipe, len(samples)
         self._losses = 0
         plan = BatchPlan(
             epoch=cursor.epoch,
@@ -300,7 +300,7 @@ class RepackFeed:
             momentum=None,
         )
         self.cursor = Cursor(cursor.epoch, cursor.batch + 1, cursor.step + 1, stop)
-        recipe, make = self.engine.recipe, partial(self._buffers.together, plan, rows)
+        make = partial(self._buffers.together, plan, samples)
         with self.engine.trainer.collating():
             if recipe.buffers.collate is None:
                 data = make()

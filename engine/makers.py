@@ -298,10 +298,10 @@ class SeededMaker(DrawnMaker):
         together = self._buffers.together
         if self._buffers.collate is None:
             return together(plan, samples, indices)
-        batches = [samples]  # collate_fn may change them, before it is called again
+        unused = [samples]  # collate_fn may change them, before it is called again
 
         def collate() -> Any:
-            inputs = batches.pop() if batches else self._samples(plan, indices)
+            inputs = unused.pop() if unused else self._samples(plan, indices)
             return together(plan, inputs, indices)
 
         return self._calls.call(collate, self._plan.seed, plan.epoch, plan.batch)

@@ -88,7 +88,7 @@ class Segment:
         # The kind that the knob requests; the trainer's thread moves it.
         self._wanted_kind: Kind | None = None
         self._make_pool = make_pool
-        # Guards `pool`, `_target`, `_wanted_kind`: a pool that leaves is not resized.
+        # Guards `pool`, `_target` and `_wanted_kind`; a leaving pool is not resized.
         self._lock = threading.Lock()
         self._target, self._prefetch = recipe.num_parallel_workers, recipe.prefetch_size
         start: Kind = "inline" if recipe.executor == "auto" else recipe.executor

@@ -111,7 +111,7 @@ def train(options: argparse.Namespace) -> None:
             losses.append(sum(means) / len(means))
         rank_ids: list[Any] = [None] * world
         # A group of its own ends here. DeepSpeed keeps the default one and its threads
-        # alive; one that still frees the last collective at exit aborts the process.
+        # alive; one that frees the last collective only at exit aborts the process.
         group = dist.new_group()
         dist.all_gather_object(rank_ids, own_ids, group)
         dist.destroy_process_group(group)

@@ -176,7 +176,7 @@ def check(model: Model) -> str:
     """Check that the ranks saw every sample once per epoch; print the result."""
     ranks: list[Any] = [None] * dist.get_world_size()
     # A group of its own ends here. Frameworks keep the default one and its threads
-    # alive; one that still frees the last collective at exit aborts the process.
+    # alive; one that frees the last collective only at exit aborts the process.
     group = dist.new_group()
     dist.all_gather_object(ranks, model.samples, group)
     dist.destroy_process_group(group)

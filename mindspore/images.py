@@ -330,9 +330,9 @@ def CocoDataset(
     boxes: dict[int, list[Any]] = {}
     with reads(annotation_file, SpecError):
         document = json.loads(content)
-        for box in document["annotations"]:
-            values = (box["bbox"], box["category_id"], box.get("iscrowd", 0))
-            boxes.setdefault(box["image_id"], []).append(values)
+        for note in document["annotations"]:
+            values = (note["bbox"], note["category_id"], note.get("iscrowd", 0))
+            boxes.setdefault(note["image_id"], []).append(values)
         names = {photo["id"]: photo["file_name"] for photo in document["images"]}
         files = [[inside(Path(dataset_dir), names[number])] for number in boxes]
         notes = [*map(boxed, boxes.values())]

@@ -158,7 +158,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         (
             "_base",
             "_drawing",
-            "_drawings",
+            "_loop_drawings",
             "_iterator",
             "_listeners",
             "_made_from",
@@ -217,7 +217,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         # Whether `_drawing` comes from a state whose loop has not begun.
         self._resumed = False
         # The drawings of all current loops by id, in the order of their newest batches.
-        self._drawings: dict[int, Drawing] = {}
+        self._loop_drawings: dict[int, Drawing] = {}
         # The base seed of torch's workers, if they outlive an epoch.
         self._base: int | None = None
         # The loop that torch's own workers load, if there is one.
@@ -245,7 +245,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         else:
             self._slot.tell(f"torch's own workers load, untuned: {why}.")
             loop = self._iterate_torchs(drawing, why)
-        self._drawings[id(drawing)] = drawing
+        self._loop_drawings[id(drawing)] = drawing
         weakref.finalize(loop, weakly(self._forget), drawing)
         return loop
 
@@ -299,20 +299,20 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
             watch.tell()
         if self._drawing is not drawing and not self._resumed:
             self._drawing = drawing
-            self._drawings.pop(id(drawing), None)
-            self._drawings[id(drawing)] = drawing
+            self._loop_drawings.pop(id(drawing), None)
+            self._loop_drawings[id(drawing)] = drawing
         if drawing.torchs is None:
-            self._drawings.pop(id(drawing), None)
+            self._loop_drawings.pop(id(drawing), None)
 
     def _forget(self, drawing: Drawing) -> None:
         """Drop a loop; the loader's position becomes that of another current loop.
 
         So a peek at a batch in the middle of an epoch does not change the state.
         """
-        if self._drawings.pop(id(drawing), None) is None:
+        if self._loop_drawings.pop(id(drawing), None) is None:
             return
-        if self._drawing is drawing and self._drawings:
-            self._drawing = next(reversed(self._drawings.values()))
+        if self._drawing is drawing and self._loop_drawings:
+            self._drawing = next(reversed(self._loop_drawings.values()))
 
     # Reports and tuning
 

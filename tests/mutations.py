@@ -163,13 +163,13 @@ MUTATIONS = [
     Mutation(TRIAL, "change > max(WORSE, STANDARD_ERRORS * error)", "change > WORSE"),
     Mutation(TRIAL, "if len(self.after) < MIN_FOR_RELEASE:", "if not self.after:"),
     Mutation(TRIAL, "max(waiting, wait_share(self.after[-1]))", "waiting"),
-    Mutation(TRIAL, "max(min(WORTH, GAIN_SHARE * promised), MIN_SHARE * promised)", "WORTH"),
+    Mutation(TRIAL, "max(min(WORTH, GAIN_SHARE * promise), MIN_SHARE * promise)", "WORTH"),
     Mutation(TRIAL, "        self._last = None\n\n", "        pass\n\n"),
-    Mutation(TRIAL, "return 1.0 / (1.0 - min(spared, ALL)) - 1.0", "return 0.0"),
+    Mutation(TRIAL, "return 1.0 / (1.0 - min(spared_share, ALL)) - 1.0", "return 0.0"),
     Mutation(CURVE, "best = min(count for", "best = max(count for"),
     Mutation(CURVE, "least = max(fewer)", "least = min(fewer)"),
     Mutation(POLICY, "1 / factor <= now / then <= factor", "now / then <= factor"),
-    Mutation(CURVE, "return found[0] if found", "return found[-1] if found"),
+    Mutation(CURVE, "return candidates[0] if candidates", "return candidates[-1] if candidates"),
     Mutation(CURVE, "any(o.kept and faster(o)", "any(faster(o)"),
 ]  # fmt: skip
 

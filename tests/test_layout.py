@@ -35,7 +35,7 @@ OWN_PIPES = {"penstock.engine.far.handover"}
 # a close that does not wait for a listener of verdicts that never returns, 13; workers
 # that collect garbage though they were forked while that was postponed, 13; blocks of
 # a row of documents without a plan of all pieces 12, as it was before; Ray actors that
-# end when they are told to, 3; an S3 connection for each coroutine, 2.
+# end at SIGTERM, 3; an S3 connection for each coroutine, 2.
 # Statements that a package of the root may have, docstrings included.
 STATEMENTS = {
     "autotune": 3260,

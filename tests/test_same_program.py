@@ -21,7 +21,7 @@ import torch
 import torch.utils.data
 
 import penstock as ps
-from penstock.engine.far import trial
+from penstock.engine.far import rehearsal
 from penstock.engine.witness.witness import Witness
 from support.moves import workers_pay
 from support.short_epochs import LENGTH, samples
@@ -318,7 +318,7 @@ class HeldUp:
 def test_a_trial_that_never_ends_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(trial, "WAIT_S", 0.1)
+    monkeypatch.setattr(rehearsal, "WAIT_S", 0.1)
     pipe = ps.Pipeline.from_dataset(HeldUp(), num_parallel_workers=2)
     with pipe.batch(8) as pipe:
         assert [row for (row,) in samples(pipe)] == 2 * [*range(LENGTH)]

@@ -239,7 +239,7 @@ class Kinds:
     ) -> str | None:
         """Return why another kind than those that lost may do better, or None."""
         window, share = situation.observation, in_line(segment)
-        all_cpu_s = sum(other.cpu_s for other in window.segments)
+        all_cpu_s = sum(s.cpu_s for s in window.segments)
         little = ratio(segment.cpu_s, all_cpu_s) < MIN_CPU_SHARE and share < MOSTLY
         if wait_share(window) < WORTH or (little and not collate_s(window, segment)):
             return None

@@ -239,8 +239,8 @@ class ByteBudget:
         self.lock = threading.Lock()
         self.limit_bytes, self.held_bytes = limit_bytes, 0
         self._chosen, self._warned = chosen, False
-        self._refused_pipelines: set[Callable[[], None]] = set()
-        self._resting_pipelines: set[Callable[[], None]] = set()
+        self._refused_callbacks: set[Callable[[], None]] = set()
+        self._resting_callbacks: set[Callable[[], None]] = set()
 
     def resize(self, limit_bytes: int) -> set[Callable[[], None]]:
         """Change the budget; return the callbacks of refused pipelines.
@@ -258,7 +258,7 @@ class ByteBudget:
         """
         with self.lock:
             if notify is not None and self.held_bytes + nbytes > self.limit_bytes:
-                self._refused_pipelines.add(notify)
+                self._refused_callbacks.add(notify)
                 return False
             self.held_bytes += nbytes
             return True
@@ -284,31 +284,31 @@ class ByteBudget:
     def rest(self, suspend: Callable[[], None]) -> None:
         """Note a pipeline between epochs; `suspend` drops its prefetched data."""
         with self.lock:
-            self._resting_pipelines.add(suspend)
+            self._resting_callbacks.add(suspend)
 
     def resume(self, suspend: Callable[[], None]) -> bool:
         """Note that a pipeline continues, or is gone; return whether it was resting."""
         with self.lock:
-            rested = suspend in self._resting_pipelines
-            self._resting_pipelines.discard(suspend)
+            rested = suspend in self._resting_callbacks
+            self._resting_callbacks.discard(suspend)
         return rested
 
     def resting(self) -> list[Callable[[], None]]:
         """Return the callbacks that suspend resting pipelines, to call unlocked."""
         with self.lock:
-            return list(self._resting_pipelines)
+            return list(self._resting_callbacks)
 
     def release(self, nbytes: int) -> set[Callable[[], None]]:
         """Release bytes; return the callbacks to call once the caller holds no lock."""
         with self.lock:
             self.held_bytes -= nbytes
-            refused, self._refused_pipelines = self._refused_pipelines, set()
+            refused, self._refused_callbacks = self._refused_callbacks, set()
         return refused
 
     def forget(self, notify: Callable[[], None]) -> None:
         """Stop notifying a pipeline that is gone."""
         with self.lock:
-            self._refused_pipelines.discard(notify)
+            self._refused_callbacks.discard(notify)
 
 
 _byte_budget: ByteBudget | None = None

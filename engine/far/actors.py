@@ -242,8 +242,8 @@ class ActorPool(FarPool[RemoteActor]):
                 return
             try:
                 with self._engine_lock.lock:
-                    actors = self._asked
-                self._staff(self._cluster.share(self._tenant, actors, self._options))
+                    count = self._asked
+                self._staff(self._cluster.share(self._tenant, count, self._options))
                 self._tell_short()
                 if self._leaving and not self._children:
                     return
@@ -447,16 +447,16 @@ class RayCluster:
         demand = demand_of(options)
         room = slots(self._nodes, demand)
         with self._lock:
-            stages = {**self._tenants, **dict.fromkeys(tenants, 1)}
+            everyone = {**self._tenants, **dict.fromkeys(tenants, 1)}
             check(
-                len(stages) <= room,
+                len(everyone) <= room,
                 f"the Ray cluster has room for {room} actors of {demand or 'nothing'},"
-                f' got {len(stages)} stages with executor="ray", each of which needs'
+                f' got {len(everyone)} stages with executor="ray", each of which needs'
                 " one; start it with more (ray.init(num_cpus=4), or another node), ask"
                 ' for less with options(ray_options={"num_cpus": 0.5}), or give a stage'
                 ' executor="process"',
             )
-            self._tenants = stages
+            self._tenants = everyone
 
     def room(self, tenant: Tenant, options: Mapping[str, Any]) -> int:
         """Return the largest number of actors that a stage may have beside others."""

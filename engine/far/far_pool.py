@@ -237,15 +237,15 @@ class FarPool(ServedPool, Generic[AChild]):
         # One that is about to leave must be able to.
         ahead = len(self._children) == self._target and not self._blame
         most = 1 + ahead * self._ahead()
-        for errands in range(most):
+        for depth in range(most):
             for child in self._by_leases():
-                if len(child.errands) != errands:
+                if len(child.errands) != depth:
                     continue
                 waited = child.meter.waiting_for is not None
                 lease = self._next_lease(child.meter)
                 if lease is not None:
                     self._send(child, lease)
-                elif waited or errands:
+                elif waited or depth:
                     return  # and so do the others
         free = any(len(child.errands) < most for child in self._by_leases())
         self._listening = free or not self._children

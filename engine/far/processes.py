@@ -243,7 +243,8 @@ class ProcessPool(FarPool[WorkerChild]):
         Once all that were asked for have begun, those that replace them, as for each
         epoch, do not count as beginning: their start is part of what they cost.
         """
-        request, children = self._request, list(self._children)  # called by any thread
+        # Any thread may call this.
+        request, children = self._request, list(self._children)
         workers = sum(child.share.workers for child in children)
         beginning = 0
         if request != self._begun_request:

@@ -370,7 +370,7 @@ class Shelf:
         if len(self._out) > self._keep:
             self._drop([self._out.pop(next(iter(self._out)))])
         forget, self._forget = tuple(self._forget), []
-        data = Sent(
+        parcel = Sent(
             body,
             lengths,
             key=slab.key,
@@ -380,7 +380,7 @@ class Shelf:
             rows=slab.rows if new else 0,
             forget=forget,
         )
-        return data, (slab.descriptor,) if new else ()
+        return parcel, (slab.descriptor,) if new else ()
 
     def _drop(self, slabs: list[Slab]) -> None:
         for slab in slabs:

@@ -522,19 +522,19 @@ class Worker:
         sealed = result.whole and self._bare and buffer.sealed
         sent_batch = self._shelf.send(memory) if sealed else None
         if sent_batch is not None:
-            data, descriptors = sent_batch
-            result.outcome.nbytes = data.nbytes
-            return plain_dumps(result._replace(sent=data)), descriptors
+            parcel, descriptors = sent_batch
+            result.outcome.nbytes = parcel.nbytes
+            return plain_dumps(result._replace(sent=parcel)), descriptors
         self._shelf.put_back(memory)
         if result.sent is None:  # it has failed
             return dumps(result), ()
         try:
-            data, descriptors = self._shelf.pack(result.sent)
+            parcel, descriptors = self._shelf.pack(result.sent)
         except OSError as error:  # there is no shared memory left
             short, descriptors = str(error), ()
-            data = Sent(dumps(result.sent))
-        result.outcome.nbytes = data.nbytes
-        return dumps(result._replace(sent=data, short=short)), descriptors
+            parcel = Sent(dumps(result.sent))
+        result.outcome.nbytes = parcel.nbytes
+        return dumps(result._replace(sent=parcel, short=short)), descriptors
 
     def _lend(self, layout: Layout, rows: int) -> Any:
         """Lend shared memory for a batch that is sent as it is, if there is any."""

@@ -36,7 +36,7 @@ WANTS_ROWS = (
 # Names of the stages of which this was said.
 TOLD_OF_ROWS: set[str] = set()
 
-# Observes which sample a worker is at: a `LaneStatus` (far/child.py).
+# Observes which sample a worker is at: a `StatusLine` (far/child.py).
 Watch = Any
 
 

@@ -292,9 +292,9 @@ class Concatenated:
         begins = np.concatenate(([self._ends[low - 1] if low else 0], ends[:-1]))
         inside = np.maximum(begins, first)
         lengths = np.minimum(ends, stop) - inside
-        is_part = lengths > 0  # the others are empty documents
+        filled = lengths > 0  # the others are empty documents
         documents = np.arange(low, high + 1)
-        return Pieces(documents[is_part], (inside - begins)[is_part], lengths[is_part])
+        return Pieces(documents[filled], (inside - begins)[filled], lengths[filled])
 
 
 def best_fitting(lengths: Ids, size: int) -> Blocks:

@@ -21,5 +21,5 @@ def test_only_as_much_goes_as_is_wanted_and_nothing_that_may_be_in_use(
     gone = victims(held, NOW_S, wanted)
     assert all(NOW_S - held[name][0] > RESTING_S for name in gone)
     assert sum(held[name][1] for name in gone[:-1]) < max(1, wanted)
-    kept_times_s = [held[name][0] for name in held.keys() - set(gone)]
-    assert all(held[name][0] <= time_s for name in gone for time_s in kept_times_s)
+    survivors = [held[name][0] for name in held.keys() - set(gone)]
+    assert all(held[name][0] <= newer for name in gone for newer in survivors)

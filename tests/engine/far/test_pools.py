@@ -20,14 +20,15 @@ class Played:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
-    def join(self, claims: Any, options: Any) -> Played:
-        self.calls.append(("join", claims, options))
+    def join(self, tenants: Any, options: Any) -> Played:
+        self.calls.append(("join", tenants, options))
         return self
 
-    def leave(self, *claims: Any) -> None:
-        self.calls.append(("leave", *claims))
+    def leave(self, *tenants: Any) -> None:
+        self.calls.append(("leave", *tenants))
 
-    def pool(self, *arguments: Any) -> Any:
+    def pool(self, *arguments: Any, seeds: Any, options: Any) -> Any:
+        arguments = (*arguments, seeds, options)
         self.calls.append(("pool", *arguments))
         pool = SimpleNamespace(arguments=arguments)
         pool.renew = lambda: self.calls.append(("renew", pool))

@@ -47,7 +47,7 @@ def test_the_sample_being_worked_on_is_shown(status_page: StatusPage) -> None:
     assert rows(status_page) == {1: ALL_ROWS}
 
 
-def test_lanes_do_not_interfere(status_page: StatusPage) -> None:
+def test_threads_do_not_interfere(status_page: StatusPage) -> None:
     for line in (0, 1, 499):
         status_page.line(line).begin(100 + line)
     status_page.line(1).end()
@@ -81,7 +81,7 @@ def test_a_page_says_nothing_until_something_is_written(
     assert status_page.status is None
 
 
-def test_the_page_says_when_a_lane_last_moved(
+def test_the_page_says_when_a_thread_last_moved(
     status_page: StatusPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(monotonic_ns=iter(range(5, 15, 2)).__next__)
@@ -114,7 +114,7 @@ class Line(threading.Thread):
 
 
 def resting(status_page: StatusPage) -> Line:
-    """Return a line that rests before its second sample."""
+    """Return a thread that rests before its second sample."""
     line = Line(status_page)
     line.start()
     while not status_page.at_work:
@@ -129,7 +129,7 @@ def resting(status_page: StatusPage) -> Line:
 
 
 @pytest.mark.parametrize("ahead_ns", [None, 1_000_000])
-def test_a_lane_rests_before_its_next_sample_until_it_may_go_on(
+def test_a_thread_rests_before_its_next_sample_until_it_may_go_on(
     status_page: StatusPage, ahead_ns: int | None
 ) -> None:
     line = resting(status_page)

@@ -64,14 +64,14 @@ def test_a_task_is_due_one_limit_after_it_began(
     assert due_in_s(child, clock) == 55.0
 
 
-def test_a_task_that_no_lane_takes_up_is_due_too(
+def test_a_task_that_no_thread_takes_up_is_due_too(
     child: WorkerChild, clock: Clock
 ) -> None:
     clock.now_s = 115
     assert due_in_s(child, clock) == 45.0
 
 
-def test_a_lane_that_stops_right_after_sending_an_outcome_is_due(
+def test_a_thread_that_stops_right_after_sending_an_outcome_is_due(
     child: WorkerChild, clock: Clock
 ) -> None:
     clock.now_s = 110
