@@ -196,10 +196,10 @@ class Engine:
 
     def _collate(self, gathered: Gathered) -> Finished | FailedBatch:
         """Run the user's `collate_fn` here and now, its draws seeded by the batch."""
-        plan, seed = gathered.plan, self.recipe.collate_seed
-        seeds = seed, plan.epoch, plan.batch
+        plan, kept = gathered.plan, gathered.buffer.kept.values()
+        seeds = self.recipe.collate_seed, plan.epoch, plan.batch
         threads = self._assigned and any(s.inline is None for s in self.segments)
-        batch = self._calls.call(gathered.collate, *seeds, apart=threads)
+        batch = self._calls.call(gathered.collate, kept, *seeds, apart=threads)
         if not self._calls.keeps:
             self._let_collate()
         return batch

@@ -305,7 +305,8 @@ class RepackFeed:
             if recipe.buffers.collate is None:
                 data = make()
             else:
-                data = self._calls.call(make, recipe.seed, plan.epoch, plan.batch)
+                seeds = recipe.seed, plan.epoch, plan.batch
+                data = self._calls.call(make, samples, *seeds)
             data = worked(recipe, plan, data)
         return Delivery(data, plan)
 

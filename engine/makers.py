@@ -304,7 +304,10 @@ class SeededMaker(DrawnMaker):
             inputs = unused.pop() if unused else self._samples(plan, indices)
             return together(plan, inputs, indices)
 
-        return self._calls.call(collate, self._plan.seed, plan.epoch, plan.batch)
+        inputs = [samples] if self._buffers.whole else samples
+        return self._calls.call(
+            collate, inputs, self._plan.seed, plan.epoch, plan.batch
+        )
 
     def _seeded(self, plan: BatchPlan, indices: list[Any]) -> Any:
         """Make a batch under seeds; the first one shows what draws, or changes."""
@@ -439,7 +442,7 @@ class PlanMaker:
         if self.recipe.buffers.collate is None:
             return batch, make(batch, samples)
         collate, seed = partial(make, batch, samples), self.recipe.seed
-        return batch, self._calls.call(collate, seed, plan.epoch, plan.batch)
+        return batch, self._calls.call(collate, samples, seed, plan.epoch, plan.batch)
 
     def _together(
         self, batch: PlannedBatch, samples: Sequence[Any]
@@ -470,7 +473,8 @@ class PlanMaker:
         finished = buffers.finish(in_flight)
         if isinstance(finished, Gathered):
             seeds = self.recipe.seed, in_flight.plan.epoch, in_flight.plan.batch
-            finished = self._calls.call(finished.collate, *seeds)
+            kept = finished.buffer.kept.values()
+            finished = self._calls.call(finished.collate, kept, *seeds)
         return in_flight, finished
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -179,6 +179,32 @@ def test_a_collate_fn_is_given_the_samples_in_order(here: Kind) -> None:
             assert_same(ours, padded(rows))
             assert pipe.plan is not None
             assert pipe.plan.n_rows == len(rows)
+
+
+def doubled(samples: list[Any]) -> list[float]:
+    """Change the samples, and draw only for the later ones."""
+    for sample in samples:
+        np.multiply(sample, 2, out=sample)
+    if samples[0][0] > 8:
+        torch.rand(())
+    return [float(sample[0]) for sample in samples]
+
+
+WAYS: Mapping[str, Callable[[Any], Any]] = {
+    "as it is": lambda p: p.batch(2, collate_fn=doubled),
+    "after a filter": lambda p: p.filter(len).batch(2, collate_fn=doubled),
+    "before a map": lambda p: p.batch(2, collate_fn=doubled).map(list),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_collate_fn_gets_each_sample_once_and_may_change_it(
+    kind: Kind, way: str
+) -> None:
+    pipe = ps.Pipeline.from_dataset(range(10), **kind)
+    pipe = pipe.map(lambda n: np.array([float(n)]), **kind)
+    with WAYS[way](pipe) as pipe:
+        assert [n for batch in pipe for n in batch] == [2.0 * n for n in range(10)]
 
 
 def test_a_collate_fn_may_return_anything(kind: Kind) -> None:

@@ -388,9 +388,8 @@ class Collate(Operation):
 
     def run(self, work: Work) -> None:
         (batch,) = work.samples
-        plan = batch.plan
+        seeds = self._seed, batch.plan.epoch, batch.plan.batch
+        kept = batch.buffer.kept.values()
         # Workers of other segments may draw at the same time.
-        result = self.calls.call(
-            batch.collate, self._seed, plan.epoch, plan.batch, apart=self.apart
-        )
+        result = self.calls.call(batch.collate, kept, *seeds, apart=self.apart)
         work.samples = [result.data if isinstance(result, Finished) else result]

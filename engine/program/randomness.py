@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -165,7 +165,8 @@ class SeededCalls:
     not seeded. The first call is seeded, and shows whether it draws. If a later one
     draws, it is made again under its seed. While calls change the subject, none may be
     made twice, so all of them are seeded: what the first call sets up changes it, too,
-    so later calls are looked at again, ever more rarely.
+    so later calls are looked at again, ever more rarely. Once a call has changed what
+    it got, none is made twice, either: it would get what the first one made of that.
 
     One thread at a time calls.
 
@@ -175,42 +176,46 @@ class SeededCalls:
 
     def __init__(self, subject: Any) -> None:
         self._subject, self._undrawn = [subject], Undrawn()
-        # Whether each call is seeded; None: the first one is, and will show.
-        self._seeds: bool | None = None
-        # Whether a call drew, and how many were seeded.
-        self._drew, self._calls = False, 0
+        # Whether a call drew, or changed what it got.
+        self._once, self._calls = False, 0
         # Whether calls change the subject; None before the first.
         self.keeps: bool | None = None
 
-    def call(self, make: Callable[[], T], *seed: int, apart: bool = False) -> T:
+    def call(
+        self,
+        make: Callable[[], T],
+        inputs: Iterable[Any],
+        *seed: int,
+        apart: bool = False,
+    ) -> T:
         """Return the result of `make`; its draws depend on `seed` alone.
 
         A draw of another thread looks like one of this call.
 
         Args:
             make: calls the subject.
+            inputs: what the subject gets.
             seed: the numbers that seed this call.
             apart: whether this is a worker process, whose threads may draw meanwhile:
                 each call is seeded, and nothing is undone.
         """
         undrawn = self._undrawn
-        if self._seeds is False and not apart:
+        self._calls += 1
+        looks = not self._calls & (self._calls - 1)
+        if self.keeps is False and not (self._once or looks or apart):
             undrawn.look()
             result = make()
             if not undrawn.drawn:
                 return result
             undrawn.put_back()
-            self._seeds = True
-        self._calls += 1
-        looks = self.keeps in (None, True) and not self._calls & (self._calls - 1)
-        witness = Witness(self._subject) if looks else None
+        witness = Witness(self._subject) if looks and self.keeps is not False else None
+        given = Witness([list(inputs)] if looks and not self._once else ())
         with (seeded_apart if apart else seeded_by)(*seed):
             undrawn.look()
             result = make()
-            self._drew = self._drew or undrawn.drawn
+            self._once = self._once or undrawn.drawn or given.changed() is not None
         if witness is not None:
             self.keeps = not witness.repeats()
-        self._seeds = self._drew or bool(self.keeps)
         return result
 
 

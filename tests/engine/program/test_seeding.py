@@ -147,7 +147,7 @@ def test_calls_are_repeatable_and_leave_the_trainers_draws_alone(
             if not seeded:
                 random.random()  # the trainer's draws change nothing
             make = random.random if drawing else lambda: 0.0
-            results.append(calls.call(make, 7, number))
+            results.append(calls.call(make, (), 7, number))
         return results, next_ones()[:1]
 
     results, after = run(seeded=True)
@@ -166,8 +166,8 @@ def test_where_threads_draw_meanwhile_nothing_is_drawn_again() -> None:
         calls, values = SeededCalls(None), []
         for number in range(3):
             make = random.random if draws else lambda: 0.0
-            value = calls.call(make, 7, number, apart=True)
-            assert value == calls.call(make, 7, number, apart=True)
+            value = calls.call(make, (), 7, number, apart=True)
+            assert value == calls.call(make, (), 7, number, apart=True)
             values += [value] if draws else []
             values.append(random.random())
         return values
@@ -190,13 +190,26 @@ def test_a_function_is_seeded_from_its_first_draw_on(
 
     monkeypatch.setattr(randomness, "seed_global_generators", note)
     calls = SeededCalls(None)
-    for number in range(3):
-        assert calls.call(int, 7, number) == 0
-    assert len(seeded) == 1
-    assert 0 <= calls.call(random.random, 7, 3) < 1
+    for number in range(4):
+        assert calls.call(int, (), 7, number) == 0
+    assert len(seeded) == 3  # calls 1, 2 and 4 are looked at
+    assert 0 <= calls.call(random.random, (), 7, 4) < 1
     for number in range(2):
-        calls.call(int, 7, number)
-    assert len(seeded) == 4
+        calls.call(int, (), 7, number)
+    assert len(seeded) == 6
+
+
+def test_a_call_that_changes_what_it_gets_is_made_once() -> None:
+    calls = SeededCalls(None)
+    for number in range(8):
+        row = np.full(1, number)
+
+        def double() -> float:
+            row[:] *= 2  # noqa: B023 called at once
+            return random.random() if row[0] > 8 else 0.0  # noqa: B023
+
+        calls.call(double, [row], 7, number)
+        assert row.tolist() == [2 * number]
 
 
 def test_what_a_first_call_sets_up_is_no_state() -> None:
@@ -213,7 +226,7 @@ def test_what_a_first_call_sets_up_is_no_state() -> None:
     for function, keeps in ((set_up, False), (count, True)):
         calls = SeededCalls(function)
         for number in range(5):
-            calls.call(function, 7, number)
+            calls.call(function, (), 7, number)
             assert calls.keeps is (keeps or number == 0)
 
 
