@@ -136,7 +136,7 @@ class Engine:
         While it waits, it works on inline segments.
 
         Raises:
-            BudgetError: the budget cannot hold one batch.
+            BudgetError: the budget cannot hold one batch, which stays the next one.
             PenstockError: the engine was closed.
             Exception: the engine itself failed; a `WorkerError`, if its workers die one
                 after another. Or a function of the schedule raised it.
@@ -149,8 +149,11 @@ class Engine:
         if self.segments[-1].inline is not None and engine_lock.peek() is None:
             self._step_wanted = self._work_inline()  # nobody else would make it ready
         while True:
-            ready = engine_lock.peek() is not None
-            if ready:
+            ready = engine_lock.peek()
+            if ready is not None:
+                # Before it leaves: if it does not fit, it stays until it does.
+                nbytes, rows = self.reservations.batch_bytes, ready[0].plan.n_rows
+                self.reservations.byte_budget.check_fits(nbytes, rows)
                 self._supply()
             with engine_lock.lock:
                 unopened = engine_lock.core.head == engine_lock.core.next_step
@@ -170,8 +173,6 @@ class Engine:
         engine_lock.notify_others()
         for segment in self.segments:
             segment.pool.serve_now()
-        reservations, rows = self.reservations, entry[0].plan.n_rows
-        reservations.byte_budget.check_fits(reservations.batch_bytes, rows)
         return self._collated(*entry)
 
     def _made_alone(self) -> tuple[InFlightBatch, Any] | None:

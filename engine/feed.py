@@ -103,8 +103,8 @@ class PlannedFeed:
             self.engine.restart(cursor.step)
         self._start = cursor
         self._last: BatchPlan | None = None
-        # Batches of the epoch that are still due.
-        self._batches_left = self._plan.steps_in(cursor.epoch) - cursor.batch
+        # The step after the epoch's last one.
+        self._stop = cursor.step - cursor.batch + self._plan.steps_in(cursor.epoch)
 
     def next(self) -> Delivery | None:
         """Return the next batch of the epoch, or None at its end.
@@ -114,10 +114,9 @@ class PlannedFeed:
                 this batch, or for too many samples of the epoch. The next call
                 continues with the batch after it.
         """
-        if not self._batches_left:
+        if self.engine.head == self._stop:
             return None
         batch, finished = self.engine.pop()
-        self._batches_left -= 1
         plan = batch.plan
         if isinstance(finished, FailedBatch) and finished.failures:
             finished = self._filled(batch, finished)

@@ -488,7 +488,7 @@ class DirectHost(Host):
         trainer: the meter of whoever calls `next`.
 
     Raises:
-        BudgetError: from `next`, if the budget cannot hold one batch.
+        BudgetError: from `next`, if the budget cannot hold a batch, which stays due.
         PenstockError: from `next`, once it is closed.
     """
 
@@ -509,6 +509,8 @@ class DirectHost(Host):
         self.maker: DrawnMaker | PlanMaker = make(recipe, cursor, self._meter)
         # Rows of the largest batch, and what earlier epochs took, in nanoseconds.
         self._batch_rows = self._before_ns = 0
+        # A batch that is made, and due once the budget can hold it.
+        self._large: Delivery | None = None
         # Seconds that reading beside the trainer would have saved so far.
         self._saved_s = 0.0
         # Whether nobody knows yet if workers would pay.
@@ -522,7 +524,10 @@ class DirectHost(Host):
 
     @property
     def cursor(self) -> Cursor:
-        return self.maker.cursor
+        if self._large is None:
+            return self.maker.cursor
+        plan = self._large.plan
+        return Cursor(plan.epoch, plan.batch, plan.step, plan.start)
 
     @property
     def s_per_row(self) -> float:
@@ -535,15 +540,16 @@ class DirectHost(Host):
             resolution = self._suited(WORTH_START_NS)
             if resolution is not None and resolution.executor != "inline":
                 self.stays = Restriction.SHORT.format(resolution.reason)
-        self._before_ns = self._meter.run_ns
+        self._before_ns, self._large = self._meter.run_ns, None
         self.maker.begin(cursor)
 
     def next(self) -> Delivery | None:
         if self._closed:
             raise PenstockError(CLOSED)
-        if self._meter.batches:
+        delivery = self._large
+        if delivery is None and self._meter.batches:
             delivery = self.maker.next()
-        else:
+        elif delivery is None:
             with self._witness:
                 delivery = self.maker.next()
             if delivery is not None:
@@ -551,8 +557,9 @@ class DirectHost(Host):
         if self.undecided and self.segment.iterable:
             self._saved_s += min(self._trainer.gap_s, self._meter.last_ns / 1e9)
         if delivery is not None and delivery.plan.n_rows > self._batch_rows:
-            rows = self._batch_rows = delivery.plan.n_rows
+            self._large, rows = delivery, delivery.plan.n_rows
             self._byte_budget.check_fits(rows * self._meter.sample_bytes, rows)
+            self._large, self._batch_rows = None, rows
         return delivery
 
     def chosen_kind(self) -> Kind | None:

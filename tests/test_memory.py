@@ -144,6 +144,24 @@ def test_a_budget_smaller_than_one_batch_is_an_error_with_its_cure(kind: Kind) -
         assert len(list(pipe)) == 10
 
 
+@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_batch_that_does_not_fit_comes_once_the_budget_is_raised(
+    kind: Kind, *, filtered: bool, keeps: bool
+) -> None:
+    pipe = ps.Pipeline.from_dataset(Numbers(30, WIDTH), **kind)
+    pipe = pipe.filter(len, **kind) if filtered else pipe
+    with pipe.batch(8).options(persistent_workers=keeps) as pipe:
+        ps.set_memory_budget(BATCH_BYTES // 2)
+        loop = iter(pipe)
+        for _ in range(2):
+            with pytest.raises(ps.BudgetError):
+                next(loop)
+        ps.set_memory_budget(4 * BATCH_BYTES)
+        for epoch in (loop, pipe):
+            assert [n for batch in epoch for n in batch[1].tolist()] == [*range(30)]
+
+
 def test_after_an_epoch_and_a_close_nothing_is_held(kind: Kind) -> None:
     with pipe_of(kind, 160) as pipe:
         for _ in range(2):
