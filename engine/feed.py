@@ -46,6 +46,9 @@ class Delivery(NamedTuple):
 class Faults:
     """Counts the samples that failed and were replaced against a budget.
 
+    A sample counts once in a pass over the data, also if it is made again: by another
+    host, or because an iterable is read again.
+
     Args:
         share: share of an epoch's samples that may fail, 0 to 1; one more raises.
         length: length of an epoch; None if unknown: then the share is of the samples
@@ -54,7 +57,12 @@ class Faults:
 
     def __init__(self, share: float, length: int | None) -> None:
         self._share, self._length = share, length
-        self._epoch, self._count = -1, 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a pass over the data."""
+        # Failures, and the position in the epoch after the last one.
+        self._count = self._stop = 0
 
     def add(self, failures: tuple[Failure, ...], plan: BatchPlan) -> None:
         """Count the failures of a batch.
@@ -62,9 +70,9 @@ class Faults:
         Raises:
             BaseException: the first failure's, if they exceed the budget of the epoch.
         """
-        if plan.epoch != self._epoch:
-            self._epoch, self._count = plan.epoch, 0
-        self._count += len(failures)
+        positions = [plan.start + failure.row for failure in failures]
+        self._count += sum(position >= self._stop for position in positions)
+        self._stop = max(self._stop, positions[-1] + 1)
         limit = int(self._share * (self._length or max(1000, plan.start + plan.n_rows)))
         if self._count > limit:
             error = failures[0].annotated(plan.epoch, plan.step)
@@ -98,6 +106,7 @@ class PlannedFeed:
 
     def begin(self, cursor: Cursor) -> None:
         """Continue at `cursor`; free if prefetching is already there."""
+        self.faults.begin()
         self.engine.begin_epoch(cursor.epoch)
         if cursor.step != self.engine.head:
             self.engine.restart(cursor.step)
@@ -207,6 +216,7 @@ class RepackFeed:
         self._losses = 0
 
     def begin(self, cursor: Cursor) -> None:
+        self.faults.begin()
         self.engine.begin_epoch(cursor.epoch)
         self.cursor = cursor
         # An iterable has no index: what was read before is read again and skipped.
@@ -365,6 +375,8 @@ class Host(ABC):
 
     # The engine; None if the trainer makes the batches by itself.
     engine: Engine | None = None
+    # The feed; None if the trainer draws the batches by itself.
+    feed: PlannedFeed | RepackFeed | DrawnFeed | None = None
     # The latest moves of its work between kinds of workers, and their reasons.
     moves: deque[Move]
     kind = "trainer"  # or "process", if all of its work is in worker processes
@@ -427,9 +439,9 @@ class TrainerHost(Host):
             self.engine: Engine = engine
             planned_feed = RepackFeed if recipe.repack else PlannedFeed
             make_feed = DrawnFeed if recipe.drawn else planned_feed
-            self._feed = feed or make_feed(engine)
+            self.feed: PlannedFeed | RepackFeed | DrawnFeed = feed or make_feed(engine)
             if feed is None:
-                self._feed.begin(cursor)
+                self.feed.begin(cursor)
             else:
                 engine.begin_epoch(feed.cursor.epoch)
             engine.__enter__()
@@ -443,13 +455,13 @@ class TrainerHost(Host):
 
     @property
     def cursor(self) -> Cursor:
-        return self._feed.cursor
+        return self.feed.cursor
 
     def begin(self, cursor: Cursor) -> None:
-        self._feed.begin(cursor)
+        self.feed.begin(cursor)
 
     def next(self) -> Delivery | None:
-        delivery = self._feed.next()
+        delivery = self.feed.next()
         if delivery is None:
             self.engine.end_epoch()
         return delivery

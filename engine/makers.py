@@ -507,6 +507,7 @@ class DirectHost(Host):
         maker = SeededMaker if isinstance(operations[0], SeededRead) else DrawnMaker
         make = PlanMaker if recipe.drawn is None else maker
         self.maker: DrawnMaker | PlanMaker = make(recipe, cursor, self._meter)
+        self.feed = self.maker.feed
         # Rows of the largest batch, and what earlier epochs took, in nanoseconds.
         self._batch_rows = self._before_ns = 0
         # A batch that is made, and due once the budget can hold it.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import BudgetError, WorkerError
 from .batch.device import DeviceStage, ToDevice, in_parts
 from .core.in_flight import ByteBudget
-from .feed import Delivery, Host, TrainerHost
+from .feed import Delivery, Faults, Host, PlannedFeed, RepackFeed, TrainerHost
 from .in_children import (
     check_may_leave,
     crowded,
@@ -98,6 +98,8 @@ class Run:
         self._watch: ChangeWatch | None = None
         self._moves: tuple[Move, ...] = ()
         self._closed = False
+        # Counts the samples that fail, whichever host makes them.
+        self._faults: Faults | None = None
         self._history: deque[tuple[Host, Observation]] = deque(maxlen=HISTORY)
         self._begin(cursor, alone=alone)
 
@@ -243,6 +245,8 @@ class Run:
         """Let a host make the batches from now on."""
         host.kind = self._kind  # while the old one closes, readings are still its own
         self.host: Host = host
+        if isinstance(host.feed, PlannedFeed | RepackFeed):
+            self._faults = host.feed.faults = self._faults or host.feed.faults
         # The same host, if the trainer makes the batches by itself.
         self.alone = host if isinstance(host, DirectHost) else None
         self.contention.forget()

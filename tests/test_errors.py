@@ -27,6 +27,7 @@ from support.functions import (
     fails_on,
     indices,
 )
+from support.moves import workers_pay
 
 Kind = Mapping[str, Any]
 
@@ -409,6 +410,27 @@ def test_errors_beyond_the_error_budget_are_raised(workers: str) -> None:
 def test_each_epoch_has_its_own_error_budget(kind: Kind) -> None:
     with failing(kind, 1, 9, on_error="substitute", error_budget=0.05) as pipe:
         assert [len(list(pipe)) for _ in range(3)] == [5, 5, 5]
+
+
+def test_each_pass_over_an_epoch_has_its_own_error_budget(kind: Kind) -> None:
+    with failing(kind, 1, 9, on_error="substitute", error_budget=0.05) as pipe:
+        for _ in range(3):
+            pipe.set_epoch(0)
+            assert len(list(pipe)) == 5
+
+
+def test_the_error_budget_holds_wherever_samples_are_made() -> None:
+    budget: Any = {"on_error": "substitute", "error_budget": 0.05}
+    with workers_pay(), failing({}, 1, 9, 17, **budget) as pipe:
+        loop = iter(pipe)
+        next(loop)
+        run = pipe._slot.run  # noqa: SLF001 there is no other way to its knobs
+        assert run is not None
+        next(knob for knob in run.knobs() if knob.name == "host").set("process")
+        next(loop)
+        with pytest.raises(BadSample, match="17"):
+            next(loop)
+        assert run.read().host == "process"
 
 
 @TRAINERS

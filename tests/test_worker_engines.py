@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import os
 import resource
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,6 +108,37 @@ def test_an_iterable_that_always_kills_its_reader_is_given_up() -> None:
         assert [next(loop)[0].item() for _ in range(3)] == [0, 8, 16]
         with pytest.raises(ps.WorkerError, match="died 6 times with no batch in"):
             next(loop)
+
+
+@dataclasses.dataclass
+class Killed:
+    """Yields 60 numbers; the first process that gets to 25 dies."""
+
+    mark: Path
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(60):
+            if index == 25 and not self.mark.exists():
+                self.mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield index
+
+
+def refuse(number: int) -> int:
+    if number == 20:
+        raise ValueError(number)
+    return number
+
+
+def test_a_failed_sample_of_an_iterable_that_is_read_again_counts_once(
+    tmp_path: Path,
+) -> None:
+    source = ps.Pipeline.from_dataset(Killed(tmp_path / "died")).map(refuse)
+    one_of_1000: Any = {"on_error": "substitute", "error_budget": 0.001}
+    with source.batch(8, **one_of_1000).options(host="process") as pipe:
+        rows = [row for batch in pipe for row in batch.tolist()]
+    assert rows == [row for row in range(60) if row != 20]
+    assert (tmp_path / "died").exists()
 
 
 # What cannot be sent, or received
