@@ -382,7 +382,9 @@ class MappingNode(Node):
         batch = dict.fromkeys(self.keys)
         for names, values in samples.blocks:
             kind = values.dtype.kind
-            same([kind in PYTHONS[leaves[name].kind] for name in names], fact=True)
+            # A column may have been text, lists or structs in the first file.
+            python_types = (getattr(leaves[name], "kind", None) for name in names)
+            same([kind in PYTHONS.get(py, "") for py in python_types], fact=True)
             # One call for all columns: each releases the GIL, and waits to get it back.
             whole = torch.from_numpy(values.astype(leaves[names[0]].kind))
             columns: Any = torch.unbind_copy(whole, 1)  # type: ignore[func-returns-value]

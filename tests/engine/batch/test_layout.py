@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
+from penstock.engine.batch.array_rows import TableRows
 from penstock.engine.batch.buffer import (
     BatchBuffer,
     Buffers,
@@ -258,6 +259,21 @@ def test_text_within_a_sequence_is_collated_as_by_torch(sample: Any) -> None:
     samples = [sample, sample]
     batch = collated(Buffers("Batch(ID:1)"), samples, [range(1, 2), range(1)])
     assert_same(batch.data, default_collate(samples))
+
+
+@pytest.mark.parametrize("value", ["text", [1, 2], {"a": 1}, 1], ids=repr)
+@pytest.mark.parametrize("column", [np.arange(2), np.arange(2.0), ["a", "b"]], ids=repr)
+def test_a_column_whose_type_has_changed_is_collated_as_by_torch(
+    value: Any, column: Any
+) -> None:
+    buffers, script = Buffers("Batch(ID:1)"), Script((2,))
+    plan, before = script.batch(0), [{"x": value}] * 2
+    assert_same(buffers.together(plan, before), default_collate(before))
+    table = TableRows.of({"x": column}, 2)
+    assert_same(buffers.together(plan, table), default_collate(list(table)))
+    buffer = BatchBuffer(buffers, plan)
+    buffer.place(range(2), table)
+    assert_same(buffer.collect(()), default_collate(list(table)))
 
 
 def test_keys_come_in_the_order_of_the_first_row() -> None:
