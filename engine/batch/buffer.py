@@ -235,7 +235,10 @@ class Buffers:
             indices: into the dataset, by row; None if unknown.
         """
         where = f"{self.stage} (epoch {plan.epoch}, step {plan.step})"
-        odd = spread(samples, indices)
+        try:
+            odd = spread(samples, indices)
+        except Exception as unknown:  # noqa: BLE001 the user objects' code raised it
+            odd = f"they cannot be described ({type(unknown).__name__})"
         if self.collate is not None:
             add_note(error, f"{NOTE}the collate_fn of {where}: {odd}")
             return

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -480,6 +481,8 @@ SMALL = 64
 MANY = 16
 # Levels that are examined: an object may contain itself.
 DEEP = 16
+# Characters that describe a sample at most.
+LONG = 400
 
 
 def size_of_all(samples: Sequence[Any], depth: int = DEEP) -> int:
@@ -542,19 +545,24 @@ def _own_bytes(sample: Any) -> int | None:
 
 
 def describe(sample: Any) -> str:
-    """Describe a sample in a few words: `uint8 [3, 4]`, `(float32 [2], int)`."""
+    """Describe a sample in a few words: `uint8 [3, 4]`, `(float32 [2], int)`.
+
+    Of many members, the first ones. The user object's code may raise anything.
+    """
     if isinstance(sample, torch.Tensor) and sample.is_nested:
         return "a nested tensor"  # most have no shape
     shape = getattr(sample, "shape", None)
     dtype = getattr(sample, "dtype", None)
     if shape is not None and dtype is not None:
         return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
-    if isinstance(sample, (tuple, list)):
-        return f"({', '.join(map(describe, sample))})"
+    if not isinstance(sample, (tuple, list, dict)):
+        return type(sample).__name__
+    more = [f"... {len(sample)} in all"] if len(sample) > MANY else []
     if isinstance(sample, dict):
-        inner = ", ".join(f"{key}: {describe(value)}" for key, value in sample.items())
-        return f"{{{inner}}}"
-    return type(sample).__name__
+        items = islice(sample.items(), MANY)
+        inner = (f"{key}: {describe(value)}" for key, value in items)
+        return f"{{{', '.join([*inner, *more])}}}"
+    return f"({', '.join([*map(describe, sample[:MANY]), *more])})"
 
 
 # Indices into the dataset, by row of a batch.
@@ -568,10 +576,10 @@ def spread(samples: Mapping[int, Any], indices: Indices | None) -> str:
         samples: the samples, by row of the batch.
         indices: into the dataset, by row; None if unknown.
     """
-    looks = {row: describe(sample) for row, sample in samples.items()}
+    looks = {row: f"{describe(sample):.{LONG}}" for row, sample in samples.items()}
     usual = Counter(looks.values()).most_common(1)[0][0]
     odd = [
-        f"sample index {indices[row]}: {look}" if indices is not None else look
+        f"sample index {indices[row]!s:.60}: {look}" if indices is not None else look
         for row, look in looks.items()
         if look != usual
     ][:5]

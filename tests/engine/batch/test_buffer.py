@@ -163,6 +163,34 @@ def test_samples_that_make_no_batch_are_described() -> None:
     assert "all are set" in failed.error.__notes__[0]
 
 
+class Shapeless:
+    """Raises when it is asked for its shape."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        raise RuntimeError("not for you")
+
+
+@pytest.mark.parametrize("collate", [None, sum])
+def test_a_sample_that_raises_when_it_is_looked_at_does_not_hide_the_error(
+    collate: Any,
+) -> None:
+    failed = finish(buffers(collate=collate), [Shapeless(), Shapeless()])
+    assert isinstance(failed, FailedBatch)
+    assert isinstance(failed.error, TypeError)
+    assert "they cannot be described (RuntimeError)" in failed.error.__notes__[0]
+
+
+def test_long_samples_are_described_in_a_few_words() -> None:
+    ragged = [[0] * 512, [0] * 511, {str(key): [[0] * 99] * 99 for key in range(99)}]
+    failed = finish(buffers(), ragged)
+    assert isinstance(failed, FailedBatch)
+    (note,) = failed.error.__notes__
+    assert "int, ... 512 in all)" in note
+    assert "int, ... 511 in all)" in note
+    assert len(note) < 2000
+
+
 def test_a_batch_after_a_filter_has_the_kept_samples_by_row() -> None:
     batch = data_of(finish(buffers(keep=True), "abcd", failed=[]))
     assert list(batch.items()) == [(0, "a"), (1, "b"), (2, "c"), (3, "d")]
