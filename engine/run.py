@@ -297,6 +297,7 @@ class Run:
         segment = replace(now, executor="inline", program=direct.program)
         self._direct = self._recipe = replace(self._direct, segments=(segment,))
         self._start_again(host.cursor, alone=True)
+        self._wanted_kind = self._kind  # last: no later request may undo it
 
     def _begin_watch(self) -> None:
         """Watch what the loop does with the data, if a segment has moved by itself."""

@@ -19,6 +19,7 @@ from penstock.engine import makers, run
 from penstock.engine.core import connector
 from penstock.engine.feed import TrainerHost
 from penstock.engine.makers import DirectHost
+from support.moves import workers_pay
 
 LENGTH = 40
 
@@ -113,6 +114,20 @@ def test_the_executor_follows_its_knob_there_and_back() -> None:
                 knob(pipe).set("inline" if step == 9 else "process")
     assert are_direct[0]  # on a busy machine tuning may soon find that threads pay
     assert are_direct[6:] == [*[False] * 4, *[True] * 5, *[False] * 5]
+
+
+def test_a_host_that_was_wanted_is_forgotten_once_the_trainer_loads_again() -> None:
+    ps.set_enable_autotune(False)
+    with workers_pay(), ps.Pipeline.from_dataset(Rows()).batch(2) as pipe:
+        loop = iter(pipe)
+        next(loop)
+        run: Any = pipe._slot.run  # noqa: SLF001
+        next(knob for knob in run.knobs() if knob.name == "host").set("process")
+        for executor in ("inline", "thread"):
+            next(loop)
+            knob(pipe).set(executor)
+        hosts = [run.host.kind for _ in zip(range(3), loop, strict=False)]
+    assert hosts == ["trainer"] * 3
 
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow], deadline=None)
