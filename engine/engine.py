@@ -370,6 +370,7 @@ class Engine:
         Raises:
             PenstockError: the engine was closed.
         """
+        self.rest.resume()  # or its alarm would end this
         try:
             while self._pause(reader_only=reader_only):
                 self.engine_lock.sleep()

@@ -100,6 +100,20 @@ def test_a_pause_that_somebody_else_has_asked_for_goes_on() -> None:
         del loop
 
 
+def test_the_end_of_a_rest_does_not_end_a_pause_that_began_meanwhile() -> None:
+    pipe, loop, rest = resting("thread")
+    with pipe:
+        engine = pipe._slot.run.host.engine  # type: ignore[union-attr]  # noqa: SLF001
+        assert engine is not None
+        rest.pause(time.monotonic_ns() + 200_000_000)
+        with engine.still():
+            while rest._alarm is not None:  # noqa: SLF001 until its alarm has come
+                time.sleep(0.001)
+            assert still_s(0.1)
+        next(loop)
+        del loop
+
+
 def test_a_child_that_dies_while_it_rests_loses_nothing() -> None:
     pipe, loop, rest = resting("process")
     with pipe:
