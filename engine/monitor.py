@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from math import inf
 
 import torch
 
@@ -37,7 +38,7 @@ from .plan import Planning
 from .recipe import Recipe
 from .segment import Segment
 from .trainer_cost import TrainerMeter
-from .workers import PoolStatistics
+from .workers import PoolStatistics, join_all
 
 # How long a result of the GIL probe stays valid.
 PROBE_AGAIN_S = 60.0
@@ -212,8 +213,10 @@ class GilProbe:
             self._thread = threading.Thread(
                 target=self._look, name="penstock gil probe", daemon=True
             )
-            self._thread.start()
-        return True
+            with contextlib.suppress(RuntimeError):  # the system has no more threads
+                self._thread.start()
+                return True
+        return False
 
     def close(self) -> None:
         """Stop a burst in progress, and wait for it. Idempotent."""
@@ -222,8 +225,7 @@ class GilProbe:
                 self._closed.set()
                 self._bed.release()
             thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        join_all(filter(None, [thread]), inf)
 
     def _look(self) -> None:
         held_count = 0

@@ -137,8 +137,8 @@ class Segment:
     def _set_workers(self, count: int) -> None:
         """Request `count` workers; takes effect while work goes on."""
         with self._lock:
+            self.pool.resize(count)  # first: it may be refused
             self._target = count
-            self.pool.resize(count)
         self._tell_core()
 
     def _set_prefetch(self, batches: int) -> None:

@@ -252,7 +252,10 @@ class Rest:
             self._engine_lock.core.pause()
         for segment in self._segments:
             segment.pool.rest(until_ns)  # within leases, where these are long
-        alarm.start()
+        try:
+            alarm.start()
+        except RuntimeError:  # the system has no more threads
+            self.resume()
 
     def resume(self) -> None:
         """Hand out work again."""

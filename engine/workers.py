@@ -393,8 +393,15 @@ class Threads(WorkerPool):
             self._present.update(new)
             self._staying += len(new)
             surplus = self._staying > self._asked
-        for thread in new:
-            thread.start()
+        try:
+            for thread in new:
+                thread.start()
+        except BaseException:  # the system has no more of them, or Ctrl-C
+            missing = {thread for thread in new if thread.ident is None}
+            with self._engine_lock.lock:
+                self._present -= missing
+                self._staying -= len(missing)
+            raise
         if surplus:
             self._engine_lock.notify(self._connector.segment)
 
@@ -409,10 +416,10 @@ class Threads(WorkerPool):
         return [f"/proc/self/task/{number}" for number in numbers if number is not None]
 
     def _work(self) -> None:
-        use_one_torch_thread()
         meter = self._connector.enter()
-        random, watch = SampleRandom(self._seed), self._watch()
         try:
+            use_one_torch_thread()
+            random, watch = SampleRandom(self._seed), self._watch()
             while self._serve(meter, random, watch):
                 pass
         except BaseException as error:  # noqa: BLE001 ours: user code is caught before

@@ -11,11 +11,14 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 import penstock as ps
+from penstock.engine import workers
 from support.datasets import WORKERS, Numbers
 from support.functions import augment, digest, waits
 from support.leaks import children
+from support.thread_limit import no_more_threads
 
 LENGTH = 400
 BATCH = 8
@@ -159,6 +162,40 @@ def test_there_are_as_many_workers_as_requested(workers: str) -> None:
                     break
             else:
                 pytest.fail(f"{count} workers were requested, and never existed")
+
+
+def test_threads_that_cannot_start_do_not_count() -> None:
+    with ps.Pipeline.from_dataset(Numbers(LENGTH), **WORKERS["2 threads"]).batch(
+        BATCH
+    ) as pipe:
+        loop = iter(pipe)
+        next(loop)
+        run: Any = pipe._slot.run  # noqa: SLF001 the tuner's way to the knobs
+        knob = next(k for k in run.knobs() if k.name == "num_parallel_workers")
+        with no_more_threads(), pytest.raises(RuntimeError, match="new thread"):
+            knob.set(4)
+        assert knob.value == run.read().segments[0].alive == 2
+        knob.set(3)
+        assert run.read().segments[0].alive == 3
+        assert len(list(loop)) == LENGTH // BATCH - 1
+
+
+def test_a_worker_that_cannot_start_its_thread_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin = workers.use_one_torch_thread  # starts a thread for a moment
+
+    def limited() -> None:
+        with no_more_threads():
+            begin()
+
+    monkeypatch.setattr(workers, "use_one_torch_thread", limited)
+    pipe = ps.Pipeline.from_dataset(Numbers(LENGTH), **WORKERS["2 threads"])
+    try:
+        with pipe.batch(BATCH) as pipe, pytest.raises(RuntimeError, match="new thread"):
+            next(iter(pipe))
+    finally:  # the worker made one thread the default, for itself
+        torch.set_num_threads(torch.get_num_threads())
 
 
 @pytest.mark.slow

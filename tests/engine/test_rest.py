@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from support.thread_limit import no_more_threads
 
 COUNT: Any = multiprocessing.get_context("fork").RawValue("q")
 """Samples made, in all processes."""
@@ -72,6 +73,16 @@ def test_a_rest_ends_by_itself(executor: str) -> None:
         assert not rest.resting
         rest.resume()
         next(loop)
+        del loop
+
+
+def test_nobody_rests_where_no_alarm_can_be_set() -> None:
+    pipe, loop, rest = resting("thread")
+    with pipe:
+        with no_more_threads():
+            rest.pause(1 << 62)
+        for _ in range(10):  # it would wait without end
+            next(loop)
         del loop
 
 

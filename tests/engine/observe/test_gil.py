@@ -13,6 +13,7 @@ import pytest
 
 from penstock.engine import monitor
 from penstock.engine.monitor import BURST, LATE_NS, SLEEP_S, GilProbe
+from support.thread_limit import no_more_threads
 
 DATA = os.urandom(1 << 18)
 
@@ -153,6 +154,13 @@ def test_there_is_one_burst_at_a_time() -> None:
         assert probe.burst()
         assert not probe.burst()
         assert threading.active_count() == before + 1
+
+
+def test_a_burst_is_left_out_where_no_thread_can_start() -> None:
+    with closing(GilProbe()) as probe:
+        with no_more_threads():
+            assert not probe.burst()
+        probe.close()
 
 
 def test_no_probe_is_closed_before_its_burst_has_started(
