@@ -53,10 +53,13 @@ class Faults:
         share: share of an epoch's samples that may fail, 0 to 1; one more raises.
         length: length of an epoch; None if unknown: then the share is of the samples
             read so far, and of at least a thousand.
+        block: whether batches are formed later of what is counted.
     """
 
-    def __init__(self, share: float, length: int | None) -> None:
-        self._share, self._length = share, length
+    def __init__(
+        self, share: float, length: int | None, *, block: bool = False
+    ) -> None:
+        self._share, self._length, self._block = share, length, block
         self.begin()
 
     def begin(self) -> None:
@@ -75,7 +78,7 @@ class Faults:
         self._stop = max(self._stop, positions[-1] + 1)
         limit = int(self._share * (self._length or max(1000, plan.start + plan.n_rows)))
         if self._count > limit:
-            error = failures[0].annotated(plan.epoch, plan.step)
+            error = failures[0].annotated(plan, block=self._block)
             add_note(
                 error,
                 f"penstock: {self._count} samples of epoch {plan.epoch} have failed, "
@@ -207,6 +210,7 @@ class RepackFeed:
         self.faults = Faults(
             recipe.error_budget,
             length=None if recipe.iterable else recipe.planned.order.epoch_length,
+            block=True,
         )
         # Tickets of the samples that are left over.
         self._tickets: list[int] = []

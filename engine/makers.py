@@ -233,7 +233,7 @@ class DrawnMaker:
             return [get(at := index) for index in indices]
         except Exception as error:
             row = next(row for row, index in enumerate(indices) if index is at)
-            Failure(error, self._read.stage, at, row).annotated(plan.epoch, plan.step)
+            Failure(error, self._read.stage, at, row).annotated(plan)
             raise
 
 

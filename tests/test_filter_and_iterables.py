@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from support.datasets import KINDS, Counting, Numbers, Sample
-from support.functions import augment, digest, indices
+from support.functions import BadSample, augment, digest, fails_on, indices
 
 Kind = Mapping[str, Any]
 
@@ -52,6 +52,19 @@ def test_filtered_batches_are_byte_identical(kind: Kind) -> None:
             return [digest(pipe), digest(pipe)]
 
     assert digests(kind) == digests(KINDS["inline"])
+
+
+@pytest.mark.parametrize("on_error", ["raise", "substitute"])
+def test_an_error_after_a_filter_says_where_in_the_epoch_its_sample_is(
+    kind: Kind, on_error: Any
+) -> None:
+    pipe = ps.Pipeline.from_dataset(Numbers(80), **kind).filter(uneven, **kind)
+    pipe = pipe.map(fails_on(45), **kind)
+    pipe = pipe.batch(8, on_error=on_error, error_budget=0.0)
+    with pipe, pytest.raises(BadSample) as caught:
+        list(pipe)
+    (note,) = [n for n in caught.value.__notes__ if "sample index" in n]
+    assert note.endswith("sample index 45 (epoch 0, position 45)")
 
 
 class Flaky:

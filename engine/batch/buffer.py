@@ -213,9 +213,9 @@ class Buffers:
             error = failure.error  # SystemExit is not ordinary
             ordinary = isinstance(error, Exception) and not isinstance(error, ExitError)
             if failure.cut_short or not (ordinary and self.substitute):
-                return FailedBatch(failure.annotated(plan.epoch, plan.step))
+                return FailedBatch(failure.annotated(plan, block=self.keep))
         if len(failures) == plan.n_rows and not self.keep:
-            first = failures[0].annotated(plan.epoch, plan.step)
+            first = failures[0].annotated(plan)
             return FailedBatch(first, tuple(failures))
         return None
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ... import config
 from ...errors import NOTE, BudgetError, SampleNote, add_note
-from ..plan import Context, PlannedBatch
+from ..plan import BatchPlan, Context, PlannedBatch
 
 LOGGER = logging.getLogger("penstock")
 BEYOND = (
@@ -80,11 +80,19 @@ class Failure:
     cut_short: bool = False
     """Whether an iterable ended with it, so that nothing can replace the rest."""
 
-    def annotated(self, epoch: int, step: int) -> BaseException:
-        """Return the exception, with a note that identifies the sample."""
+    def annotated(self, plan: BatchPlan, *, block: bool = False) -> BaseException:
+        """Return the exception, with a note that identifies the sample.
+
+        Args:
+            plan: of the batch.
+            block: whether it is a block of samples of which batches are formed later:
+                then nobody knows its step and row.
+        """
+        position, row = plan.start + self.row, self.row
+        place = f"step {plan.step}, row {row} of the batch"
         note = SampleNote(
             f"{NOTE}{self.stage}, sample index {self.index!r:.60} "
-            f"(epoch {epoch}, step {step}, row {self.row} of the batch)"
+            f"(epoch {plan.epoch}, {f'position {position}' if block else place})"
         )
         if note not in getattr(self.error, "__notes__", ()):
             add_note(self.error, note)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.engine.core.in_flight import Chunk, Failure, runs
 from penstock.engine.plan import Context
+from support.core_script import Script
 
 
 def chunk(rows: int, first_row: int = 5) -> Chunk:
@@ -59,10 +60,12 @@ def test_no_offsets_mean_all_rows() -> None:
 def test_a_failure_says_stage_sample_and_batch_once() -> None:
     error = ValueError("bad pixels")
     failure = Failure(error, "Map(ID:2) decode", 417, 9)
-    assert failure.annotated(2, 31) is error
-    failure.annotated(2, 31)
-    (note,) = error.__notes__
-    assert note == (
-        "penstock: in Map(ID:2) decode, sample index 417 "
-        "(epoch 2, step 31, row 9 of the batch)"
-    )
+    plan = Script((16, 16)).batch(5)
+    assert failure.annotated(plan) is error
+    failure.annotated(plan)
+    failure.annotated(plan, block=True)
+    where = "penstock: in Map(ID:2) decode, sample index 417"
+    assert error.__notes__ == [
+        f"{where} (epoch 2, step 5, row 9 of the batch)",
+        f"{where} (epoch 2, position 25)",
+    ]
