@@ -114,13 +114,13 @@ class ToDevice:
             SpecError: images were to be normalised, but the batch has none.
         """
         stage, any_images = self._stage, False
+        # A host that does not wait would read memory before a copy has reached it.
+        how = {"non_blocking": stage.device.type == "cuda"}
         channels = len(stage.normalize[0]) if stage.normalize else 0
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal any_images
-            moved_tensor = (
-                carry(tensor) if carry else tensor.to(stage.device, non_blocking=True)
-            )
+            moved_tensor = carry(tensor) if carry else tensor.to(stage.device, **how)
             # `uint8 [N, H, W, C]`, with the channels to normalise
             is_image = (
                 channels > 0

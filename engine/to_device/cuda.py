@@ -16,6 +16,14 @@ import torch
 
 # cudaHostRegisterPortable: pinned for all devices of this process.
 PORTABLE = 1
+# By layout, what returns the tensors of which a sparse one consists.
+PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
 
 
 class Bus:
@@ -67,7 +75,9 @@ class Bus:
         current = torch.cuda.current_stream(self.device)
         current.wait_event(mark)
         for tensor in tensors:
-            tensor.record_stream(current)
+            parts = [getattr(tensor, name)() for name in PARTS.get(tensor.layout, ())]
+            for part in parts or [tensor]:
+                part.record_stream(current)
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy of a host tensor in pinned memory.

@@ -41,6 +41,23 @@ def described() -> ps.Pipeline:
     return ps.Pipeline.from_dataset([(im, at) for at, im in enumerate(images)]).batch(4)
 
 
+class Watched(torch.Tensor):
+    """Notes where it is asked to go, and stays."""
+
+    def to(self, *where: Any, **how: Any) -> Any:
+        self.asked = *where, how
+        return self
+
+
+@pytest.mark.parametrize(("place", "waits"), [("cpu", True), ("cuda", False)])
+def test_only_a_copy_to_cuda_may_be_under_way_when_its_batch_is_handed_over(
+    place: str, *, waits: bool
+) -> None:
+    tensor, device = torch.ones(2).as_subclass(Watched), torch.device(place)
+    assert ToDevice(DeviceStage(device))([tensor]) == [tensor]
+    assert tensor.asked == (device, {"non_blocking": not waits})
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_images_become_floats_on_the_device(dtype: Any, *, channels_last: bool) -> None:

@@ -114,6 +114,22 @@ def test_the_trainer_waits_for_a_mark_and_keeps_the_memory(
     ]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_of_a_sparse_tensor_the_memory_of_all_parts_is_kept(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[tuple[int, ...]] = []
+
+    def record_stream(tensor: torch.Tensor, _: object) -> None:
+        assert tensor.layout is torch.strided  # CUDA has no record of others
+        kept.append(tuple(tensor.shape))
+
+    monkeypatch.setattr(torch.Tensor, "record_stream", record_stream)
+    mark: Any = bus.mark()
+    bus.hand_over([torch.eye(3).to_sparse(), torch.eye(2).to_sparse_csr()], mark)
+    assert kept == [(2, 3), (3,), (3,), (2,), (2,)]
+
+
 def test_memory_is_pinned_for_all_devices(bus: Bus, calls: Calls) -> None:
     assert bus.register(4096, 64) is True
     assert calls[-1] == ("driver", "cudaHostRegister", 4096, 64, PORTABLE)
