@@ -483,8 +483,9 @@ class DirectHost(Host):
 
     Args:
         recipe: a recipe of one segment.
+        byte_budget: must hold one batch if the user has set it, although a finished
+            batch is the trainer's.
         cursor: where the first batch starts.
-        byte_budget: must hold one batch, although a finished batch is the trainer's.
         trainer: the meter of whoever calls `next`.
 
     Raises:

@@ -3,8 +3,9 @@
 A layout is a tree of a sample's containers, with a *leaf* for each array or number. Row
 by row it yields what `torch.utils.data.default_collate` yields for the whole batch at
 once. Anything it does not support is left to default_collate itself (`learn` returns
-None, or `write` raises `Misfit`), so bytes, types and errors are always torch's. The
-size and the description of any sample are here, too.
+None, or `write` raises `Misfit`), so bytes, types and errors are torch's. Only arrays
+with negative strides, which torch refuses, make batches here. The size and the
+description of any sample are here, too.
 """
 
 from __future__ import annotations
