@@ -417,7 +417,7 @@ class Host(ABC):
         return tuple(chain.from_iterable(segment.knobs() for segment in segments))
 
 
-class TrainerHost(Host):
+class EngineHost(Host):
     """One engine with its feed.
 
     Args:

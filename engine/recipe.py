@@ -46,7 +46,8 @@ class Options:
     """
 
     host: Host = "auto"
-    """Where the engine and its threads run: in the trainer's process, or in a child."""
+    """Where work is done: where each stage's workers are (`trainer`), or all of it in
+    worker processes."""
     persistent_workers: bool = True
     """Whether worker processes, and prefetched batches, outlive an epoch."""
     multiprocessing_context: StartMethod | None = None

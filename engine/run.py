@@ -1,4 +1,4 @@
-"""A run: an engine, wherever it runs, from the first batch to its close."""
+"""A run: what makes batches, from the first one to the close."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import BudgetError, WorkerError
 from .batch.device import DeviceStage, ToDevice, in_parts
 from .core.in_flight import ByteBudget
-from .feed import Delivery, Faults, Host, PlannedFeed, RepackFeed, TrainerHost
+from .feed import Delivery, EngineHost, Faults, Host, PlannedFeed, RepackFeed
 from .in_children import (
     check_may_leave,
     crowded,
@@ -60,7 +60,7 @@ class Run:
         cursor: where the first batch starts.
 
     Raises:
-        Exception: the engine, or the process that hosts it, cannot be started.
+        Exception: the engine, or its workers, cannot be started.
     """
 
     def __init__(self, recipe: Recipe, byte_budget: ByteBudget, cursor: Cursor) -> None:
@@ -70,7 +70,7 @@ class Run:
         for cache in self._caches:
             cache.open()  # before any process forks, so that all find it
         self._home, self._byte_budget = recipe, byte_budget
-        # Where all work is: in a worker process, or wherever each segment's is.
+        # Where all work is: in worker processes, or wherever each segment's is.
         self._kind = "process" if recipe.options.host == "process" else "trainer"
         # What runs now; `_home` is the same in the trainer's process.
         self._recipe = in_children(recipe, 1) if self._kind == "process" else recipe
@@ -119,7 +119,7 @@ class Run:
             raise
 
     def _new_host(self, cursor: Cursor, *, alone: bool) -> Host:
-        kind = DirectHost if alone else TrainerHost
+        kind = DirectHost if alone else EngineHost
         return kind(self._recipe, self._byte_budget, cursor, self._trainer)
 
     @property
@@ -267,7 +267,7 @@ class Run:
         )
         self._recipe = replace(direct, segments=(segment,))
         try:
-            workers = TrainerHost(
+            workers = EngineHost(
                 self._recipe,
                 self._byte_budget,
                 host.cursor,
@@ -391,7 +391,7 @@ class Run:
         return self._recipe.segments if engine is None else as_now(engine.segments)
 
     def _moved_host(self, data: Any) -> Host:
-        """Return the engine in its other host, with the previous one closed.
+        """Return a host of the other kind, with the previous one closed.
 
         Raises:
             SpecError: batches like `data` cannot be sent, or the work must not leave
@@ -408,7 +408,7 @@ class Run:
             recipe = in_children(self._home)
             quiet = engine.still()  # a fork copies the locks that threads hold
         with quiet:
-            after = TrainerHost(recipe, self._byte_budget, before.cursor, trainer)
+            after = EngineHost(recipe, self._byte_budget, before.cursor, trainer)
         # Not what is wanted: that may have changed meanwhile.
         self._kind, self._recipe = "process" if leaves else "trainer", recipe
         with ExitStack() as undo:
@@ -522,7 +522,9 @@ class Run:
             host = before[-1]  # the engine has just moved: nothing is known there yet
             readings = [reading for at, reading in history if at is host]
         first, last = readings[0], readings[-1]
-        start = next(reading for reading in readings if staff(reading) == staff(last))
+        start = next(
+            reading for reading in readings if settings_of(reading) == settings_of(last)
+        )
         if last.trainer.steps - start.trainer.steps >= WARM_STEPS:
             first = start  # observations with other workers no longer hold
         warm_host, warm = self._warm
@@ -575,13 +577,13 @@ class Run:
         host, history = self.host, self._history
         if len(history) > 1:
             (before, first), (after, last) = history[-2], history[-1]
-            same = before is after is host and staff(first) == staff(last)
+            same = before is after is host and settings_of(first) == settings_of(last)
             if same and reading.time_s - first.time_s < NOTE_S:
                 history.pop()  # the new one replaces it: an epoch may be this short
         history.append((host, reading))
 
 
-def staff(reading: Observation) -> list[tuple[str, int, int]]:
+def settings_of(reading: Observation) -> list[tuple[str, int, int]]:
     """Return each segment's executor, worker count and prefetch size."""
     return [
         (segment.executor, segment.num_parallel_workers, segment.prefetch_size)

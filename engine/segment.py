@@ -242,8 +242,11 @@ class Segment:
             kind, self._wanted_kind = self._wanted_kind, None
         return kind
 
-    def _want(self, kind: Kind) -> None:
-        """Request another kind; a trainer that waits for a batch follows at once."""
+    def _want(self, kind: Kind | None) -> None:
+        """Request another kind; a trainer that waits for a batch follows at once.
+
+        None takes a request back.
+        """
         with self._lock:
             self._wanted_kind = kind
         with self.connector.engine_lock.lock:
@@ -252,8 +255,7 @@ class Segment:
     def request(self, kind: Kind, workers: int) -> None:
         """Request workers of a kind; the trainer's thread follows if it is another."""
         self._set_workers(workers)
-        if kind != self.executor:
-            self._want(kind)
+        self._want(None if kind == self.executor else kind)
 
     def _tell_core(self) -> None:
         engine_lock, at = self.connector.engine_lock, self.connector.segment

@@ -14,7 +14,7 @@ from penstock.autotune import tuner
 from penstock.autotune.policies.kinds import Kinds
 from penstock.autotune.trial import Trial, Verdict
 from penstock.engine import recipe, trainer_cost
-from penstock.engine.feed import TrainerHost
+from penstock.engine.feed import EngineHost
 from penstock.engine.observe.observation import ContentionObservation
 from penstock.engine.run import Run
 from support.datasets import Numbers
@@ -212,16 +212,16 @@ def test_a_reading_names_the_host_whose_workers_it_counts(
     always_moved(monkeypatch, kept=True)
     readings: list[tuple[str, str]] = []
     with pipe_of() as pipe:
-        close = TrainerHost.close
+        close = EngineHost.close
 
-        def closed(host: TrainerHost) -> None:
+        def closed(host: EngineHost) -> None:
             now = run_of(pipe).read()
             readings.append((now.host, now.segments[-1].executor))
             close(host)
 
         for _ in pipe:
             time.sleep(PACE_S)
-            monkeypatch.setattr(TrainerHost, "close", closed)
+            monkeypatch.setattr(EngineHost, "close", closed)
             if run_of(pipe).read().host == "process":
                 break
     assert readings[0] == ("trainer", "thread")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.engine import makers, run
 from penstock.engine.core import connector
-from penstock.engine.feed import TrainerHost
+from penstock.engine.feed import EngineHost
 from penstock.engine.makers import DirectHost
 from support.moves import workers_pay
 
@@ -210,8 +210,8 @@ def host_of(pipe: ps.Pipeline) -> type:
     [
         (0.0, (), DirectHost),
         (1.6, (), DirectHost),  # a thread would take most of that for itself
-        (2.0, (), TrainerHost),
-        (5.0, (), TrainerHost),
+        (2.0, (), EngineHost),
+        (5.0, (), EngineHost),
         (0.0, (5, 15), DirectHost),  # as if it evaluated
     ],
 )
@@ -237,7 +237,7 @@ def test_a_thread_continues_the_iterator_that_the_trainer_began(clock: Clock) ->
                 hosts.append(host_of(pipe))
             assert values == list(range(100))
         assert hosts[0] is DirectHost
-        assert hosts[-1] is TrainerHost
+        assert hosts[-1] is EngineHost
         for _ in zip(range(5), pipe, strict=False):
             state = pipe.state_dict()
     assert stream.opened == 3

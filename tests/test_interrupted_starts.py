@@ -16,7 +16,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.far.child import Child
 from penstock.engine.far.fork_server import ForkServer
 from penstock.engine.far.pools import FarPools
-from penstock.engine.feed import TrainerHost
+from penstock.engine.feed import EngineHost
 from penstock.engine.run import Run
 
 STARTS = (
@@ -28,7 +28,7 @@ STARTS = (
     ForkServer._start,  # noqa: SLF001
     Child.fork,
     Child.__init__,
-    TrainerHost.__init__,
+    EngineHost.__init__,
     Run._begin,  # noqa: SLF001
 )
 

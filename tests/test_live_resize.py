@@ -164,6 +164,21 @@ def test_there_are_as_many_workers_as_requested(workers: str) -> None:
                 pytest.fail(f"{count} workers were requested, and never existed")
 
 
+def test_a_kind_that_is_no_longer_requested_moves_nobody() -> None:
+    with ps.Pipeline.from_dataset(Numbers(LENGTH), **WORKERS["2 threads"]).batch(
+        BATCH
+    ) as pipe:
+        loop = iter(pipe)
+        next(loop)
+        run: Any = pipe._slot.run  # noqa: SLF001 the way to its engine
+        (segment,) = run.host.engine.segments
+        segment.request("process", 2)
+        segment.request("thread", 1)
+        next(loop)
+        assert (segment.executor, segment.num_parallel_workers) == ("thread", 1)
+        assert not segment.moving
+
+
 def test_threads_that_cannot_start_do_not_count() -> None:
     with ps.Pipeline.from_dataset(Numbers(LENGTH), **WORKERS["2 threads"]).batch(
         BATCH

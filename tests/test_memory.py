@@ -14,7 +14,7 @@ import pytest
 
 import penstock as ps
 from penstock.engine.core.in_flight import process_byte_budget
-from penstock.engine.feed import TrainerHost
+from penstock.engine.feed import EngineHost
 from support.datasets import KINDS, Numbers
 from support.functions import indices
 
@@ -52,7 +52,7 @@ def comes(pipe: ps.Pipeline, condition: Callable[[], bool]) -> bool:
     run = pipe._slot.run  # noqa: SLF001 its lock tells when something moves
     assert run is not None
     change = threading.Event()
-    assert isinstance(run.host, TrainerHost)
+    assert isinstance(run.host, EngineHost)
     engine_lock = run.host.engine.engine_lock
     with engine_lock.lock:
         for listeners in engine_lock.listeners:

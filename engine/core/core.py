@@ -251,18 +251,18 @@ class Core:
 
     def take(self, at: int, now_ns: int) -> Lease | Wait:
         """Hand out the earliest rows for segment `at`, or say what to wait for."""
-        state, runs = self.segments[at], self.state is State.RUNNING
+        state, running = self.segments[at], self.state is State.RUNNING
         lease: Lease | Wait = Wait.CREDIT
         if state.ready:
             number = state.ready[0][0]
             due = (number == state.head or not state.in_order) and (
                 number == self.head or state.ahead or not state.inline
             )
-            if runs and due and number <= self._limit(at):
+            if running and due and number <= self._limit(at):
                 lease = self._lease_ready(at, state, now_ns)
-        elif at > 0 and runs:
+        elif at > 0 and running:
             return Wait.INPUT
-        elif runs:
+        elif running:
             batch = self._frontier()
             lease = batch if isinstance(batch, Wait) else self._lease_rows(batch, state)
         if isinstance(lease, Lease):

@@ -202,7 +202,7 @@ class Move:
     """The segment, such as `Map(ID:1) decode`, or `Pipeline` for the host."""
     old: str
     new: str
-    """`inline`, `thread` or `process`; equal to `old` if it stays."""
+    """A kind of workers, or of the host `trainer` or `process`; `old` if it stays."""
     outcome: MoveOutcome
     reason: str
     knob: Literal["executor", "host"] = "executor"
@@ -438,7 +438,7 @@ class Observation(Printed, Totals):
     process_cpu_s: float = field(default=0.0, metadata=TOTAL)
     """CPU-seconds of the trainer's process, over all threads."""
     host: str = "trainer"
-    """Where the engine runs: `trainer` or `process`."""
+    """`process` if all work is in worker processes, otherwise `trainer`."""
     contention: ContentionObservation | None = None
     """What loading costs the trainer; None if unknown."""
     moves: tuple[Move, ...] = ()

@@ -15,7 +15,7 @@ import ctypes
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -185,18 +185,11 @@ class Lane:
     Args:
         bus: the bus to the device.
         to_device: what to do with a batch there.
-        ready: whether a host has a batch of an epoch; None means `is_ready`.
     """
 
-    def __init__(
-        self,
-        bus: Bus,
-        to_device: ToDevice,
-        ready: Callable[[Host, int], bool] | None = None,
-    ) -> None:
+    def __init__(self, bus: Bus, to_device: ToDevice) -> None:
         self._carrier = Carrier(bus, to_device, DEPTH + 1)
         self._depth = DEPTH
-        self._ready = ready or is_ready
         self._ahead: deque[Ahead] = deque()
         # Nanoseconds that the last `next` took after its batch was available.
         self.spent_ns = 0
@@ -242,7 +235,7 @@ class Lane:
 
     def _look_ahead(self, host: Host, epoch: int) -> None:
         ahead, carrier = self._ahead, self._carrier
-        while len(ahead) < self._depth and carrier.free and self._ready(host, epoch):
+        while len(ahead) < self._depth and carrier.free and is_ready(host, epoch):
             cursor = host.cursor
             try:
                 due = host.next()

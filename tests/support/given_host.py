@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from penstock.engine.batch.buffer import Finished
 from penstock.engine.batch.device import DeviceStage, ToDevice
 from penstock.engine.feed import Delivery
 from penstock.engine.plan import Cursor
@@ -14,7 +16,7 @@ from penstock.engine.to_device.lane import Lane
 from .clocked_bus import ClockedBus
 from .core_script import Script
 
-__all__ = ["PLAN", "Given", "as_it_is", "images", "lane_from", "taken"]
+__all__ = ["PLAN", "Given", "as_it_is", "images", "lane_over", "taken"]
 
 PLAN = Script((4,)).batch(7)
 
@@ -44,13 +46,19 @@ class Given:
             raise data
         return Delivery(data, PLAN)
 
-    def is_ready(self, *_: object) -> bool:
-        return self.place < min(self.ready, len(self.batches))
+    @property
+    def engine(self) -> Any:
+        """Return what a lane asks for the next batch without waiting."""
+        there = self.place < min(self.ready, len(self.batches))
+        entry = SimpleNamespace(plan=PLAN), Finished(None)
+        lock = SimpleNamespace(peek=lambda: entry if there else None)
+        recipe = SimpleNamespace(repack=False, drawn=None)
+        return SimpleNamespace(recipe=recipe, engine_lock=lock)
 
 
-def lane_from(host: Given, bus: ClockedBus, to_device: ToDevice | None = None) -> Lane:
-    """Return a lane that looks ahead in the host's batches."""
-    return Lane(bus, to_device or as_it_is(), ready=host.is_ready)
+def lane_over(bus: ClockedBus, to_device: ToDevice | None = None) -> Lane:
+    """Return a lane to the bus's device."""
+    return Lane(bus, to_device or as_it_is())
 
 
 def taken(lane: Lane, host: Any) -> Any:

@@ -16,7 +16,7 @@ from penstock.engine.feed import Delivery
 from penstock.engine.to_device.lane import DEPTH, Carrier
 from support.clocked_bus import ClockedBus
 from support.ferry import ferries, layout_of
-from support.given_host import PLAN, Given, as_it_is, images, lane_from, taken
+from support.given_host import PLAN, Given, as_it_is, images, lane_over, taken
 
 PAGE = 4096
 EIGHT = layout_of(np.zeros(8, np.uint8))
@@ -25,7 +25,7 @@ EIGHT = layout_of(np.zeros(8, np.uint8))
 
 def test_pinned_memory_holds_one_batch_more_than_are_ahead() -> None:
     bus, host = ClockedBus(), Given([images(at, 100) for at in range(20)])
-    lane = lane_from(host, bus)
+    lane = lane_over(bus)
     for host.ready in range(1, 21):
         taken(lane, host)
         nbytes = images(0, 100).nbytes
@@ -39,7 +39,7 @@ def test_pinned_memory_holds_one_batch_more_than_are_ahead() -> None:
 def test_no_more_batches_are_taken_ahead_while_copies_lag() -> None:
     bus, host = ClockedBus(), Given([images(at) for at in range(20)])
     host.ready = 20
-    lane = lane_from(host, bus)
+    lane = lane_over(bus)
     taken(lane, host)
     taken(lane, host)
     assert (host.place, bus.waited) == (DEPTH + 1, 0)
@@ -93,7 +93,7 @@ def test_slabs_that_cannot_be_pinned_are_copied_to_pinned_memory() -> None:
 def test_batches_are_copied_in_place_where_no_memory_can_be_pinned() -> None:
     bus, host = ClockedBus(), Given([images(at) for at in range(3)])
     bus.refusing = {"pinned"}
-    lane = lane_from(host, bus)
+    lane = lane_over(bus)
     for at in range(3):
         assert torch.equal(taken(lane, host), images(at))
     assert bus.from_pageable == 3

@@ -21,7 +21,7 @@ from penstock.config import Settings
 from penstock.engine import run
 from penstock.engine.batch.device import DeviceStage, ToDevice
 from penstock.engine.core.in_flight import ByteBudget
-from penstock.engine.feed import TrainerHost
+from penstock.engine.feed import EngineHost
 from penstock.engine.plan import Cursor, Shard
 from penstock.engine.to_device.lane import DEPTH, Lane, is_ready
 from penstock.engine.trainer_cost import TrainerMeter
@@ -31,7 +31,7 @@ from support import warm
 from support.batches import COLLATES, same
 from support.clocked_bus import ClockedBus
 from support.datasets import KINDS, Numbers
-from support.given_host import Given, as_it_is, images, lane_from, taken
+from support.given_host import Given, as_it_is, images, lane_over, taken
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.5)
 STAGE = DeviceStage.of("cpu", (MEAN, STD))
@@ -64,7 +64,7 @@ def test_batches_equal_those_copied_in_the_trainers_thread_at_any_pace(
 ) -> None:
     bus = ClockedBus()
     host = Given([(images(at, n), torch.arange(n) + at) for at, n in enumerate(rows)])
-    lane = lane_from(host, bus, ToDevice(STAGE))
+    lane = lane_over(bus, ToDevice(STAGE))
     paces += [(0, 0)] * (len(rows) - len(paces))
     for at, (n, (ready, ticks)) in enumerate(zip(rows, paces, strict=False)):
         host.ready = max(host.ready, at + ready)
@@ -81,15 +81,14 @@ def test_batches_equal_those_copied_in_the_trainers_thread_at_any_pace(
 @pytest.mark.parametrize("collate", COLLATES.values(), ids=COLLATES)
 def test_a_batch_of_any_content_crosses(collate: Any) -> None:
     bus, data = ClockedBus(), collate([Numbers(50)[at] for at in range(8)])
-    lane = lane_from(host := Given([data]), bus)
-    batch = taken(lane, host)
+    batch = taken(lane_over(bus), Given([data]))
     bus.read()
     assert same(batch, as_it_is()(data))
 
 
 def test_a_ready_batch_is_under_way_before_it_is_asked_for() -> None:
     bus, host = ClockedBus(), Given([images(at) for at in range(5)])
-    lane = lane_from(host, bus)
+    lane = lane_over(bus)
     taken(lane, host)
     assert (host.place, bus.issued) == (1, 1)
     bus.tick()
@@ -102,7 +101,7 @@ def test_a_ready_batch_is_under_way_before_it_is_asked_for() -> None:
 def test_an_error_is_raised_when_its_batch_is_due() -> None:
     bus, host = ClockedBus(), Given([images(0), ValueError("its own"), images(2)])
     host.ready = 3
-    lane = lane_from(host, bus)
+    lane = lane_over(bus)
     taken(lane, host)
     assert lane.cursor(host) == Cursor(0, 1, 1, 0)
     with pytest.raises(ValueError, match="its own"):
@@ -118,7 +117,7 @@ def test_a_batch_that_cannot_be_copied_ahead_is_copied_when_it_is_due() -> None:
     host = Given([images(at) for at in range(6)])
     host.ready = 6
     bus = ClockedBus()
-    lane = lane_from(host, bus)
+    lane = lane_over(bus)
     bus_copy, bus.copy = bus.copy, broken  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="no room"):
         lane.next(host)  # type: ignore[arg-type]
@@ -142,7 +141,7 @@ def broken(_: torch.Tensor) -> torch.Tensor:
 def test_batches_copied_ahead_are_dropped_when_the_trainer_goes_elsewhere() -> None:
     bus, host = ClockedBus(), Given([images(at) for at in range(9)])
     host.ready = 9
-    lane = lane_from(host, bus)
+    lane = lane_over(bus)
     taken(lane, host)
     lane.drop()
     host.place = 7
@@ -166,7 +165,7 @@ def test_the_lane_looks_ahead_to_the_end_of_the_engines_epoch() -> None:
         Shard.single(),
     )
     start = recipe.planned.start(0)
-    host = TrainerHost(recipe, ByteBudget(1 << 30), start, TrainerMeter())
+    host = EngineHost(recipe, ByteBudget(1 << 30), start, TrainerMeter())
     bus = ClockedBus()
     lane = Lane(bus, as_it_is())
     outbox = host.engine.engine_lock.core.outbox  # not only its head
