@@ -54,9 +54,8 @@ WHOLE: frozenset[type] = PLAIN | {
     pathlib.PurePath,
     enum.Enum,
 }
-ITERABLE = (list, tuple, deque, set, frozenset)
-# Types whose objects have no attributes.
-BARE = frozenset((*ITERABLE, dict))
+# The built-in containers, whose objects have no attributes.
+BARE = frozenset((dict, list, tuple, deque, set, frozenset))
 LRU_CACHE: type = type(lru_cache(int))
 # Methods through which a worker enters a user's object.
 ENTRIES = ("__getitem__", "__getitems__", "__call__", "forward")
@@ -149,11 +148,11 @@ def views_of(thing: Any) -> Iterator[View]:
     kind = type(thing)
     if not WHOLE.isdisjoint(kind.__mro__):
         return
-    if is_a(thing, dict):
+    base = container_of(kind)
+    if base is dict:
         values = partial(dict.values, thing)
         yield View(_in_brackets, partial(dict.keys, thing), values, MEMBERS)
-    elif is_a(thing, ITERABLE):  # bypassing any `__iter__` of a subclass
-        base = next(owner for owner in kind.__mro__ if owner in ITERABLE)
+    elif base is not None:  # bypassing any `__iter__` of a subclass
         step = ("<member>" if base in (set, frozenset) else "[{}]").format
         yield View(step, count, partial(base.__iter__, thing), MEMBERS)
     if kind in BARE:
@@ -177,6 +176,11 @@ def views_of(thing: Any) -> Iterator[View]:
         yield View(
             ".{}".format, partial(iter, called_names), partial(_looked_up, places)
         )
+
+
+def container_of(kind: type) -> Any:
+    """Return the built-in container that a class is or extends, or None."""
+    return next((owner for owner in kind.__mro__ if owner in BARE), None)
 
 
 def is_a(thing: Any, kinds: type | tuple[type, ...]) -> bool:

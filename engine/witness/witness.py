@@ -15,7 +15,7 @@ import ctypes
 import mmap
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from itertools import chain, count, islice
@@ -32,11 +32,11 @@ from ...system.printing import name_of
 from ..observe.observation import Restriction
 from .hazards import BOUND, POSITION, STATE, UNSHARED, Finding, find_bound, find_unsafe
 from .reach import (
-    BARE,
     LRU_CACHE,
     VALUES,
     ObjectPart,
     View,
+    container_of,
     edges,
     is_a,
     views_of,
@@ -166,6 +166,8 @@ LOOKING = 5e-3
 # The share of the trainer's time for comparing everything, arrays included.
 SHARE = 1e-3
 MIN_PAUSE_S = 1.0
+# A view of an object, and what it showed.
+Shown = tuple[ObjectPart, View, tuple[Any, ...]]
 
 
 class ChangeWatch:
@@ -186,14 +188,25 @@ class ChangeWatch:
     def renew(self) -> None:
         """Compare with the present from now on."""
         start = time.perf_counter()
-        parts = [part.thing for part in walk(self._subjects, "")]
-        mutable = (part for part in parts if type(part) not in (tuple, frozenset))
-        views = islice(chain.from_iterable(map(views_of, mutable)), MAX_VIEWS)
-        self._views = list(_within(views))
-        self._tensors = [
-            (part, part._version)  # noqa: SLF001
+        parts = list(walk(self._subjects, ""))
+        views = (
+            (part, view)
             for part in parts
-            if isinstance(part, torch.Tensor) and not part.is_inference()
+            if type(part.thing) not in (tuple, frozenset)
+            for view in views_of(part.thing)
+        )
+        self._views: list[Shown] = []
+        members_left = MAX_ALL
+        for part, view in islice(views, MAX_VIEWS):
+            members = _held(view)
+            members_left -= len(members)
+            if members_left < 0:
+                break
+            self._views.append((part, view, members))
+        self._tensors = [
+            (path, thing, thing._version)  # noqa: SLF001
+            for path, thing in parts
+            if isinstance(thing, torch.Tensor) and not thing.is_inference()
         ]
         self._before = snapshot(self._subjects)
         self._surroundings = surroundings()
@@ -214,18 +227,25 @@ class ChangeWatch:
             return None
         if (change := difference(self._before, self._subjects)) is not None:
             return name_of(self._subjects[change[0]]) + change[1]
-        if touched:  # by something equal
+        if touched:
+            # A snapshot ends somewhere; what it leaves out may have changed.
+            if path := self._touched(self._views, by_value=True):
+                number, _, inner = path[1:].partition("]")
+                return name_of(self._subjects[int(number)]) + inner
             self.renew()
         else:
             self._rest(start)
         return None
 
-    def _touched(self, views: Iterable[tuple[View, tuple[Any, ...]]]) -> bool:
-        for view, before in views:
+    def _touched(self, views: Iterable[Shown], *, by_value: bool = False) -> str | None:
+        """Return the path of something that shows other parts, or was written to."""
+        for (path, thing), view, before in views:
             now = _held(view)
-            if len(now) != len(before) or any(map(is_not, now, before)):
-                return True
-        return any(tensor._version != version for tensor, version in self._tensors)  # noqa: SLF001
+            differs = len(now) != len(before) or any(map(is_not, now, before))
+            if differs and not (by_value and _equal(thing, view, before, now)):
+                return path
+        written = (path for path, tensor, at in self._tensors if tensor._version != at)  # noqa: SLF001
+        return next(written, None)
 
     def _rest(self, start: float) -> None:
         """Set when all is compared next: after a multiple of what this has taken."""
@@ -245,22 +265,23 @@ def surroundings() -> dict[str, Any]:
     }
 
 
-def _within(views: Iterable[View]) -> Iterator[tuple[View, tuple[Any, ...]]]:
-    """Yield views with what they show now, as long as a look can compare that."""
-    members_left = MAX_ALL
-    for view in views:
-        members = _held(view)
-        members_left -= len(members)
-        if members_left < 0:
-            return
-        yield view, members
-
-
 def _held(view: View) -> tuple[Any, ...]:
     try:
         return tuple(islice(view.read(), MAX_MEMBERS))
     except RuntimeError:  # another thread changed it meanwhile
         return ()
+
+
+def _equal(
+    thing: Any, view: View, before: tuple[Any, ...], now: tuple[Any, ...]
+) -> bool:
+    """Whether a view shows equal values now, or cached properties that are new."""
+    first, memory = len(before), Memory(0)
+    names = list(zip(view.names(), now, strict=False))[first:]  # at once, as above
+    return (
+        [_summary(value, memory) for value in before]
+        == [_summary(value, memory) for value in now[:first]]
+    ) and all(_is_cached(thing, view.step(name)) for name, _ in names)
 
 
 # What objects hold at a moment, to be compared later
@@ -309,8 +330,8 @@ def is_per_process(thing: Any) -> bool:
 class Memory:
     """Digests of memory, until a snapshot has read enough of it."""
 
-    def __init__(self) -> None:
-        self._bytes_left = MAX_READ
+    def __init__(self, nbytes: int = MAX_READ) -> None:
+        self._bytes_left = nbytes
 
     def digest(self, start: int, stop: int) -> int:
         """Return a digest of the bytes between addresses, or of some pages of them."""
@@ -324,12 +345,17 @@ class Memory:
         self._bytes_left -= sum(map(len, pieces))
         return xxhash.xxh3_64_intdigest(b"".join(pieces))
 
-    def members(self, thing: Any) -> int:
-        """Return a digest of which objects a container holds, or the first of them."""
-        if type(thing) in (tuple, frozenset) or self._bytes_left <= 0:
+    def members(self, thing: Any, kind: Any) -> int:
+        """Return a digest of which objects a container holds, or the first of them.
+
+        Args:
+            thing: the container.
+            kind: the built-in class, so that no code of a subclass is called.
+        """
+        if kind in (tuple, frozenset) or self._bytes_left <= 0:
             return 0
-        values = dict.values(thing) if type(thing) is dict else thing
-        self._bytes_left -= min(len(thing), MAX_DIGESTED) * BYTES_A_MEMBER
+        values = dict.values(thing) if kind is dict else kind.__iter__(thing)
+        self._bytes_left -= min(kind.__len__(thing), MAX_DIGESTED) * BYTES_A_MEMBER
         with suppress(RuntimeError):  # another thread changed it meanwhile
             return hash(tuple(map(id, islice(values, MAX_DIGESTED))))
         return 0
@@ -431,8 +457,8 @@ def _summary(thing: Any, memory: Memory) -> Any:
     elif kind is LRU_CACHE:
         size = thing.cache_info().currsize
         contents = size if size >= MIN_CACHED else 0
-    elif kind in BARE:
-        contents = len(thing), memory.members(thing)
+    elif base := container_of(kind):
+        contents = base.__len__(thing), memory.members(thing, base)
     return id(thing), contents
 
 

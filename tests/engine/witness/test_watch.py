@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from functools import cached_property, partial
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -117,6 +117,45 @@ def test_a_change_is_noticed_at_once(
     assert str(change).startswith("Rows" + path)
     watch.renew()
     assert watch.changed() is None
+
+
+class Listed(list[int]):
+    """Extends a list, and counts wrongly."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+CONTAINERS: dict[str, Callable[[dict[int, int]], Any]] = {
+    "a dict": dict,
+    "an OrderedDict": OrderedDict,
+    "a defaultdict": partial(defaultdict, int),
+    "a Counter": Counter,
+    "a list of another class": Listed,
+}
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_every_member_of_a_container_counts(kind: str) -> None:
+    rows: Any = Rows()
+    rows.options = CONTAINERS[kind]({number: number for number in range(200)})
+    watch = ChangeWatch([rows])
+    assert watch.changed() is None
+    rows.options[150] = -1000
+    assert watch.changed() == "Rows.options"
+
+
+def test_what_a_snapshot_does_not_reach_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NEAR", 256)
+    rows: Any = Rows()
+    values = {f"v{number}": 1000 for number in range(40)}
+    parts = [SimpleNamespace(**values) for _ in range(32)]
+    rows.options = {"parts": parts}
+    watch = ChangeWatch([rows])
+    parts[31].v39 = int("1000")  # equal, and another object
+    assert watch.changed() is None
+    parts[31].v39 = 2000
+    assert watch.changed() == "Rows.options['parts'][31]"
 
 
 def test_a_variable_around_a_function_counts() -> None:
