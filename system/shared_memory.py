@@ -33,25 +33,16 @@ def shared_file(name: str, nbytes: int) -> int:
     """
     descriptor = nameless(name)
     try:
-        check_room(descriptor, nbytes)
+        room = os.fstatvfs(descriptor)
+        free = room.f_bavail * room.f_frsize
+        if room.f_blocks and nbytes > free:  # a memfd has no blocks, and no such limit
+            text = f"{nbytes} bytes needed, {free} free; make {SHARED_MEMORY} larger"
+            raise OSError(errno.ENOSPC, text, SHARED_MEMORY)  # noqa: TRY301 closed below
         os.posix_fallocate(descriptor, 0, nbytes)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def check_room(descriptor: int, nbytes: int) -> None:
-    """Check that a file can grow to `nbytes`. A memfd has no such limit.
-
-    Raises:
-        OSError: it cannot.
-    """
-    room = os.fstatvfs(descriptor)
-    free = room.f_bavail * room.f_frsize
-    if room.f_blocks and nbytes > free:
-        text = f"{nbytes} bytes needed, {free} free; make {SHARED_MEMORY} larger"
-        raise OSError(errno.ENOSPC, text, SHARED_MEMORY)
 
 
 def nameless(title: str) -> int:

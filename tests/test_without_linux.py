@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 from support import warm
+
+ON_WINDOWS = """
+import os, sys
+for name in ("fork", "register_at_fork", "sched_getaffinity", "statvfs", "sysconf"):
+    delattr(os, name)
+for name in ("fcntl", "resource"):
+    sys.modules[name] = None  # importing it fails
+import penstock
+print(penstock.SpecError.__name__)
+"""
+
+
+def test_on_windows_the_package_can_be_imported() -> None:
+    command = [sys.executable, "-P", "-c", ON_WINDOWS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("SpecError\n", "")
+
 
 ON_MACOS = """
 import asyncio, fcntl, multiprocessing, os, pytest, signal, socket, sys, torch
