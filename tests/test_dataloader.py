@@ -150,6 +150,44 @@ def test_bytes_are_the_same_for_any_number_of_workers() -> None:
     assert not same(alone, epochs(seeded(0), seed=8))
 
 
+class Tally:
+    """Draws, and returns how often it has been read."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        random.random()
+        self.reads += 1
+        return [self.reads] * len(indices)
+
+
+class TallyEach(Tally):
+    """Offers no way to read several samples at once."""
+
+    __getitems__ = None  # type: ignore[assignment]
+
+    def __getitem__(self, index: int) -> int:
+        return Tally.__getitems__(self, [index])[0]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_draws_and_keeps_a_count_is_read_once(workers: int) -> None:
+    cases: list[tuple[Any, list[list[int]]]] = [
+        (Tally(), [[1] * 4, [2] * 4]),
+        (torchs.Subset(TallyEach(), range(8)), [[1, 2, 3, 4], [5, 6, 7, 8]]),  # type: ignore[arg-type]
+    ]
+    for data, expected in cases:
+        loader = DataLoader(data, 4, num_workers=workers, sample_seeding=True)
+        assert [batch.tolist() for batch in loader] == expected
+
+
 @pytest.mark.usefixtures("warm_interpreters")
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_bytes_are_the_same_however_workers_start(method: str) -> None:

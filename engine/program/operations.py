@@ -24,10 +24,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
+from types import MethodType
 from typing import Any
 
 import torch
@@ -101,7 +102,9 @@ class SeededRead(Calling):
                 work.fail_all(error, self.stage)
                 return
             self.number = None
-        if self.seeds is None and self.get_many is None:
+        # Its own code may keep a count or a place; a reader of ours does not.
+        users = self.get_many is None or isinstance(self.get_many, MethodType)
+        if self.seeds is None and (users or self.whole):
             self.leases += 1
             looks = not self.leases & (self.leases - 1)
             witness = Witness([self.start.dataset]) if looks else None
@@ -126,8 +129,8 @@ class SeededRead(Calling):
         in_trainer = os.getpid() == self.trainer
         with undisturbed() if in_trainer else contextlib.nullcontext():
             if self.get_many is not None and self.whole:
-                seed_global_generators(int(work.chunk.rounds[0]))
-                fetch(work, self.stage, self.get_many)
+                for _ in self._seeded([(0, int(work.chunk.rounds[0]))]):
+                    fetch(work, self.stage, self.get_many)
             else:
                 Calling.run(self, work)
 
@@ -139,7 +142,7 @@ class SeededRead(Calling):
         indices = work.watched(self._seeded(pairs))
         return Calls(map(self.get, indices), len(work.chunk), work)
 
-    def _seeded(self, pairs: Iterator[tuple[int, int]]) -> Iterator[int]:
+    def _seeded(self, pairs: Iterable[tuple[int, int]]) -> Iterator[int]:
         """Yield each index with the global generators set to its seed."""
         for index, seed in pairs:
             seed_global_generators(seed)
