@@ -6,6 +6,7 @@ import functools
 import multiprocessing
 import os
 import random
+import signal
 import threading
 import time
 import zipfile
@@ -322,6 +323,43 @@ def test_a_trial_that_never_ends_is_given_up(
     pipe = ps.Pipeline.from_dataset(HeldUp(), num_parallel_workers=2)
     with pipe.batch(8) as pipe:
         assert [row for (row,) in samples(pipe)] == 2 * [*range(LENGTH)]
+
+
+class StartsLate:
+    """Starts a process at its first sample, and notes its pid in a file."""
+
+    def __init__(self, notes: Path) -> None:
+        self.notes = notes
+        self.helper: Any = None
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> int:
+        if self.helper is None:
+            wait = threading.Event().wait
+            context = multiprocessing.get_context("fork")
+            self.helper = context.Process(target=wait, daemon=True)
+            self.helper.start()
+            with self.notes.open("a") as file:
+                file.write(f"{self.helper.pid}\n")
+        return index
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_no_trial_leaves_a_process_behind_or_moves_what_starts_one(
+    tmp_path: Path,
+) -> None:
+    data = StartsLate(tmp_path / "pids")
+    pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=2)
+    try:
+        with pipe.batch(8) as pipe:
+            assert [row for (row,) in samples(pipe)] == 2 * [*range(LENGTH)]
+        assert data.notes.read_text().split() == [str(data.helper.pid)]
+    finally:
+        for pid in data.notes.read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+        data.helper.join()
 
 
 class OfQueue:

@@ -6,6 +6,10 @@ makes the first sample and another one, asks the witness what is held then, and 
 this process has opened nothing. If the witness finds a file, or anything else that
 changed, the segment gets worker processes, each with a file or state of its own.
 
+The child is daemonic, as a worker is: what the dataset starts there ends with it, and
+multiprocessing starts nothing. So a sample that fails there would fail in workers, too,
+and nothing is found that moves it to them.
+
 There is no rehearsal if the samples that it takes would be missing later: if they come
 from an iterable, or if the dataset shares a queue or a counter with other processes;
 nor if it would not work in a child. In these cases, and if the child does not answer,
@@ -29,7 +33,7 @@ from ..recipe import Recipe, SegmentRecipe
 from ..witness.hazards import ITERATOR, STREAM, Finding, leads_away
 from ..witness.witness import Witness
 from .child import Child, Pipe
-from .worker import set_up_libraries
+from .worker import daemonic, set_up_libraries
 
 # How long the child may take to answer: it may wait for a thread that it lacks.
 WAIT_S = 5.0
@@ -54,22 +58,21 @@ def opened_late(recipe: Recipe, step: int) -> Mapping[int, Finding]:
     segments = recipe.segments[: doubted_numbers[-1] + 1]
     if any(s.executor == "async" or leads_away(s.subjects) for s in segments):
         return {}
-    attempt = partial(
-        _try, segments, doubted_numbers, _samples(recipe.planned, step), recipe.seed
-    )
+    chunks = _samples(recipe.planned, step)
     # The process or descriptor limit may be reached, and the child may die.
     with suppress(OSError, EOFError), ExitStack() as stack:
         with interrupts_deferred():
-            child = Child.fork(attempt)
+            child = Child.fork(
+                partial(_try, segments, doubted_numbers, chunks, recipe.seed)
+            )
             stack.callback(child.end, END_S)
         for findings in child.pipe.receive_all(WAIT_S):
             # Each worker process may have a file of its own, as in torch, or a cache.
             # Copies of a generator would all draw the same values.
-            alike = STREAM, ITERATOR
             return {
                 at: finding
                 for at, finding in findings.items()
-                if finding.why not in alike
+                if finding.why not in (STREAM, ITERATOR)
             }
         child.kill()  # it takes too long
     return {}
@@ -103,6 +106,7 @@ def _is_doubted(segment: SegmentRecipe) -> bool:
 # In the child
 
 
+@daemonic()
 def _try(
     segments: tuple[SegmentRecipe, ...],
     doubted_numbers: list[int],
@@ -124,6 +128,6 @@ def _try(
         with witness:
             for operation, work in product(uncached_steps, works):
                 operation.run(work)
-        if at in doubted_numbers:
+        if at in doubted_numbers and not any(work.failures for work in works):
             findings[at] = witness.finding()
     pipe.send({at: finding for at, finding in findings.items() if finding is not None})
