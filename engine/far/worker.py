@@ -444,13 +444,14 @@ class Worker:
         faulthandler.enable(page)  # its stacks go there on a crash, and on request
         faulthandler.register(STACK_SIGNAL, page)
         self._pipe.send(os.getpid())
-        try:
-            with self._engine:
+        # The trainer may leave while this sends; what follows must be done even then.
+        with contextlib.suppress(EOFError), self._engine:
+            try:
                 while True:
                     self._serve()
-        except PenstockError:
-            if not self._engine.closed:
-                raise
+            except PenstockError:
+                if not self._engine.closed:
+                    raise
 
     def _serve(self) -> None:
         """Do what was assigned first. Keeps no reference between two assignments."""
