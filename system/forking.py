@@ -14,8 +14,16 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-# Whether this system supports our worker processes; macOS and Windows do not.
-FORKS = hasattr(os, "fork") and hasattr(os, "memfd_create")
+# Whether this system supports our worker processes; macOS and Windows do not. Shared
+# memory may be a file.
+FORKS = all(
+    hasattr(module, name)
+    for module, name in (
+        (os, "fork"),
+        (os, "pidfd_open"),
+        (signal, "pidfd_send_signal"),
+    )
+)
 # How often to wait for imports to end. Threads that import one module after another
 # must not prevent a fork.
 MAX_LOOKS = 100

@@ -57,11 +57,11 @@ for settings in ({}, {"num_workers": 2}, {"num_workers": 2, "thread_safe": True}
     loader = ps.DataLoader(range(8), batch_size=4, **settings)
     assert [batch.tolist() for batch in loader] == expected
     loader.close()
-with pytest.raises(ps.SpecError, match="worker processes need fork and memfd"):
+with pytest.raises(ps.SpecError, match="worker processes need fork and pidfd_open"):
     of(executor="process")
 with pytest.raises(ps.SpecError, match='executor="async" needs eventfd'):
     list(ps.Pipeline.from_dataset(range(8)).map(awaited).batch(4))
-with pytest.raises(ps.SpecError, match='need fork and memfd.*and host="trainer"'):
+with pytest.raises(ps.SpecError, match='need fork and pidfd_open.*and host="trainer"'):
     of(host="process")
 """
 
@@ -69,3 +69,20 @@ with pytest.raises(ps.SpecError, match='need fork and memfd.*and host="trainer"'
 def test_on_macos_threads_and_the_trainer_load_and_processes_say_why_not() -> None:
     done = warm.run([sys.executable, "-P", "-c", ON_MACOS], brief=True)
     assert done.returncode == 0, done.stderr
+
+
+WITHOUT_MEMFD = """
+import os, sys
+del os.memfd_create
+for name in [*sys.modules]:
+    if name.split(".")[0] == "penstock":
+        del sys.modules[name]
+import penstock as ps
+with ps.Pipeline.from_dataset(range(8), executor="process").batch(4) as pipe:
+    print([batch.tolist() for batch in pipe])
+"""
+
+
+def test_processes_load_where_python_was_built_without_memfd() -> None:
+    done = warm.run([sys.executable, "-P", "-c", WITHOUT_MEMFD], brief=True)
+    assert (done.stdout, done.stderr) == ("[[0, 1, 2, 3], [4, 5, 6, 7]]\n", "")

@@ -367,14 +367,23 @@ class Child:
 
     Args:
         pipe: the parent's end.
-        pid: 0 until it is known.
+        pid: 0 until it is known; that of a child of this very process otherwise.
+
+    Raises:
+        OSError: a limit of descriptors is reached. The child is ended.
     """
 
     def __init__(self, pipe: Pipe, pid: int = 0) -> None:
         self.pipe, self.pid = pipe, 0
         self._process = -1
-        if pid:
-            self.hello(pid)
+        try:
+            if pid:
+                self.hello(pid)
+        except OSError:
+            pipe.close()
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
 
     @staticmethod
     def fork(body: Callable[[Pipe], None]) -> Child:

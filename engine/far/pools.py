@@ -110,7 +110,7 @@ class FarPools(PoolMaker):
         """Start the fork server, while nobody works."""
         check(
             FORKS,
-            "worker processes need fork and memfd, which only Linux has; use"
+            "worker processes need fork and pidfd_open, which only Linux has; use"
             ' executor="thread" or "inline", and host="trainer"',
         )
         from .fork_server import ForkServer

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
+
+import pytest
+
+from penstock.engine.far.child import Child, Pipe, fork_child
 
 SCRIPT = """
 import os, sys
@@ -33,3 +38,19 @@ def test_what_a_child_has_printed_is_not_lost_at_its_end() -> None:
         check=False,
     )
     assert (done.stdout.split(), done.stderr) == (["said", "0", "0"], "")
+
+
+def test_a_child_that_cannot_be_watched_is_ended(ends: tuple[Pipe, Pipe]) -> None:
+    ours, theirs = ends
+    pid = fork_child(theirs.receive_all, theirs)  # which waits
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(ours.fileno())
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(OSError, match="open files"):
+            Child(ours, pid)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pid, 0)
