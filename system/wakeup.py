@@ -37,8 +37,8 @@ class Wakeup:
     def __init__(self) -> None:
         check(
             hasattr(os, "eventfd"),
-            'executor="async" needs eventfd, which only Linux has; use'
-            ' executor="thread" and plain functions',
+            'executor="async" and executor="ray" need eventfd, which only Linux has;'
+            ' use executor="thread" and plain functions',
         )
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 

@@ -59,7 +59,7 @@ for settings in ({}, {"num_workers": 2}, {"num_workers": 2, "thread_safe": True}
     loader.close()
 with pytest.raises(ps.SpecError, match="worker processes need fork and pidfd_open"):
     of(executor="process")
-with pytest.raises(ps.SpecError, match='executor="async" needs eventfd'):
+with pytest.raises(ps.SpecError, match='"async" and executor="ray" need eventfd'):
     list(ps.Pipeline.from_dataset(range(8)).map(awaited).batch(4))
 with pytest.raises(ps.SpecError, match='need fork and pidfd_open.*and host="trainer"'):
     of(host="process")

@@ -63,8 +63,8 @@ LARGE_BYTES = 1 << 16
 ROOM = socket.CMSG_SPACE(8 * array.array("i").itemsize)
 AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL | socket.MSG_CMSG_CLOEXEC
 _ends: weakref.WeakSet[Pipe] = weakref.WeakSet()
-# Those that a child which is being forked keeps.
-_kept_ends: tuple[Pipe, ...] = ()
+# Those that a child keeps which this thread is forking; other threads fork others.
+_kept = threading.local()
 # Held during a fork, and while an end is open that is not in `_ends`: one being made,
 # copied or closed. Otherwise a child would keep a copy of it, and with it the pipe
 # open. (A socket that is being closed forgets its descriptor before the system closes
@@ -305,9 +305,8 @@ def _close_inherited() -> None:
     trainer has closed its own, or is gone.
     """
     _changing.release()
-    for end in list(_ends):
-        if end not in _kept_ends:
-            end.close()
+    for end in _ends.difference(getattr(_kept, "ends", ())):
+        end.close()
 
 
 os.register_at_fork(
@@ -326,12 +325,11 @@ def fork_child(body: Callable[[], None], *ends: Pipe) -> int:
     Raises:
         OSError: the process limit is reached, or memory is short.
     """
-    global _kept_ends  # noqa: PLW0603 read by the hook, in the child
-    _kept_ends = ends
+    _kept.ends = ends
     try:
         pid = fork()
     finally:
-        _kept_ends = ()
+        _kept.ends = ()
     if pid == 0:
         run_child(body)
     return pid

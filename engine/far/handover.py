@@ -204,17 +204,25 @@ def travel(error: BaseException) -> Travelling:
     except Exception:  # noqa: BLE001 whatever it raises, it cannot travel
         copy = None
     if type(copy) is not type(error):
-        error = _with_notes(WorkerError(f"{type(error).__qualname__}: {error}"), error)
+        error = _with_notes(WorkerError(_quoted(error)), error)
     return Travelling(error, "".join(lines))
 
 
 def _arrived(error: BaseException, text: str) -> BaseException:
     """Return the exception; what would end this program becomes an `ExitError`."""
     if not isinstance(error, Exception):
-        message = f"a sample's function raised {type(error).__name__}: {error}"
+        message = f"a sample's function raised {_quoted(error)}"
         error = _with_notes(ExitError(message), error)
     set_on(error, "__cause__", RemoteTraceback(text))
     return error
+
+
+def _quoted(error: BaseException) -> str:
+    """Return its type and text, as far as the user's class can say it."""
+    try:
+        return f"{type(error).__qualname__}: {error}"
+    except Exception:  # noqa: BLE001 whatever its `__str__` raises
+        return type(error).__qualname__
 
 
 def _with_notes(error: Exception, of: BaseException) -> Exception:

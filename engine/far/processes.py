@@ -13,6 +13,7 @@ while it makes one, so that it need not wait for the trainer's answer.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import threading
@@ -63,6 +64,8 @@ STORE_S = 1.0
 MAX_LINES = 40
 # How long a stuck worker may take to write its stacks.
 STACKS_NS = 300_000_000
+# How late a look at the time limit is if this process was stopped.
+LATE_NS = 1_000_000_000
 # How long a killed worker may take to end before it no longer counts.
 GONE_NS = 2_000_000_000
 
@@ -92,8 +95,9 @@ class WorkerChild(Child, FarChild):
         self.unpacker = Unpacker()
         # Task and row that took too long.
         self.stuck: tuple[int, int] | None = None
-        # When it was asked for its stacks, and when it was killed for being stuck.
-        self.asked_ns = self.killed_ns = 0
+        # When it was asked for its stacks, and when it was killed for being stuck; and
+        # until when no sample takes too long.
+        self.asked_ns = self.killed_ns = self._excused_ns = 0
         # How it was stuck, in words; empty if it was not.
         self._stuck_how = ""
         self._kills = oom_kills()
@@ -137,8 +141,15 @@ class WorkerChild(Child, FarChild):
             self.kill()
             return now_ns + GONE_NS
         first = self._first_due(limit_ns)
-        if first is None or now_ns < first[0]:
-            return None if first is None else first[0]
+        if first is None:
+            return None
+        due_ns = max(first[0], self._excused_ns)
+        # Nobody looked for long, as after Ctrl-Z, which stops the workers along with
+        # this process: their samples get the whole time once more.
+        if now_ns - due_ns > LATE_NS and due_ns != self._excused_ns:
+            due_ns = self._excused_ns = now_ns + limit_ns
+        if now_ns < due_ns:
+            return due_ns
         self.stuck, self.asked_ns = first[1:], now_ns
         stop_note = ", stopped by a signal (SIGSTOP, or a debugger)"
         self._stuck_how = "replaced as it was stuck" + stop_note * is_stopped(self.pid)
@@ -458,11 +469,14 @@ class ProcessPool(FarPool[WorkerChild]):
                 continue
             if message.short and not self._short:
                 self._short = True
+                files = f"[Errno {errno.EMFILE}]" in message.short
                 LOGGER.warning(
                     "no shared memory for a batch (%s): batches come from worker"
-                    " processes through pipes, which takes longer; free some memory, or"
-                    " raise the container's limit",
+                    " processes through pipes, which takes longer; %s",
                     message.short,
+                    "raise the limit of open files with `ulimit -n`"
+                    if files
+                    else "free some memory, or raise the container's limit",
                 )
             self._receive(child, message.number, partial(child.receive, message))
 

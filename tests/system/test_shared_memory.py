@@ -89,3 +89,15 @@ def test_batches_come_through_pipes_where_there_is_no_shared_memory(
         assert digest(pipe) == expected
     (message,) = (record.getMessage() for record in caplog.records)
     assert "no shared memory for a batch ([Errno 1] refused)" in message
+    assert "free some memory" in message
+
+
+def test_batches_come_through_pipes_where_files_run_short(
+    expected: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(slabs, "KEPT_FREE", 1 << 62)
+    with pipe_of("process") as pipe:
+        assert digest(pipe) == expected
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert "descriptors are reserved" in message
+    assert "raise the limit of open files with `ulimit -n`" in message

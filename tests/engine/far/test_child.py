@@ -6,10 +6,14 @@ import os
 import resource
 import subprocess
 import sys
+import threading
+from functools import partial
 
 import pytest
 
+from penstock.engine.far import child
 from penstock.engine.far.child import Child, Pipe, fork_child
+from penstock.system.forking import fork
 
 SCRIPT = """
 import os, sys
@@ -54,3 +58,27 @@ def test_a_child_that_cannot_be_watched_is_ended(ends: tuple[Pipe, Pipe]) -> Non
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, 0)
+
+
+def test_threads_may_fork_children_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2)
+
+    def fork_beside_the_other() -> int:
+        both.wait(30)
+        return fork()
+
+    monkeypatch.setattr(child, "fork", fork_beside_the_other)
+    pairs, pids = [Pipe.pair() for _ in range(2)], list[int]()
+
+    def fork_one(theirs: Pipe) -> None:
+        pids.append(fork_child(partial(theirs.send, "here"), theirs))
+
+    threads = [threading.Thread(target=fork_one, args=(end,)) for _, end in pairs]
+    for thread in threads:
+        thread.start()
+    for thread, (ours, theirs) in zip(threads, pairs, strict=True):
+        thread.join()
+        theirs.close()
+        assert ours.receive_all() == ["here"]
+        ours.close()
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0]

@@ -30,6 +30,13 @@ class Holding(Exception):
         self.handle = lambda: None
 
 
+class Mute(Holding):
+    """Cannot say what it is, either."""
+
+    def __str__(self) -> str:
+        raise KeyError(self.args)
+
+
 def give_up(error: BaseException) -> None:
     """Raise it."""
     raise error
@@ -72,7 +79,11 @@ def test_what_ends_a_worker_does_not_end_the_trainer(error: BaseException) -> No
 
 @pytest.mark.parametrize(
     ("error", "told"),
-    [(Demanding("a.py", 3), "Demanding: a.py:3"), (Holding("shut"), "Holding: shut")],
+    [
+        (Demanding("a.py", 3), "Demanding: a.py:3"),
+        (Holding("shut"), "Holding: shut"),
+        (Mute("silent"), "Mute"),
+    ],
 )
 def test_an_exception_that_cannot_travel_is_quoted(error: Exception, told: str) -> None:
     came = journey(error)

@@ -85,6 +85,18 @@ def test_a_worker_without_a_task_is_never_due(child: WorkerChild, clock: Clock) 
     assert due_in_s(child, clock) is None
 
 
+def test_time_in_which_this_process_was_stopped_does_not_count(
+    child: WorkerChild, clock: Clock
+) -> None:
+    child.status_page.line(0).begin(2)
+    clock.now_s = 5000  # Ctrl-Z stopped the worker, too
+    assert due_in_s(child, clock) == 60.0
+    clock.now_s += 30
+    assert due_in_s(child, clock) == 30.0
+    child.look(60 * 10**9, 5065 * 10**9)  # late again
+    assert child.asked_ns
+
+
 def test_only_a_child_that_has_begun_is_blamed_on_samples(child: WorkerChild) -> None:
     rows = np.arange(3), np.zeros(3, np.int64)
     chunk = Chunk(0, 0, *rows, Context(0, 0, None))
