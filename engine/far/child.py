@@ -439,13 +439,12 @@ class Child:
             self._process = -1
 
 
-def cause_of(status: int | None, kills_before: int, kills_now: int) -> str:
+def cause_of(status: int | None, *, for_memory: bool) -> str:
     """Return how a child ended: its signal, and who may have sent it.
 
     Args:
         status: what waitpid reported; None if the fork server had ended, too.
-        kills_before: `oom_kills()` when the child started.
-        kills_now: the same after it ended.
+        for_memory: whether `oom_kills()` counts a kill that may be this one.
     """
     if status is None:
         return "its exit status is unknown, because the fork server ended, too"
@@ -455,10 +454,10 @@ def cause_of(status: int | None, kills_before: int, kills_now: int) -> str:
     text = f"killed by signal {-code} ({NAMES.get(-code, 'real-time')})"
     if -code != signal.SIGKILL:
         return text
-    if kills_now > kills_before:
+    if for_memory:
         return (
-            f"{text} by the system's out-of-memory killer, because this control group"
-            " reached its memory limit"
+            f"{text} by the system's out-of-memory killer: this control group, or the"
+            " machine, ran out of memory"
         )
     return f"{text}; not by a memory limit of this control group"
 

@@ -15,12 +15,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
+from typing import ClassVar
 
 import numpy as np
 
@@ -77,6 +79,10 @@ def children_for(workers: int, cores: int) -> int:
 
 class WorkerChild(Child, FarChild):
     """A worker process."""
+
+    # Up to which of the kills for memory in this control group an end was explained by
+    # each: a later end is another's doing.
+    explained_kills: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -188,9 +194,12 @@ class WorkerChild(Child, FarChild):
 
     def how_it_ended(self) -> str:
         """Return why it ended, and what it wrote before that."""
-        cause = self._stuck_how or cause_of(
-            self.status_page.status, self._kills, oom_kills()
-        )
+        status = self.status_page.status
+        before = max(self._kills, WorkerChild.explained_kills)
+        killed = status == signal.SIGKILL and not self._stuck_how
+        for_memory = killed and oom_kills() > before
+        WorkerChild.explained_kills = before + for_memory
+        cause = self._stuck_how or cause_of(status, for_memory=for_memory)
         lines = self.status_page.text().strip().splitlines()[:MAX_LINES]
         return "\n".join([f"{cause}; it wrote:", *lines]) if lines else cause
 

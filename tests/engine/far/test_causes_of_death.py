@@ -6,10 +6,13 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.engine.far.child import cause_of, is_stopped
+from penstock.engine.far import processes
+from penstock.engine.far.child import StatusPage, cause_of, is_stopped, post_status
+from penstock.engine.far.processes import WorkerChild
 from penstock.system.resources import oom_kills
 
 
@@ -25,21 +28,36 @@ def sleeper() -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("status", "kills", "told"),
+    ("status", "told"),
     [
-        (3 << 8, (0, 0), "exited with status 3"),
-        (signal.SIGSEGV, (0, 0), "killed by signal 11 (SIGSEGV)"),
-        (signal.SIGKILL, (4, 4), "SIGKILL); not by a memory limit"),
-        (signal.SIGKILL, (4, 5), "by the system's out-of-memory killer"),
-        (signal.SIGTERM, (4, 5), "killed by signal 15 (SIGTERM)"),
-        (signal.SIGRTMIN + 1, (0, 0), "killed by signal 35"),
-        (None, (0, 0), "unknown, because the fork server ended, too"),
+        (3 << 8, "exited with status 3"),
+        (signal.SIGSEGV, "killed by signal 11 (SIGSEGV)"),
+        (signal.SIGKILL, "SIGKILL); not by a memory limit"),
+        (signal.SIGTERM, "killed by signal 15 (SIGTERM)"),
+        (signal.SIGRTMIN + 1, "killed by signal 35"),
+        (None, "unknown, because the fork server ended, too"),
     ],
 )
 def test_the_cause_of_death_says_all_that_is_known(
-    status: int | None, kills: tuple[int, int], told: str
+    status: int | None, told: str
 ) -> None:
-    assert told in cause_of(status, *kills)
+    assert told in cause_of(status, for_memory=False)
+
+
+def test_a_kill_for_memory_explains_one_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter((4, 4, 4, 4, 6, 6, 6))
+    monkeypatch.setattr(processes, "oom_kills", lambda: next(counts))
+    monkeypatch.setattr(WorkerChild, "explained_kills", 3)
+    nothing: Any = None
+    pages = [StatusPage.make() for _ in range(4)]
+    workers = [WorkerChild(nothing, page, 0, 0, nothing) for page in pages]
+    causes = []
+    for worker, status in zip(workers, (9, 11, 9, 9), strict=True):
+        post_status(worker.status_page.descriptor, status)
+        causes.append(worker.how_it_ended())
+        worker.status_page.close()
+    of_memory = ["this control group, or the machine, ran out" in c for c in causes]
+    assert of_memory == [True, False, True, False]
 
 
 @pytest.mark.parametrize(
