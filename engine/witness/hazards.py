@@ -21,7 +21,16 @@ import numpy as np
 import torch
 from torch.utils.data import RandomSampler
 
-from .reach import LRU_CACHE, WHOLE, direct_parts, names_in, rebinds, walk
+from .reach import (
+    LRU_CACHE,
+    WHOLE,
+    direct_parts,
+    is_a,
+    is_of_library,
+    names_in,
+    rebinds,
+    walk,
+)
 
 POSITION = "has one position, which every read moves"
 HANDLE = "may be used by one thread at a time"
@@ -220,16 +229,19 @@ STATELESS = WHOLE - {np.ndarray, torch.Tensor} | {
 
 
 def is_stateless(thing: Any) -> bool:
-    """Whether a function reaches only functions and values, so that it keeps no state.
+    """Whether a function reaches only functions, values and libraries.
 
-    False does not prove that it does.
+    It keeps no state then. False does not prove that it does.
     """
     return not any(_may_keep(part.thing) for part in walk(thing, ""))
 
 
 def _may_keep(thing: Any) -> bool:
     if type(thing) is types.FunctionType:
-        return bool(thing.__dict__) or rebinds(thing)
+        return bool(thing.__dict__) or rebinds(thing.__code__)
+    if is_a(thing, (type, types.ModuleType)):
+        module = thing.__module__ if is_a(thing, type) else thing.__name__
+        return not is_of_library(str(module))
     return STATELESS.isdisjoint(type(thing).__mro__)
 
 

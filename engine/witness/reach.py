@@ -306,11 +306,11 @@ def _data_of(thing: Any, names: Iterable[str]) -> Iterator[Place]:
     """
     holders: list[Mapping[str, Any]] = []
     if is_a(thing, type):
-        owners = (o for o in thing.__mro__ if not _is_of_library(str(o.__module__)))
+        owners = (o for o in thing.__mro__ if not is_of_library(str(o.__module__)))
         holders = [vars(owner) for owner in owners]
     elif thing is os:
         holders = [{"environ": os.environ, "getenv": os.environ}]
-    elif is_a(thing, types.ModuleType) and not _is_of_library(thing.__name__):
+    elif is_a(thing, types.ModuleType) and not is_of_library(thing.__name__):
         holders = [vars(thing)]
     for holder in holders:
         yield from (
@@ -336,7 +336,7 @@ CODE = (
 
 
 @lru_cache
-def _is_of_library(module: str) -> bool:
+def is_of_library(module: str) -> bool:
     """Whether a module belongs to Python, torch or numpy, or to us."""
     root = module.partition(".")[0]
     return root in sys.stdlib_module_names or root in LIBRARIES
@@ -367,11 +367,18 @@ def globals_in(code: types.CodeType) -> tuple[str, ...]:
     return tuple(names)
 
 
-def rebinds(function: types.FunctionType) -> bool:
-    """Whether it assigns to a global, or to a variable of a function around it."""
-    outer = function.__code__.co_freevars
+def rebinds(code: types.CodeType, outer: Iterable[str] | None = None) -> bool:
+    """Whether a function, or one within it, assigns to a variable around it.
+
+    Args:
+        code: the function's code, or that of one within it.
+        outer: the variables around the function; None: those that its code names.
+    """
+    around = set(code.co_freevars if outer is None else outer).intersection(
+        code.co_freevars
+    )
     return any(
         step.opname == "STORE_GLOBAL"
-        or (step.opname == "STORE_DEREF" and step.argval in outer)
-        for step in dis.get_instructions(function.__code__)
-    )
+        or (step.opname == "STORE_DEREF" and step.argval in around)
+        for step in dis.get_instructions(code)
+    ) or any(rebinds(c, around) for c in code.co_consts if type(c) is types.CodeType)

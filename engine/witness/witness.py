@@ -444,7 +444,8 @@ def _same_but_inside(before: dict[str, Any], after: dict[str, Any], path: str) -
 def _summary(thing: Any, memory: Memory) -> Any:
     kind = type(thing)
     if kind in VALUES:
-        return thing if kind is not float else repr(thing)  # NaN equals itself
+        # NaN equals itself.
+        return repr(thing) if kind in (float, complex) else thing
     contents: Any = None
     if is_a(thing, torch.Tensor):
         contents = _of_tensor(thing, memory)

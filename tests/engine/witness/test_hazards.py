@@ -11,6 +11,7 @@ import sqlite3
 import sys
 import tarfile
 import threading
+import types
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,13 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from penstock.engine.witness.hazards import BOUND, UNSHARED, find_bound, find_unsafe
+from penstock.engine.witness.hazards import (
+    BOUND,
+    UNSHARED,
+    find_bound,
+    find_unsafe,
+    is_stateless,
+)
 
 
 class Rows(Dataset[Any]):
@@ -278,3 +285,64 @@ def test_what_belongs_to_its_process_or_to_one_asker_is_found(
         assert alone == (name == "socket")
     harmless = threading.Lock(), threading.local(), os.getpid(), {"number": os.getpid()}
     assert find_bound(Rows(harmless), "data", BOUND) is None
+
+
+class Stats:
+    """Counts for the whole program."""
+
+    seen = 0
+
+
+calls = 0
+around = types.ModuleType("around")
+
+
+def counts_on_a_class(rows: Any) -> Any:
+    Stats.seen += 1
+    return rows
+
+
+def counts_on_a_module(rows: Any) -> Any:
+    around.seen = 1  # type: ignore[attr-defined]
+    return rows
+
+
+def counts_within(rows: Any) -> Any:
+    def count_one() -> None:
+        global calls  # noqa: PLW0603 what this is about
+        calls += 1
+
+    count_one()
+    return rows
+
+
+def counter() -> Any:
+    count = 0
+
+    def count_around(rows: Any) -> Any:
+        def count_one() -> None:
+            nonlocal count
+            count += 1
+
+        count_one()
+        return rows
+
+    return count_around
+
+
+def counts_for_itself(rows: Any) -> Any:
+    total = 0
+
+    def add(number: int) -> None:
+        nonlocal total
+        total += number
+
+    for row in rows:
+        add(row)
+    return np.asarray(total, dtype=float), torch.zeros(1)
+
+
+def test_a_function_that_keeps_a_state_is_told_from_others() -> None:
+    keeping = counts_on_a_class, counts_on_a_module, counts_within, counter()
+    assert [is_stateless(function) for function in keeping] == [False] * 4
+    assert is_stateless(counts_for_itself)

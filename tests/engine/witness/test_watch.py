@@ -191,6 +191,13 @@ def test_a_step_of_an_optimizer_counts() -> None:
     assert watch.changed() == "Linear._parameters['weight']"
 
 
+@pytest.mark.parametrize("value", [float("nan"), complex("nan+nanj")])
+def test_what_is_not_a_number_equals_itself(value: Any) -> None:
+    rows = Rows()
+    rows.size = value
+    assert Witness([rows]).changed() is None
+
+
 def test_a_counter_counts() -> None:
     counter = itertools.count()
     before = Witness([partial(next, counter)])
