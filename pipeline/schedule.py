@@ -24,8 +24,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
+from types import CodeType
 from typing import Any, Literal, Protocol, get_args
 
+from ..cache.fingerprint import digest
 from ..engine.plan import Change, Place, Setting
 from ..engine.plan.plan import Timeline
 from ..errors import NOTE, SpecError, add_note, check
@@ -240,14 +242,19 @@ class Function:
 
     def describe(self) -> Mapping[str, object]:
         code = getattr(self.function, "__code__", None)
-        parts = (code.co_code, code.co_consts, code.co_names) if code else ()
-        name = getattr(self.function, "__qualname__", type(self.function).__name__)
-        digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+        # Sets, and code within code, print in another way in each process.
+        constants = tuple(
+            digest(part, "schedule") if isinstance(part, CodeType | frozenset) else part
+            for part in getattr(code, "co_consts", ())
+        )
+        parts = (code.co_code, constants, code.co_names) if code else ()
         return {
             "kind": "function",
             "unit": self.unit,
-            "name": name,
-            "code": digest,
+            "name": getattr(
+                self.function, "__qualname__", type(self.function).__name__
+            ),
+            "code": hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest(),
             "until": self.until,
         }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import penstock as ps
 from penstock.engine.plan import Place
 from penstock.engine.plan.plan import Timeline
 from penstock.pipeline.schedule import Curve, as_curve
+from support import warm
 
 LENGTH = 1000
 
@@ -204,3 +207,23 @@ def test_a_function_may_give_the_batch_size_up_to_an_epoch() -> None:
     curve = ps.schedule.function(lambda epoch: 100 * (epoch + 1), until=2)
     sizes = [s.global_size for s in settings(ps.schedule.of(curve), epochs=4)]
     assert sizes == [100] * 10 + [200] * 5 + [300] * 4 + [300] * 4
+
+
+DESCRIBED = """
+import penstock as ps
+def rate(epoch):
+    def decay(base): return base ** epoch
+    return decay(0.9) if str(epoch) in {"1", "2", "3", "5", "8"} else 1.0
+print(ps.schedule.function(rate).describe())
+"""
+
+
+@pytest.mark.long
+def test_a_function_is_described_alike_in_all_processes() -> None:
+    command = [sys.executable, "-P", "-c", DESCRIBED]
+    described = {
+        warm.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, brief=True).stdout
+        for seed in "12"
+    }
+    assert len(described) == 1
+    assert "'name': 'rate'" in described.pop()
