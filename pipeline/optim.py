@@ -12,6 +12,11 @@ from .pipeline import Pipeline
 
 __all__ = ["follow"]
 
+# Where a parameter group has its rates, which are saved with it: the base rate, the
+# last one of a batch, and the one that was left in the group. If the group has another
+# one since, a scheduler or the user has set it: it is the new base rate.
+RATES = "penstock_lr"
+
 
 class follow:  # noqa: N801 it is used like a function
     """Let an optimiser follow the schedule of a pipeline, batch by batch.
@@ -20,7 +25,8 @@ class follow:  # noqa: N801 it is used like a function
     group is its base rate times the stamp's `lr_mult`. The base rate is the one that
     the optimiser was made with, or that a learning rate scheduler has set since. The
     new rate is set when a batch is handed over. A scheduler continues from the rate
-    that it finds, so `follow` restores the base rate after each step.
+    that it finds, so `follow` restores the base rate after each step. The base rate is
+    saved with the optimiser, so a training that is resumed goes on from it.
 
     Args:
         optimizer: any torch optimiser.
@@ -39,8 +45,6 @@ class follow:  # noqa: N801 it is used like a function
         lr_in_velocity: bool = False,
     ) -> None:
         self._optimizer, self._lr_in_velocity = optimizer, lr_in_velocity
-        self._base: list[float] = [group["lr"] for group in optimizer.param_groups]
-        self._rates = self._base.copy()
         self._hook = optimizer.register_step_post_hook(self._after_step)
         self._end = pipe.on_batch(self.apply)
 
@@ -50,11 +54,12 @@ class follow:  # noqa: N801 it is used like a function
         Raises:
             SpecError: the schedule sets a momentum, but the optimiser has none.
         """
-        for at, group in enumerate(self._optimizer.param_groups):
-            if group["lr"] != self._rates[at]:  # by a scheduler, or by hand
-                self._base[at] = group["lr"]
-            before, now = self._rates[at], self._base[at] * plan.lr_mult
-            group["lr"] = self._rates[at] = now
+        for group in self._optimizer.param_groups:
+            base, before, left = group.get(RATES, (group["lr"],) * 3)
+            if group["lr"] != left:
+                base = group["lr"]
+            group["lr"] = now = base * plan.lr_mult
+            group[RATES] = base, now, now
             if self._lr_in_velocity and now != before and before > 0:
                 self._correct(group, now / before)
             if plan.momentum is None:
@@ -76,9 +81,11 @@ class follow:  # noqa: N801 it is used like a function
 
     def _after_step(self, *_: Any) -> None:
         if hasattr(self._optimizer.step, "_wrapped_by_lr_sched"):
-            for at, group in enumerate(self._optimizer.param_groups):
-                if group["lr"] == self._rates[at]:
-                    group["lr"] = self._rates[at] = self._base[at]
+            for group in self._optimizer.param_groups:
+                base, now, left = group.get(RATES, (None,) * 3)
+                if group["lr"] == left:
+                    group["lr"] = base
+                    group[RATES] = base, now, base
 
     def _correct(self, group: dict[str, Any], factor: float) -> None:
         for parameter in group["params"]:

@@ -257,6 +257,50 @@ def test_the_optimiser_follows_while_a_scheduler_keeps_its_own_rate(
         decay.step()
 
 
+def test_each_run_multiplies_the_base_rate_that_is_saved_with_the_optimiser() -> None:
+    saved: dict[str, Any] | None = None
+    for loads_first in (False, True, False):
+        pipe = described(0, 1, {"global_batch_size": 8, "lr_mult": 2.0})
+        optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+        if not loads_first:
+            ps.optim.follow(optimizer, pipe)
+        if saved is not None:
+            optimizer.load_state_dict(saved)
+        if loads_first:
+            ps.optim.follow(optimizer, pipe)
+        for _ in pipe:
+            optimizer.step()
+        saved = optimizer.state_dict()
+        assert saved["param_groups"][0]["lr"] == 0.2
+
+
+def test_a_parameter_group_that_is_added_later_follows_too() -> None:
+    pipe = described(0, 1, {"global_batch_size": 8, "lr_mult": 2.0})
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0)
+    ps.optim.follow(optimizer, pipe)
+    for _ in pipe:
+        if pipe.plan is not None and pipe.plan.batch == 1:
+            layer = torch.nn.Linear(1, 1)
+            optimizer.add_param_group({"params": layer.parameters(), "lr": 3.0})
+    assert [group["lr"] for group in optimizer.param_groups] == [2.0, 6.0]
+
+
+def test_a_velocity_of_steps_is_corrected_by_the_rates_of_the_batches() -> None:
+    pipe = described(0, 1, {"global_batch_size": 8, "lr_mult": 2.0})
+    weight = torch.nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.SGD([weight], lr=1.0, momentum=1.0)
+    decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    ps.optim.follow(optimizer, pipe, lr_in_velocity=True)
+    velocities = []
+    for _ in pipe:
+        if state := optimizer.state[weight]:
+            velocities.append(state["momentum_buffer"].item())
+        weight.grad = torch.tensor(0.0 if velocities else 1.0)
+        optimizer.step()
+        decay.step()
+    assert velocities == [0.5**step for step in range(1, 1 + len(velocities))]
+
+
 def test_an_optimiser_that_is_detached_is_left_alone() -> None:
     pipe = described(0, 1, SCHEDULES[0])
     optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0)
