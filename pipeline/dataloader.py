@@ -236,7 +236,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         why = self._why_torchs()
         drawing = self._drawing
         if not self._resumed:
-            drawing = Drawing(drawing.epoch + drawing.whole, base=self._base)
+            # The seeds of samples by kept workers differ in the number of the epoch
+            # alone, so there a loop that has begun counts as one.
+            begun = drawing.whole if self._base is None else drawing.torchs is not None
+            drawing = Drawing(drawing.epoch + begun, base=self._base)
         self._drawing, self._resumed, self._plan = drawing, False, None
         if why is None:
             self._torchs = None

@@ -10,6 +10,8 @@ import pytest
 import penstock as ps
 from support.datasets import KINDS
 from support.leaks import children
+from support.torch_datasets import Drawing
+from support.torch_loaders import same
 from support.waiting import until
 
 
@@ -63,6 +65,20 @@ def test_no_process_stays_between_epochs_unless_workers_are_kept() -> None:
         assert os.getpid() not in processes_of(loader)
         assert until(lambda: not children())  # not even one that nobody has waited for
     loader.close()
+
+
+def test_loops_that_are_left_early_draw_anew_and_a_resumed_one_draws_the_same() -> None:
+    def loader() -> ps.DataLoader[Any]:
+        kept = {"num_workers": 2, "persistent_workers": True}
+        return ps.DataLoader(Drawing(24), 4, sample_seeding=True, **kept)  # type: ignore[arg-type]
+
+    with loader() as first, loader() as second:
+        draws = [next(iter(first))[0].tolist() for _ in range(2)]
+        batches = iter(first)
+        assert next(batches)[0].tolist() not in draws
+        assert draws[0] != draws[1]
+        second.load_state_dict(first.state_dict())
+        assert same(list(batches), list(second))
 
 
 def test_a_state_resumes_without_persistent_workers() -> None:
