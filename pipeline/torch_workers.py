@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -48,17 +46,39 @@ class TorchLoop(Iterator[Any]):
     def __next__(self) -> Any:
         meter = self._run.meter
         meter.ask(time.perf_counter_ns())
+        received = getattr(self._torchs, "_rcvd_idx", None)
         try:
             data = looping_threads.run(self._torchs.__next__)
         except StopIteration:
-            meter.stop()
-            self._drawing.end()
-            self._follow()
+            if self._drawing.torchs is not None:  # it ends now
+                meter.stop()
+                self._drawing.end()
+                self._follow()
+            raise
+        except Exception:
+            # Torch goes on after it, unless a worker is late or dead.
+            if received is None or self._torchs._rcvd_idx != received:  # noqa: SLF001
+                self._drawing.batch += 1
             raise
         meter.count(time.perf_counter_ns(), self._run.rows)
         self._drawing.batch += 1
         self._follow()
         return data
+
+    def pass_over(self, batches: int) -> None:
+        """Load the consumed batches once more; one that raised may raise again.
+
+        Raises:
+            Exception: what keeps the loop from getting there.
+        """
+        passed: Exception | None = None
+        for count in range(1, batches + 1):
+            try:
+                next(self, None)
+            except Exception as error:  # noqa: BLE001 whatever a sample raises
+                passed = error
+            if passed is not None and self._drawing.batch < count:
+                raise passed
 
     def __len__(self) -> int:
         return len(self._torchs)
@@ -166,7 +186,7 @@ def resumed(
         if later is not None:
             owner.load_state_dict(later)
     if state is None:
-        deque(islice(loop, consumed_batches), maxlen=0)
+        loop.pass_over(consumed_batches)
         return loop
     drawing.batch = consumed_batches
     if keeper is reader:  # also where that is the dataset itself

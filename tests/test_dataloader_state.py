@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
 import random
 from collections.abc import Iterator
 from typing import Any, Self
@@ -263,10 +264,13 @@ def test_a_damaged_state_is_an_error(change: dict[str, object], told: str) -> No
     loader.load_state_dict({})
 
 
-def test_a_state_taken_after_a_batch_that_raised_skips_that_batch() -> None:
+@pytest.mark.parametrize("settings", [{"sample_seeding": True}, {}, {"num_workers": 2}])
+def test_a_state_taken_after_a_batch_that_raised_skips_that_batch(
+    settings: dict[str, Any],
+) -> None:
     def loader() -> DataLoader[Any]:
         data = [1, 2, 3, "four", 5, 6, 7, 8]
-        return DataLoader(data, 2, sample_seeding=True, collate_fn=sum_of)
+        return DataLoader(data, 2, collate_fn=sum_of, **settings)
 
     first = loader()
     batches = iter(first)
@@ -280,6 +284,46 @@ def test_a_state_taken_after_a_batch_that_raised_skips_that_batch() -> None:
 
 
 # Torch's own workers
+
+
+def test_a_sampler_that_fails_in_a_resumed_loop_says_so() -> None:
+    first = DataLoader(Drawing(LENGTH), BATCH)
+    batches = iter(first)
+    state = [(next(batches), first.state_dict()) for _ in range(3)][-1][1]
+    second = DataLoader(Drawing(LENGTH), BATCH, sampler=Refusing())
+    second.load_state_dict(state)
+    with pytest.raises(ValueError, match="no order today"):
+        iter(second)
+
+
+class Late(list[int]):
+    """Samples that come once `event` is set."""
+
+    event = multiprocessing.Event()
+
+    def __getitem__(self, index: Any) -> Any:
+        self.event.wait()
+        return super().__getitem__(index)
+
+
+def test_a_batch_that_a_late_worker_still_makes_does_not_count() -> None:
+    loader = DataLoader(Late(range(8)), 2, num_workers=1, timeout=0.01)
+    batches = iter(loader)
+    with pytest.raises(RuntimeError, match="timed out"):
+        next(batches)
+    assert loader.state_dict()["batch"] == 0
+    Late.event.set()
+
+
+def test_a_loop_that_has_ended_does_not_end_again() -> None:
+    loader = DataLoader(Drawing(20), 5)
+    batches = iter(loader)
+    assert len(list(batches)) == 4
+    later = iter(loader)
+    next(later)
+    assert list(batches) == []
+    state = loader.state_dict()
+    assert (state["epoch"], state["batch"]) == (1, 1)
 
 
 class Place(Iterator[int]):
