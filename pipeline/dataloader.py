@@ -234,13 +234,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
             self._drawn_seed()  # raises what torch raises
         self._slot.show_log(rank_of_process())  # compiling may have something to say
         why = self._why_torchs()
-        drawing = self._drawing
+        drawing = replace(self._drawing)  # so that a loop that fails to begin keeps it
         if not self._resumed:
             # The seeds of samples by kept workers differ in the number of the epoch
             # alone, so there a loop that has begun counts as one.
             begun = drawing.whole if self._base is None else drawing.torchs is not None
             drawing = Drawing(drawing.epoch + begun, base=self._base)
-        self._drawing, self._resumed, self._plan = drawing, False, None
         if why is None:
             self._torchs = None
             with self._slot.loop_change(imports=True):
@@ -248,6 +247,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         else:
             self._slot.tell(f"torch's own workers load, untuned: {why}.")
             loop = self._iterate_torchs(drawing, why)
+        self._drawing, self._resumed, self._plan = drawing, False, None
         self._loop_drawings[id(drawing)] = drawing
         weakref.finalize(loop, weakly(self._forget), drawing)
         return loop

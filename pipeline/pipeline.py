@@ -618,13 +618,13 @@ class Pipeline(Face):
         with self._slot.loop_change(imports=True):
             recipe = self._compiled()
         cursor = self._next or recipe.planned.start(self._epoch)
-        self._next, self._epoch = None, cursor.epoch + 1
         shard = recipe.planned.shard
         if self._slot.loops == 0 and shard.size > 1:
             from .agreement import agree
 
             agree(shard, recipe.facts(), self._stages)
         self._run = self._slot.start(recipe, cursor, shard.rank)
+        self._next, self._epoch = None, cursor.epoch + 1  # not if that fails
         return Epoch(self, self._slot, self._run)
 
     def __len__(self) -> int:

@@ -120,6 +120,31 @@ class Refusing(torchs.Sampler[int]):
         yield
 
 
+class RefusingOnce(torchs.Sampler[int]):
+    """A sampler that cannot begin the first time."""
+
+    begun = False
+
+    def __iter__(self) -> Iterator[int]:
+        begun, self.begun = self.begun, True
+        if not begun:
+            raise ValueError("no order yet")
+        yield from range(LENGTH)
+
+
+@pytest.mark.parametrize("settings", [{}, {"sample_seeding": True}])
+def test_a_loop_that_fails_to_begin_uses_up_no_state(settings: dict[str, Any]) -> None:
+    first = DataLoader(range(LENGTH), BATCH, **settings)  # type: ignore[arg-type]
+    batches = iter(first)
+    state = [first.state_dict() for _ in range(3) if len(next(batches))][-1]
+    second = DataLoader(range(LENGTH), BATCH, sampler=RefusingOnce(), **settings)  # type: ignore[arg-type]
+    second.load_state_dict(state)
+    with pytest.raises(ValueError, match="no order yet"):
+        iter(second)
+    assert second.state_dict() == state
+    assert same([list(batches)], [list(second)])
+
+
 @pytest.mark.parametrize("tuned", [False, True])
 def test_a_state_hides_nothing_that_a_sampler_raises(*, tuned: bool) -> None:
     ps.set_enable_autotune(tuned)
@@ -289,7 +314,7 @@ def test_a_state_taken_after_a_batch_that_raised_skips_that_batch(
 def test_a_sampler_that_fails_in_a_resumed_loop_says_so() -> None:
     first = DataLoader(Drawing(LENGTH), BATCH)
     batches = iter(first)
-    state = [(next(batches), first.state_dict()) for _ in range(3)][-1][1]
+    state = [first.state_dict() for _ in range(3) if next(batches)][-1]
     second = DataLoader(Drawing(LENGTH), BATCH, sampler=Refusing())
     second.load_state_dict(state)
     with pytest.raises(ValueError, match="no order today"):
