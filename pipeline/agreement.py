@@ -1,8 +1,9 @@
 """A check, once before the first batch, that all ranks are about to load the same.
 
-Ranks whose plans differ would hang in a collective at some later step. Each rank writes
-the facts that decide its batches to the store of the process group, which all ranks can
-read, and compares them. Nothing is pickled, and no collective is called.
+Ranks whose plans differ, or where they begin, would hang in a collective at some later
+step. Each rank writes the facts that decide its batches to the store of the process
+group, which all ranks can read, and compares them. Nothing is pickled, and no
+collective is called.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch import __version__ as torch_version
 
-from ..engine.plan import Shard
+from ..engine.plan import Cursor, Shard
 from ..errors import LOGGER, PenstockError
 from .image.codec import CropDecoder
 from .stages import FunctionStage, Stage
@@ -27,18 +28,21 @@ WAIT = timedelta(seconds=60)
 # Pipelines begun in this process; the order is the same on all ranks.
 NUMBERS = itertools.count()
 CURE = (
-    "all ranks must make the same pipelines and start them in the same order; for a"
-    " pipeline of a single rank (such as validation on rank 0), pass"
-    " shard=ps.Shard.single()"
+    "all ranks must make the same pipelines, load the same state, if any, and start in"
+    " the same order; for a pipeline of a single rank (such as validation on rank 0),"
+    " pass shard=ps.Shard.single()"
 )
 
 
-def agree(shard: Shard, facts: Mapping[str, object], stages: Sequence[Stage]) -> None:
+def agree(
+    shard: Shard, facts: Mapping[str, object], cursor: Cursor, stages: Sequence[Stage]
+) -> None:
     """Compare what this rank is about to load with the other ranks.
 
     Args:
         shard: the shard of this rank.
         facts: the facts that decide the global batches; small, JSON.
+        cursor: where the first batch starts.
         stages: the stages. Ranks with and without a crop decoder find damage in
             different files. An operator inside a user's function is not found.
 
@@ -57,6 +61,8 @@ def agree(shard: Shard, facts: Mapping[str, object], stages: Sequence[Stage]) ->
                 decoder := getattr(stage.function, "decoder", None), CropDecoder
             )
         },
+        "epoch": cursor.epoch,
+        "step": cursor.step,
         "data-parallel ranks": shard.size,
         "torch": str(torch_version),
         "python": platform.python_version(),

@@ -622,7 +622,7 @@ class Pipeline(Face):
         if self._slot.loops == 0 and shard.size > 1:
             from .agreement import agree
 
-            agree(shard, recipe.facts(), self._stages)
+            agree(shard, recipe.facts(), cursor, self._stages)
         self._run = self._slot.start(recipe, cursor, shard.rank)
         self._next, self._epoch = None, cursor.epoch + 1  # not if that fails
         return Epoch(self, self._slot, self._run)

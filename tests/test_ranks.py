@@ -54,7 +54,7 @@ def told(tasks: str, ranks: int, folder: Path) -> list[dict[str, Any]]:
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return what three ranks report of one task after the other."""
     folder = tmp_path_factory.mktemp("ranks")
-    return told("uneven,differing,decoding", 3, folder)
+    return told("uneven,differing,resuming,decoding", 3, folder)
 
 
 def test_uneven_data_and_failing_samples_end_at_the_same_step(
@@ -75,6 +75,15 @@ def test_ranks_that_would_load_different_things_name_the_difference(
         error = report["differing"]["error"]
         assert f"length: {100 + rank} on rank {rank}, " in error
         assert sum(f"{length} on" in error for length in (100, 101, 102)) == 2
+
+
+def test_ranks_that_would_begin_at_different_places_name_them_and_lose_no_state(
+    reports: list[dict[str, Any]],
+) -> None:
+    for rank, report in enumerate(reports):
+        step, other = (1, "0 on") if rank == 1 else (0, "1 on 1")
+        assert f"step: {step} on rank {rank}, {other}" in report["resuming"]["error"]
+        assert report["resuming"]["kept"]
 
 
 def test_ranks_that_would_decode_differently_name_the_difference(

@@ -54,6 +54,22 @@ def differing() -> dict[str, Any]:
     return {"error": None}
 
 
+def resuming() -> dict[str, Any]:
+    """Ranks of which one goes on from a state, and the others begin."""
+    alone = ps.Pipeline.from_dataset(range(120), shard=ps.Shard.single())
+    alone = alone.batch(global_size=12)
+    next(iter(alone))
+    pipe = ps.Pipeline.from_dataset(range(120)).batch(global_size=12)
+    if dist.get_rank() == 1:
+        pipe.load_state_dict(alone.state_dict())
+    state = pipe.state_dict()
+    try:
+        iter(pipe)
+    except ps.PenstockError as error:
+        return {"error": str(error), "kept": pipe.state_dict() == state}
+    return {"error": None}
+
+
 def decoding() -> dict[str, Any]:
     """Ranks that decode the same photographs by different decoders."""
     extension = SimpleNamespace(VERSION=f"libjpeg-turbo 2.{dist.get_rank()}")
@@ -80,7 +96,9 @@ def mesh() -> dict[str, Any]:
 
 def main() -> None:
     dist.init_process_group("gloo")
-    tasks = {task.__name__: task for task in (uneven, differing, decoding, mesh)}
+    tasks = {
+        task.__name__: task for task in (uneven, differing, resuming, decoding, mesh)
+    }
     results = {name: tasks[name]() for name in sys.argv[1].split(",")}
     path = os.path.join(sys.argv[2], f"{dist.get_rank()}.json")
     with open(path, "w", encoding="utf-8") as file:
