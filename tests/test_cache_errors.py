@@ -104,6 +104,15 @@ REFUSED: Mapping[str, tuple[Callable[[], Any], str]] = {
         ],
         "all stages before Cache(ID:2) run together, so they share one `executor`",
     ),
+    "two limits of time": (
+        lambda: [
+            *ps.Pipeline.from_dataset([1, 2], timeout=2)
+            .map(float, timeout=3)
+            .cache(ram=9)
+            .batch(1)
+        ],
+        "all stages before Cache(ID:2) run together, so they share one `timeout`",
+    ),
     "more than there is": (
         lambda: plain().cache(ram=1 << 50),
         "`ram` must be at most the memory that this process may have, ",

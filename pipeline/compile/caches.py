@@ -83,8 +83,8 @@ def _cache(before: Sequence[Stage], stage: CacheStage, name: str) -> Cache:
 def _check_mixture(source: Any, maps: Sequence[MapStage], name: str) -> None:
     """Raise `SpecError` unless all stages before a cache can run together."""
     stages = (source, *maps)
-    for setting, default in (("num_parallel_workers", None), ("executor", "auto")):
-        values = {getattr(stage, setting) for stage in stages} - {default}
+    for setting in ("num_parallel_workers", "executor", "timeout"):
+        values = {getattr(stage, setting) for stage in stages} - {None, "auto"}
         texts = sorted(map(repr, values))
         check(
             len(texts) <= 1,

@@ -1,10 +1,12 @@
 """Fusion of adjacent stages into segments, and their kinds of workers.
 
 Adjacent stages with the same kind of executor form one segment, so a sample passes
-through them without a handover. Three things end a segment: a setting of its own
-(`num_parallel_workers=` or another `executor=`), another `tune=`, and a folder, whose
-reads wait while later stages compute. All stages before a cache form one segment,
-because samples in the cache need none of them.
+through them without a handover. Four things end a segment: a setting of its own
+(`num_parallel_workers=` or another `executor=`), another `tune=`, another `timeout=`,
+and a folder, whose reads wait while later stages compute. What reads without a limit of
+its own counts within that of the stage after it: apart, it would stay in the trainer's
+process. All stages before a cache form one segment, because samples in the cache need
+none of them.
 
 All functions are pure, apart from a line in the log if a segment's workers differ from
 what the user may expect.
@@ -267,9 +269,11 @@ def _border(before: PerSample, after: PerSample) -> bool:
     kind = executor_of(before)
     if own != (None, None) or kind != executor_of(after):
         return True
-    if kind == "async" and before.timeout != after.timeout:  # each sample's in a stage
+    reads = isinstance(before, SourceStage)
+    unlimited = before.timeout is None and reads and kind != "async"
+    if before.timeout != after.timeout and not unlimited:
         return True
-    return before.tune != after.tune and not isinstance(before, SourceStage)
+    return before.tune != after.tune and not reads
 
 
 def _segment(

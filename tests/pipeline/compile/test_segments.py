@@ -133,6 +133,22 @@ BORDERS: dict[str, tuple[list[Stage], list[str]]] = {
         [DATA, MapStage(decode), MapStage(flip, tune=False)],
         ["Map(ID:1) decode > Map(ID:1) decode", "Map(ID:2) flip > Batch(ID:3)"],
     ),
+    "another limit of time": (
+        [DATA, MapStage(decode), MapStage(flip, timeout=2.0), MapStage(abs)],
+        [
+            "Map(ID:1) decode > Map(ID:1) decode",
+            "Map(ID:2) flip > Map(ID:2) flip",
+            "Map(ID:3) abs > Batch(ID:4)",
+        ],
+    ),
+    "a limit of time of the source's own": (
+        [SourceStage([1], timeout=2.0, name="data"), MapStage(decode)],
+        [READ, "Map(ID:1) decode > Batch(ID:2)"],
+    ),
+    "none: one limit of time for all that follows the source": (
+        [DATA, MapStage(decode, timeout=2.0), MapStage(flip, timeout=2.0)],
+        ["Map(ID:1) decode > Batch(ID:3)"],
+    ),
     "workers of the source's own": (
         [SourceStage([1], num_parallel_workers=2, name="data"), MapStage(decode)],
         [READ, "Map(ID:1) decode > Batch(ID:2)"],
