@@ -131,6 +131,16 @@ def test_the_tail_after_a_filter_may_be_dropped(kind: Kind) -> None:
         assert [len(b[1]) for b in dropped] == [8] * whole
 
 
+@pytest.mark.parametrize("data", [Numbers(80), Counting(80)])
+def test_batches_of_what_is_left_may_come_in_parts(data: Any) -> None:
+    source = ps.Pipeline.from_dataset(data).filter(uneven)
+    with pytest.raises(ps.SpecError, match="drop_last=True"):
+        iter(source.batch(8, microbatches=2))
+    with source.batch(8, drop_last=True, microbatches=2) as pipe:
+        parts = [list(indices(batch)) for batch in pipe]
+    assert parts == [batched(KEPT[at : at + 8], 4) for at in range(0, len(KEPT) - 7, 8)]
+
+
 def test_a_filter_that_keeps_nothing_gives_an_empty_epoch(kind: Kind) -> None:
     pipe = ps.Pipeline.from_dataset(Numbers(80), **kind)
     with pipe.filter(lambda _: False, **kind).batch(8) as pipe:

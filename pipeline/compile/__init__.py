@@ -260,7 +260,7 @@ def _plan(
         tail=batch.tail,
     )
     if batch.microbatches is not None:
-        check_microbatches(plan, batch.microbatches)
+        check_microbatches(plan, batch.microbatches, drop_last=batch.drop_last)
     return plan
 
 
@@ -286,7 +286,7 @@ def _by_length(
     return order.then(buckets)
 
 
-def check_microbatches(plan: Plan, count: int) -> None:
+def check_microbatches(plan: Plan, count: int, *, drop_last: bool) -> None:
     """Raise `SpecError` unless each batch has `count` equal parts on every rank."""
     whole = plan.shard.size * count
     for run in plan.timeline.runs:
@@ -297,7 +297,7 @@ def check_microbatches(plan: Plan, count: int) -> None:
             "; change the batch size or the number of microbatches",
         )
     check(
-        plan.shard.size > 1 or plan.drop_last,
+        plan.shard.size > 1 or drop_last,
         "microbatches have equal sizes, but an epoch's short last batch cannot be"
         " divided so; pass batch(..., drop_last=True)",
     )
