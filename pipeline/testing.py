@@ -14,7 +14,6 @@ import json
 import os
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import chain, repeat, takewhile
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from simplejpeg import encode_jpeg
 
 from ..autotune.log import PARTIAL, write_whole
+from ..cache.fingerprint import tensor
 from ..errors import SpecError
 
 __all__ = [
@@ -178,7 +178,7 @@ def assert_exact_resume(
 
     Each state that is checked has to be JSON. A new pipeline that loads the state has
     to return the same state, and from there on to yield the same batches, to the byte,
-    and the same stamps as the uninterrupted run.
+    and the same stamps as the uninterrupted run. One NaN is like another.
 
     Args:
         make_pipeline: makes the same pipeline (or DataLoader) each time.
@@ -190,20 +190,21 @@ def assert_exact_resume(
         AssertionError: a check fails; the message names the state and the difference.
     """
     pipe = make_pipeline()
-    states: list[tuple[Any, int]] = []
+    # With the number of the epoch, and of the batches before.
+    states: list[tuple[Any, int, int]] = []
     batches: list[tuple[Any, Any]] = []
     ends: set[int] = set()
     for epoch in range(epochs):
-        states.append((carried(pipe), len(batches)))
+        states.append((carried(pipe), epoch, len(batches)))
         for batch in pipe:
             batches.append((batch, pipe.plan))
-            states.append((carried(pipe), len(batches)))
+            states.append((carried(pipe), epoch, len(batches)))
         assert len(batches) > 0, f"epoch {epoch} has no batch"
         ends.add(len(states) - 1)
     pipe.close()
     for at in sorted(ends.union(range(0, len(states), every))):
-        state, count = states[at]
-        check(make_pipeline, state, at, due=batches[count:], epochs=epochs)
+        state, epoch, count = states[at]
+        check(make_pipeline, state, at, batches, count, epochs=epochs - epoch)
 
 
 def carried(pipe: Any) -> Any:
@@ -215,40 +216,55 @@ def check(
     make_pipeline: Callable[[], Any],
     state: Any,
     at: int,
-    due: list[tuple[Any, Any]],
+    batches: list[tuple[Any, Any]],
+    count: int,
+    *,
     epochs: int,
 ) -> None:
-    """Resume at one state, and compare all later batches with those that are due."""
+    """Resume at one state, and compare all later batches with those that are due.
+
+    Args:
+        make_pipeline: makes the same pipeline each time.
+        state: the state.
+        at: its number.
+        batches: all batches of the uninterrupted run, with their stamps.
+        count: how many of them came before the state.
+        epochs: the epochs that are left, with the one that the state was taken in.
+    """
     pipe = make_pipeline()
     pipe.load_state_dict(state)
     again = carried(pipe)
     assert again == state, f"state {at} is {again} once loaded, was {state}"
-    loops = chain.from_iterable(repeat(pipe, epochs))
-    pairs = ((batch, pipe.plan) for batch in loops)
-    rest = list(takewhile(lambda pair: pair[1].epoch < epochs, pairs))
+    rest = [(batch, pipe.plan) for _ in range(epochs) for batch in pipe]
     is_loader = isinstance(pipe, torch.utils.data.DataLoader)
-    for (batch, plan), (due_batch, before) in zip(rest, due, strict=False):
-        # A loader counts its steps since it began.
-        stamp = before._replace(step=plan.step) if is_loader else before
+    for step, ((batch, plan), (due_batch, before)) in enumerate(
+        zip(rest, batches[count:], strict=False), count
+    ):
+        # A loader counts its steps since it began; torch's own workers stamp nothing.
+        stamp = before._replace(step=plan.step) if is_loader and before else before
         assert plan == stamp, f"after state {at}: stamp {plan}, was {stamp}"
-        text = f"after state {at}: batch of step {plan.step} differs"
-        assert equal(batch, due_batch), text
-    text = f"after state {at}: {len(rest)} batches are left, and there were {len(due)}"
-    assert len(rest) == len(due), text
+        text = f"after state {at}: batch of step {step} differs"
+        assert content(batch) == content(due_batch), text
+    due = len(batches) - count
+    text = f"after state {at}: {len(rest)} batches are left, and there were {due}"
+    assert len(rest) == due, text
     pipe.close()
 
 
-def equal(one: Any, other: Any) -> bool:
-    """Whether two batches are the same, to the byte."""
-    match one, other:
-        case torch.Tensor(), torch.Tensor():
-            return torch.equal(one, other)
-        case np.ndarray(), np.ndarray():
-            return np.array_equal(one, other)
-        case dict(), dict():
-            return one.keys() == other.keys() and all(
-                equal(one[k], other[k]) for k in one
-            )
-        case ((list() | tuple()), (list() | tuple())):
-            return len(one) == len(other) and all(map(equal, one, other))
-    return type(one) is type(other) and bool(one == other)
+def content(value: Any) -> tuple[type, Any]:
+    """Return the type of a value and its content, to be compared to the byte."""
+    own = value
+    match value:
+        case torch.Tensor():
+            own = tensor(value)
+        case np.ndarray() if value.dtype.hasobject:
+            own = value.shape, content(value.tolist())
+        case np.ndarray() | np.generic():
+            own = value.dtype, value.shape, value.tobytes()
+        case dict():
+            own = {key: content(part) for key, part in value.items()}
+        case list() | tuple():
+            own = [content(part) for part in value]
+        case float() | complex():  # by `==`, 0.0 is -0.0, and no NaN is another
+            own = repr(value)
+    return type(value), own

@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import pytest
+import torch
 
+import penstock as ps
 from penstock.errors import SpecError
-from penstock.pipeline.testing import assert_exact_resume, draw_photos
+from penstock.pipeline.testing import assert_exact_resume, content, draw_photos
+from support.torch_datasets import Drawing
 
 SMALL = (64, 48)
 
@@ -176,3 +179,54 @@ class Forgetful:
 def test_states_at_the_ends_of_epochs_are_checked_however_few_others_are() -> None:
     with pytest.raises(AssertionError, match="after state 2: batch of step 2 differs"):
         assert_exact_resume(Forgetful, epochs=2, every=100)
+
+
+@pytest.mark.parametrize("settings", [{"num_workers": 0}, {"sample_seeding": True}])
+def test_loaders_are_checked_whoever_loads(settings: dict[str, Any]) -> None:
+    def make() -> ps.DataLoader[Any]:
+        torch.manual_seed(0)
+        return ps.DataLoader(range(10), 4, shuffle=True, **settings)  # type: ignore[arg-type]
+
+    assert_exact_resume(make, epochs=2)
+
+    def forgets() -> ps.DataLoader[Any]:
+        return ps.DataLoader(Drawing(10), 4, **settings)
+
+    if "num_workers" in settings:  # and nobody seeds what a sample draws
+        with pytest.raises(AssertionError, match="after state 0: batch of step 0 "):
+            assert_exact_resume(forgets)
+
+
+ZERO, NAN = 0.0, float("nan")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.tensor([1, 2]), torch.tensor([1, 2], dtype=torch.int32)),
+        (torch.tensor([ZERO]), torch.tensor([-ZERO])),
+        (np.array([1.0]), np.array([1.0], np.float32)),
+        (np.array([ZERO]), np.array([-ZERO])),
+        (np.array([ZERO, None]), np.array([-ZERO, None])),
+        (np.float32(1), np.float64(1)),
+        ({"a": [ZERO]}, {"a": [-ZERO]}),
+        ([1], (1,)),
+        (1, True),
+    ],
+)
+def test_batches_of_other_types_or_bytes_differ(one: Any, other: Any) -> None:
+    assert content(one) != content(other)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.tensor([NAN, 1.0], dtype=torch.bfloat16),
+        lambda: np.array([NAN, 1.0]),
+        lambda: np.array([float("nan"), "text"], object),
+        lambda: np.array(["2026-11-29"], "datetime64[D]"),
+        lambda: {"a": (float("nan"), b"bytes", None)},
+    ],
+)
+def test_batches_of_the_same_types_and_bytes_are_the_same(make: Any) -> None:
+    assert content(make()) == content(make())
