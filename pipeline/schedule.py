@@ -21,7 +21,7 @@ import hashlib
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 from types import CodeType
@@ -326,6 +326,9 @@ EXPONENTS: Mapping[str, float] = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
 CURVES = ("image_size", "momentum", "lr_mult", "strength")
 # Settings that may be left out.
 OPTIONAL = (*CURVES, "base_batch", "end_epoch")
+# The first row of a preview: after two columns, the fields of a `Setting`.
+HEAD = ("epoch", "step", "batch", "image", "lr x", "momentum", "strength")
+MAX_LINES = 61
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -365,9 +368,8 @@ class Scheduled(Printed):
         0.5 to 1 are in use: linear, P. Goyal et al., arXiv:1706.02677; a power, S.
         McCandlish et al., arXiv:1812.06162.
         """
-        if isinstance(self.coupling, str):
-            return EXPONENTS.get(self.coupling, -1.0)
-        return float(self.coupling)
+        known = EXPONENTS.get(str(self.coupling), self.coupling)
+        return -1.0 if isinstance(known, str) else float(known)
 
     def resolve(self, world: int) -> Scheduled:
         """Return the schedule of global batches on `world` data-parallel ranks."""
@@ -421,28 +423,27 @@ class Scheduled(Printed):
         """
         schedule = self.resolve(world)
         timeline = Timeline(schedule, samples, drop_last=False)
-        end = int(epochs or self.end_epoch or timeline.runs[-1].epoch + 1)
+        curves = filter(None, (getattr(self, name) for name in CURVES))
+        # The first steps of each run, of each further value, and of each epoch.
+        steps = {run.step for run in timeline.runs}
+        steps.update(*(changes(curve, timeline) for curve in curves))
+        last = timeline.find(max(steps))[0].place.epoch
+        end = int(epochs or self.end_epoch or last + 1)
+        steps.update(timeline.place(epoch, 0).step for epoch in range(end))
         total = timeline.place(end, 0).step
-        lines: list[tuple[str, ...]] = []
-        before: tuple[str, ...] | None = None
-        # The start of each run and each epoch.
-        starts = {(run.epoch, run.batch) for run in timeline.runs if run.epoch < end}
-        starts |= {(epoch, 0) for epoch in range(end)}
-        for epoch, batch in sorted(starts):
-            place = timeline.place(epoch, batch)
+        lines: list[tuple[str, ...]] = [HEAD]
+        for step in sorted(step for step in steps if step < total):
+            place = timeline.find(step)[0].place
             cells = tuple(
                 "-" if value is None else f"{value:.6g}"
                 for value in astuple(schedule.at(place))
             )
-            if cells != before:
+            if cells != lines[-1][2:]:
                 lines.append((f"{place.samples / samples:g}", f"{place.step}", *cells))
-            before = cells
         if len(lines) > MAX_LINES:
             lines[MAX_LINES - 1 : -1] = [("...",) * len(HEAD)]
-        widths = [max(map(len, column)) for column in zip(HEAD, *lines, strict=True)]
-        rows = (
-            "  ".join(map(str.rjust, row, widths)).rstrip() for row in (HEAD, *lines)
-        )
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        rows = ("  ".join(map(str.rjust, row, widths)).rstrip() for row in lines)
         return "\n".join([*rows, f"{total} steps in {end} epochs of {samples} samples"])
 
     def __repr__(self) -> str:
@@ -455,6 +456,21 @@ class Scheduled(Printed):
         if len(arguments) == 1:
             return f"schedule.of({arguments[0]})"
         return "\n".join(["schedule.of(", *(f"    {line}," for line in arguments), ")"])
+
+
+def changes(curve: Curve, timeline: Timeline) -> Iterator[int]:
+    """Yield the first steps of a curve's further values; of a smooth ramp, its end."""
+    length = timeline.epoch_length
+    place = Place(0, 0, 0, length)
+    if isinstance(curve, Function) and curve.until is None:
+        return
+    if isinstance(curve, Ramp) and curve.multiple_of is None:
+        curve = Stages((0, curve.end), (curve.first, curve.last), curve.unit)
+    while (known := curve.next_change(place)) is not None:
+        place = Place(*divmod(known.value, length), known.value, length)
+        epoch, position = divmod(known.value - 1, length)
+        batch_before = timeline.place(epoch, timeline.batch_of(epoch, position))
+        yield known.value if known.unit == "steps" else batch_before.step + 1
 
 
 def multiplied(curve: Curve, factor: int) -> Mapping[str, object]:
@@ -484,13 +500,6 @@ def whole(name: str, value: float) -> int:
         " give a ramp `multiple_of=`",
     )
     return int(value)
-
-
-# A schedule as a table, to check before training.
-
-MAX_LINES = 60
-# After the first two, the fields of a `Setting`.
-HEAD = ("epoch", "step", "batch", "image", "lr x", "momentum", "strength")
 
 
 # What makes curves and schedules.
@@ -631,13 +640,12 @@ def of(
         "a schedule needs `batch_size`, of one rank, or `global_batch_size`, of"
         f" all; got {batch_size!r} and {global_batch_size!r}",
     )
+    values = zip(CURVES, (image_size, momentum, lr_mult, strength), strict=True)
+    curves: dict[str, Any] = {n: as_curve(n, v) for n, v in values if v is not None}
     return Scheduled(
         as_curve("batch_size", size),
         global_batch_size is None,
-        image_size=optional("image_size", image_size),
-        momentum=optional("momentum", momentum),
-        lr_mult=optional("lr_mult", lr_mult),
-        strength=optional("strength", strength),
+        **curves,
         coupling=coupling,
         base_batch=base_batch,
         end_epoch=end_epoch,
@@ -690,8 +698,3 @@ def policy(
 
 STAGE = re.compile(r"\s*(\d+)\s*:\s*(\d+)\s*-\s*(\d+)\s*")
 EXAMPLE = 'write "END_EPOCH:IMAGE-BATCH,...", as in "20:128-224,38:224-224"'
-
-
-def optional(name: str, value: object) -> Curve | None:
-    """Return a value as a curve; None if it is not scheduled."""
-    return None if value is None else as_curve(name, value)

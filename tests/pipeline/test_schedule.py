@@ -177,6 +177,38 @@ def test_the_preview_says_what_is_in_force_from_when_on() -> None:
     assert fewer == [*lines[:2], "10 steps in 2 epochs of 1000 samples"]
 
 
+@pytest.mark.parametrize(
+    ("curve", "expected"),
+    [
+        (ps.schedule.steps({0: 96, 30: 128}), [(0, 0), (30, 300)]),
+        (ps.schedule.steps({0: 96, 1.25: 128}), [(0, 0), (1.3, 13)]),
+        (ps.schedule.steps({0: 96, 1234: 128}, "samples"), [(0, 0), (1.3, 13)]),
+        (ps.schedule.steps({0: 96, 13: 128}, "steps"), [(0, 0), (1.3, 13)]),
+        (
+            ps.schedule.linear(96, 128, end=1, multiple_of=16),
+            [(0, 0), (0.5, 5), (1, 10)],
+        ),
+        (
+            ps.schedule.function(lambda e: 32 * (e + 3), until=2),
+            [(0, 0), (1, 10), (2, 20)],
+        ),
+    ],
+)
+def test_the_preview_shows_each_change_of_any_value(
+    curve: Curve, expected: list[tuple[float, int]]
+) -> None:
+    preview = ps.schedule.of(100, image_size=curve).preview(LENGTH)
+    _, *rows, end = (line.split() for line in preview.splitlines())
+    assert [(float(row[0]), int(row[1])) for row in rows] == expected
+    assert int(end[3]) == int(expected[-1][0]) + 1  # epochs
+
+
+def test_the_preview_of_a_ramp_shows_its_epochs_and_where_it_ends() -> None:
+    ramp = ps.schedule.cosine(1.0, 0.0, end=2.5)
+    rows = ps.schedule.of(100, lr_mult=ramp).preview(LENGTH).splitlines()[1:-1]
+    assert [row.split()[0] for row in rows] == ["0", "1", "2", "2.5"]
+
+
 def eight(epoch: int) -> int:
     return 8
 
