@@ -194,11 +194,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
                 value is None or type(value) is bool,
                 f"`{argument}` must be True, False or None, got {value!r}",
             )
-        # Whether the program itself says that no workers shall load. Torch has four
+        # Whether the program itself says how many workers load. Torch has four
         # arguments between `dataset` and `num_workers`.
-        self._zero_workers = (
-            "num_workers" in kwargs or len(args) > 4
-        ) and self.num_workers == 0
+        self._says_workers = "num_workers" in kwargs or len(args) > 4
         self.sample_seeding, self.thread_safe = sample_seeding, thread_safe
         self.snapshot_every_n_steps = snapshot_every_n_steps
         check_name(name)
@@ -208,7 +206,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
 
     def _set_up(self, name: str) -> None:
         self._iterator = None
-        # Values that the recipe depends on and that frameworks assign late.
+        # Values that the recipe depends on and that may be assigned late, as with torch.
         self._made_from: tuple[Any, ...] = ()
         # Whether it was compiled while autotune was on: inline work may move then.
         self._tuned = False
@@ -474,7 +472,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
 
     def _iterate(self, drawing: Drawing) -> Iterator[Any]:
         slot, recipe = self._slot, self._recipe
-        made_from = self._collate, self.worker_init_fn, self.pin_memory
+        made_from = (
+            self._collate,
+            self.worker_init_fn,
+            self.pin_memory,
+            self.num_workers,
+            self.prefetch_factor,
+            self.timeout,
+            self.multiprocessing_context,
+        )
         tunes = config.get_enable_autotune()
         if slot.busy:  # a second loop beside a current one has its own run
             slot, recipe = Slot(self.name), self._compiled()
@@ -592,6 +598,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
             pin_memory=self.pin_memory,
             fixed="num_workers=0" if self._zero_workers and tunes else "",
         )
+
+    @property
+    def _zero_workers(self) -> bool:
+        """Whether the program itself says that no workers shall load."""
+        return self._says_workers and self.num_workers == 0
 
     @property
     def _seeds(self) -> bool:

@@ -100,6 +100,21 @@ def test_a_worker_init_fn_assigned_later_is_used_from_the_next_loop_on() -> None
     assert set(marks.tolist()) == {10}
 
 
+@pytest.mark.parametrize("tuned", [False, True])
+def test_a_number_of_workers_assigned_later_holds_from_the_next_loop_on(
+    *, tuned: bool
+) -> None:
+    ps.set_enable_autotune(tuned)
+    loader = DataLoader(
+        Asks(), 40, num_workers=0, sample_seeding=None if tuned else True
+    )
+    for workers in (0, 1, 0):
+        loader.num_workers = workers
+        ((numbers, _, _),) = loader
+        assert set(numbers.tolist()) == {workers - 1}
+    loader.close()
+
+
 class TakesItsShare(Streamed):
     """Computes its share as torch's documentation shows."""
 
