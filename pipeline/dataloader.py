@@ -206,7 +206,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
 
     def _set_up(self, name: str) -> None:
         self._iterator = None
-        # Values that the recipe depends on and that may be assigned late, as with torch.
+        # Values that the recipe depends on and that torch allows to assign late.
         self._made_from: tuple[Any, ...] = ()
         # Whether it was compiled while autotune was on: inline work may move then.
         self._tuned = False
@@ -239,11 +239,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
             begun = drawing.whole if self._base is None else drawing.torchs is not None
             drawing = Drawing(drawing.epoch + begun, base=self._base)
         if why is None:
-            self._torchs = None
+            self._torchs = self._iterator = None
             with self._slot.loop_change(imports=True):
                 loop = self._iterate(drawing)
         else:
             self._slot.tell(f"torch's own workers load, untuned: {why}.")
+            if not self._slot.busy:
+                self._slot.close()
             loop = self._iterate_torchs(drawing, why)
         self._drawing, self._resumed, self._plan = drawing, False, None
         self._loop_drawings[id(drawing)] = drawing
@@ -253,7 +255,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
     # Position and state
 
     def state_dict(self) -> dict[str, object]:
-        """Return the position of the next batch: plain JSON of 14 kB at most.
+        """Return the position of the next batch: JSON of some 14 kB at most.
+
+        What an iterable keeps of its own place comes on top of that.
 
         The position counts consumed batches; prefetched batches do not count. If
         several loops run at once, the loop that got the last batch counts. The state

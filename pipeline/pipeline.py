@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
 
 from .. import config
 from ..cache.codec import Name as CodecName
 from ..engine.batch.device import DeviceStage, Normalize
-from ..engine.plan import BatchPlan, Cursor, Lengths, Shard
+from ..engine.plan import BatchPlan, Cursor, Lengths, Shard, Tail
 from ..engine.recipe import AS_SHIPPED, Executor, Host, Options, Recipe, StartMethod
 from ..errors import check
 from ..system.resources import parse_bytes
@@ -481,7 +481,7 @@ class Pipeline(Face):
         window: int = 100,
         microbatches: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        tail: Literal["pad_mask", "pad_repeat"] = "pad_mask",
+        tail: Tail = "pad_mask",
         on_error: OnError = "raise",
         error_budget: float = 0.01,
     ) -> Self:
@@ -507,7 +507,8 @@ class Pipeline(Face):
             microbatches: hand over each batch as a list of this many parts of equal
                 size, the form that `torch.distributed.pipelining` takes.
             collate_fn: turns a list of samples into a batch (default: torch's).
-            tail: how several ranks handle a short last batch, if it is kept.
+            tail: how several ranks fill a short last batch, if it is kept: "pad_mask"
+                with rows that do not count, "pad_repeat" with rows that do.
             on_error: "raise" an exception of a stage's function when its batch is due,
                 or "substitute" another sample of the batch, marked in `.plan`. With a
                 filter or an iterable, "substitute" drops a failed sample and fills the

@@ -28,8 +28,7 @@ from types import CodeType
 from typing import Any, Literal, Protocol, get_args
 
 from ..cache.fingerprint import digest
-from ..engine.plan import Change, Place, Setting
-from ..engine.plan.plan import Timeline
+from ..engine.plan import Change, Place, Setting, Timeline
 from ..errors import NOTE, SpecError, add_note, check
 from ..system.printing import Printed, name_of
 

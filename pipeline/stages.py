@@ -27,7 +27,7 @@ from typing import (
 
 from ..cache.codec import NAMES, Name
 from ..engine.batch.device import DeviceStage
-from ..engine.plan import Lengths, Order, Shard, group_shuffle, shuffled_by_part
+from ..engine.plan import Lengths, Order, Shard, Tail, group_shuffle, shuffled_by_part
 from ..engine.recipe import Executor, Options
 from ..errors import SpecError, check
 from ..system.printing import Bare, call, name_of
@@ -405,7 +405,7 @@ class BatchStage:
     global_size: int | None = None
     drop_last: bool = False
     collate_fn: Callable[[list[Any]], Any] | None = None
-    tail: Literal["pad_mask", "pad_repeat"] = "pad_mask"
+    tail: Tail = "pad_mask"
     on_error: OnError = "raise"
     error_budget: float = 0.01
     microbatches: int | None = None
@@ -434,7 +434,7 @@ class BatchStage:
             "; give the number of equal parts, or leave it out",
         )
         check(
-            self.tail in ("pad_mask", "pad_repeat"),
+            self.tail in get_args(Tail),
             f"`tail` must be 'pad_mask' or 'pad_repeat', got {self.tail!r}"
             "; 'pad_mask' is the default",
         )

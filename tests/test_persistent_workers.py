@@ -67,6 +67,25 @@ def test_no_process_stays_between_epochs_unless_workers_are_kept() -> None:
     loader.close()
 
 
+def test_kept_workers_end_where_other_ones_take_over() -> None:
+    loader = ps.DataLoader(Changing(), 4, num_workers=1, persistent_workers=True)
+    earlier: set[int] = set()
+
+    def is_gone() -> bool:
+        return not earlier & {child.pid for child in children(recursive=True)}
+
+    try:
+        for tuned in (True, False, True):
+            ps.set_enable_autotune(tuned)
+            pids = processes_of(loader)
+            assert until(is_gone)
+            assert (loader.stats() is not None) == tuned
+            earlier |= pids
+    finally:
+        ps.set_enable_autotune(False)
+        loader.close()
+
+
 def test_loops_that_are_left_early_draw_anew_and_a_resumed_one_draws_the_same() -> None:
     def loader() -> ps.DataLoader[Any]:
         kept = {"num_workers": 2, "persistent_workers": True}

@@ -16,7 +16,7 @@
     drawn.py        DrawnPlan: batches drawn by torch's samplers, not pure, not O(1);
                     Drawing: the origin of their order, and its state dict
 
-Other packages use only the names below.
+Other packages import only the names below.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from .plan import (
     Schedule,
     Setting,
     Tail,
+    Timeline,
     read_state,
 )
 from .shuffles import group_shuffle, shuffled_by_part
@@ -71,6 +72,7 @@ __all__ = [
     "Shard",
     "Shuffle",
     "Tail",
+    "Timeline",
     "as_yielded",
     "group_shuffle",
     "read_state",

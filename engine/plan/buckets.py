@@ -210,22 +210,23 @@ class BudgetTimeline:
         epoch = max(e for e, first in [*self._first.items()] if first <= step)
         while self.first_step(epoch + 1) <= step:
             epoch += 1
-        batch = step - self._first[epoch]
+        batch = step - self.first_step(epoch)
         return self.span(epoch, batch), batch
 
     def first_step(self, epoch: int) -> int:
         """Return the number of batches before `epoch`."""
-        known_epoch = max(number for number in [*self._first] if number <= epoch)
+        first_steps = self._first  # a state may replace them meanwhile
+        known_epoch = max(number for number in [*first_steps] if number <= epoch)
         for number in range(known_epoch, epoch):
-            self._first[number + 1] = self._first[number] + self.steps_in(number)
-        return self._first[epoch]
+            first_steps[number + 1] = first_steps[number] + self.steps_in(number)
+        return first_steps[epoch]
 
     def begin(self, epoch: int, first_step: int) -> None:
-        """Accept a state's number of batches before its epoch.
+        """Accept a state's number of batches before its epoch, in place of another's.
 
         Counting them would take as long as planning all those epochs.
         """
-        self._first.setdefault(epoch, first_step)
+        self._first = {epoch: first_step, 0: 0}
 
     def steps_in(self, epoch: int) -> int:
         """Return the number of batches in `epoch`."""

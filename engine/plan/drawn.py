@@ -130,8 +130,9 @@ class Drawing:
         """Return it as JSON values.
 
         States of generators are in base64: some 7 kB in all, or 14 with a generator of
-        the loader's own, however long the epoch is. An order that is not drawn yet is
-        drawn now, as the program may seed its generators before the first batch.
+        the loader's own, however long the epoch is. An iterable's may be of any size.
+        An order that is not drawn yet is drawn now, as the program may seed its
+        generators before the first batch.
         """
         if self.undrawn is not None and (order := self.undrawn()) is not None:
             order.begin()

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from itertools import accumulate
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -379,7 +379,7 @@ class Plan:
 
     Raises:
         SpecError: a global size is below the number of ranks, an epoch has no batch,
-            the tail is unknown, or a schedule contradicts itself.
+            or a schedule contradicts itself.
     """
 
     order: Order
@@ -398,11 +398,6 @@ class Plan:
     )
 
     def __post_init__(self) -> None:
-        check(
-            self.tail in get_args(Tail),
-            f"`tail` must be one of {get_args(Tail)}, got {self.tail!r}"
-            "; 'pad_mask' is the default",
-        )
         length, ranks = self.order.epoch_length, self.shard.size
         last = self.order.steps[-1] if self.order.steps else None
         timeline: Timeline | BudgetTimeline = (

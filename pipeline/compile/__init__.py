@@ -17,6 +17,7 @@ from ...config import Settings
 from ...engine.batch.buffer import Buffers, collate_by_default
 from ...engine.batch.device import DeviceStage
 from ...engine.plan import (
+    AHEAD,
     Buckets,
     ConstantSchedule,
     DrawnPlan,
@@ -27,7 +28,6 @@ from ...engine.plan import (
     Setting,
     Shard,
 )
-from ...engine.plan.drawn import AHEAD
 from ...engine.program.operations import SeededRead, WorkerStart
 from ...engine.program.program import Read
 from ...engine.recipe import (

@@ -246,6 +246,19 @@ def test_a_false_state_counts_as_damaged() -> None:
             again.restore({**state, **change})
 
 
+def test_a_state_is_read_whatever_step_a_damaged_one_had() -> None:
+    plan, again = (
+        planned(Order.sequential(500).shuffle(0), lognormal(500), tokens=600)
+        for _ in range(2)
+    )
+    state = plan.state(plan.start(2))
+    again.restore({**state, "step": plan.first_step(2) + 5})  # nobody has counted it
+    assert again.restore(state) == plan.start(2)
+    assert [again.first_step(epoch) for epoch in (1, 3)] == [
+        plan.first_step(epoch) for epoch in (1, 3)
+    ]
+
+
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [

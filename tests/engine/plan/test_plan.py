@@ -349,11 +349,6 @@ def test_an_epoch_without_a_batch_is_refused() -> None:
         constant(10, 64, drop_last=True)
 
 
-def test_an_unknown_tail_is_refused_and_shown() -> None:
-    with pytest.raises(SpecError, match=r"`tail` must be one of .* got 'cut'"):
-        constant(10, 4, tail="cut")
-
-
 def test_a_schedule_that_hides_a_change_of_size_is_detected() -> None:
     class Hiding(Growing):
         def next_change(self, place: Place) -> None:
