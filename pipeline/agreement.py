@@ -51,13 +51,13 @@ def agree(
     """
     if not (dist.is_available() and dist.is_initialized()):
         return
-    operators = (stage for stage in stages if isinstance(stage, FunctionStage))
     mine = {
         **facts,
         **{
             f"decoder of {stage.label}": decoder.__penstock_fingerprint__()
-            for stage in operators
-            if isinstance(
+            for stage in stages
+            if isinstance(stage, FunctionStage)
+            and isinstance(
                 decoder := getattr(stage.function, "decoder", None), CropDecoder
             )
         },

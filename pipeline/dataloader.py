@@ -281,8 +281,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
             from .torch_workers import is_keeper
 
             dataset: Any = self.dataset
-            here = isinstance(dataset, IterableDataset) and self.num_workers == 0
-            if here and is_keeper(dataset):
+            if (
+                self.num_workers == 0
+                and isinstance(dataset, IterableDataset)
+                and is_keeper(dataset)
+            ):
                 drawing.dataset = dataset.state_dict()
         return drawing.to_state()
 
@@ -408,8 +411,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         new = not drawing.restore(self.generator)
         if new:
             drawing.note(self.generator)
-        watches = self._forks_readers() and config.get_enable_autotune()
-        watch = ShareWatch(self.worker_init_fn, self.num_workers) if watches else None
+        watch = (
+            ShareWatch(self.worker_init_fn, self.num_workers)
+            if self._forks_readers() and config.get_enable_autotune()
+            else None
+        )
         begin = partial(self._begun_by_torch, drawing, watch, new=new)
         follow = partial(self._follow, drawing, watch)
         alone = self.dataset if iterable and self.num_workers == 0 else None
@@ -460,12 +466,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
 
     def _forks_readers(self) -> bool:
         """Whether torch forks several workers, each with a copy of an iterable."""
-        if self.num_workers < 2 or not isinstance(self.dataset, IterableDataset):
-            return False
-        piped = isinstance(self.dataset, IterDataPipe)  # torch shares these out itself
-        has_workers = self.persistent_workers and self._iterator is not None
         context = self.multiprocessing_context or torch.multiprocessing
-        return not piped and not has_workers and context.get_start_method() == "fork"
+        return (
+            self.num_workers > 1
+            and isinstance(self.dataset, IterableDataset)
+            and not isinstance(self.dataset, IterDataPipe)  # torch shares these out
+            and not (self.persistent_workers and self._iterator is not None)
+            and context.get_start_method() == "fork"
+        )
 
     @property
     def _keeps_workers(self) -> bool:
@@ -574,12 +582,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         tell_of_cuda(self.dataset)
         workers, safe = index(self.num_workers), self.thread_safe is True
         tunes = config.get_enable_autotune()
-        moves = (safe or tunes) and not self._zero_workers
-        default: Executor = "auto" if moves else "inline"
+        usual: Executor = (
+            "auto" if (safe or tunes) and not self._zero_workers else "inline"
+        )
         source = SourceStage(
             self.dataset,
             num_parallel_workers=workers or None,
-            executor="process" if workers and not safe else default,
+            executor="process" if workers and not safe else usual,
             thread_safe=safe,
             timeout=(workers and self.timeout) or None,
             drawn=True,

@@ -123,8 +123,7 @@ class Stages:
     def next_change(self, place: Place) -> Change | None:
         now = count(place, self.unit)
         marks = (threshold(start, self.unit, place) for start in self.starts)
-        next_mark = next((mark for mark in marks if mark > now), None)
-        return None if next_mark is None else change(self.unit, next_mark)
+        return next((change(self.unit, mark) for mark in marks if mark > now), None)
 
     def describe(self) -> Mapping[str, object]:
         table = [list(row) for row in zip(self.starts, self.values, strict=True)]
@@ -376,12 +375,14 @@ class Scheduled(Printed):
 
     def at(self, place: Place) -> Setting:
         size = self._size(place)
+        base = self.base_batch and self.base_batch * self.ranks
+        base = base or self._size(Place(0, 0, 0, place.epoch_length))
         own = 1.0 if self.lr_mult is None else self.lr_mult.at(place)
         image = None if self.image_size is None else self.image_size.at(place)
         return Setting(
             global_size=size,
             image_size=None if image is None else whole("image_size", image),
-            lr_mult=own * (size / self._base(place)) ** self.exponent,
+            lr_mult=own * (size / base) ** self.exponent,
             momentum=None if self.momentum is None else self.momentum.at(place),
             strength=None if self.strength is None else self.strength.at(place),
         )
@@ -390,8 +391,11 @@ class Scheduled(Printed):
         return self.batch_size.next_change(place)
 
     def describe(self) -> Mapping[str, object]:
-        curves = {name: getattr(self, name) for name in CURVES}
-        descriptions = {n: c.describe() for n, c in curves.items() if c is not None}
+        descriptions = {
+            name: curve.describe()
+            for name in CURVES
+            if (curve := getattr(self, name)) is not None
+        }
         descriptions["batch_size"] = multiplied(self.batch_size, self.ranks)
         base = self.base_batch and self.base_batch * self.ranks
         coupling = {"exponent": self.exponent, "base_batch": base}
@@ -400,11 +404,6 @@ class Scheduled(Printed):
             **descriptions,
             **(coupling if self.exponent else {}),
         }
-
-    def _base(self, place: Place) -> int:
-        if self.base_batch is not None:
-            return self.base_batch * self.ranks
-        return self._size(Place(0, 0, 0, place.epoch_length))
 
     def _size(self, place: Place) -> int:
         return whole("batch_size", self.batch_size.at(place)) * self.ranks

@@ -162,8 +162,7 @@ class Epoch(Iterator[Any]):
         delivery = self._next()
         plan = None if delivery is None else delivery.plan
         self._record(plan)
-        if plan is None:
-            self._over = True
+        self._over = plan is None
         # Frameworks may stop at the last batch. The run may be another loop's after it.
         if (plan is None or plan.last) and not self._delivered:
             self._delivered = True
@@ -399,9 +398,8 @@ class Slot:
         threads. So another thread closes the run. This one waits for it, but not for
         ever.
         """
-        if self.run is None or (run is not None and self.run is not run):
-            return
-        if self._closing:  # by this thread, perhaps
+        is_other = run is not None and self.run is not run
+        if self.run is None or is_other or self._closing:  # by this thread, perhaps
             return
         free = self.run.is_free()
         closed_event = threading.Event()

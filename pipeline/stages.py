@@ -541,16 +541,22 @@ def check_batch_map(stages: Sequence[Stage], stage: MapStage, code: str) -> None
         f"{code} cannot come after .to_device(), as workers do not run on the device;"
         " put it between .batch() and .to_device()",
     )
-    source = stages[0]
-    repacks = isinstance(source, SourceStage) and source.iterable
-    repacks = repacks or any(isinstance(before, FilterStage) for before in stages)
     plain = stage.num_parallel_workers is None and stage.timeout is None
     check(
-        not repacks or (plain and executor_of(stage) in ("auto", "inline")),
+        not repacks(stages) or (plain and executor_of(stage) in ("auto", "inline")),
         f"{code} cannot have workers of its own after .batch(): after a filter() or an"
         " iterable dataset, the trainer makes the batches; leave out"
         " num_parallel_workers, executor and timeout, or do its work in a map() before"
         " .batch()",
+    )
+
+
+def repacks(stages: Sequence[Stage]) -> bool:
+    """Whether batches can only be formed at run time, from the remaining samples."""
+    return any(
+        isinstance(stage, FilterStage)
+        or (isinstance(stage, SourceStage) and stage.iterable)
+        for stage in stages
     )
 
 

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -32,9 +32,6 @@ __all__ = [
     "assert_exact_resume",
     "draw_photos",
 ]
-
-Plane: TypeAlias = NDArray[np.float32]
-Progress: TypeAlias = Callable[[int, int], None]
 
 MANIFEST = "photos.json"
 # Side of a texture tile in pixels.
@@ -55,7 +52,7 @@ def draw_photos(
     size: tuple[int, int] = (500, 375),
     seed: int = 0,
     quality: int = 90,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Draw photo-like JPEGs, `folder/class_<k>/img_<i>.jpg`, and return `folder`.
 
@@ -140,8 +137,9 @@ def photo(
     for radius in sorted(shares * min(height, width), reverse=True):
         circle = rng.uniform(0, width), rng.uniform(0, height), radius
         hue = (kind * GOLDEN + 0.1 * rng.standard_normal()) % 1
-        corners = CORNERS[kind % len(CORNERS)]
-        canvas.regular_polygon(circle, corners, rng.uniform(0, 360), tint(hue, rng))
+        canvas.regular_polygon(
+            circle, CORNERS[kind % len(CORNERS)], rng.uniform(0, 360), tint(hue, rng)
+        )
     pixels = np.asarray(picture) * (1 + 0.15 * texture(height, width, rng))[..., None]
     pixels += rng.normal(0, 3.0, pixels.shape)
     return np.asarray(pixels.clip(0, 255), np.uint8)
@@ -152,7 +150,7 @@ def tint(hue: float, rng: np.random.Generator) -> str:
     return f"hsv({360 * hue}, {rng.uniform(15, 60)}%, {rng.uniform(35, 90)}%)"
 
 
-def texture(height: int, width: int, rng: np.random.Generator) -> Plane:
+def texture(height: int, width: int, rng: np.random.Generator) -> NDArray[np.float32]:
     """Return a random cut of a noise tile: `float32 [height, width]`."""
     tile = noise_tile(int(rng.integers(TILES)))
     top, left = rng.integers(TILE, size=2)
@@ -162,7 +160,7 @@ def texture(height: int, width: int, rng: np.random.Generator) -> Plane:
 
 
 @lru_cache(maxsize=TILES)
-def noise_tile(number: int) -> Plane:
+def noise_tile(number: int) -> NDArray[np.float32]:
     """Return a periodic tile of 1/f noise, mean 0, deviation 1: `[TILE, TILE]`."""
     white = np.random.default_rng(number).standard_normal((TILE, TILE))
     frequency = np.hypot(np.fft.rfftfreq(TILE), np.fft.fftfreq(TILE)[:, None])
@@ -243,11 +241,13 @@ def check(
         # A loader counts its steps since it began; torch's own workers stamp nothing.
         stamp = before._replace(step=plan.step) if is_loader and before else before
         assert plan == stamp, f"after state {at}: stamp {plan}, was {stamp}"
-        text = f"after state {at}: batch of step {step} differs"
-        assert content(batch) == content(due_batch), text
+        assert content(batch) == content(due_batch), (
+            f"after state {at}: batch of step {step} differs"
+        )
     due = len(batches) - count
-    text = f"after state {at}: {len(rest)} batches are left, and there were {due}"
-    assert len(rest) == due, text
+    assert len(rest) == due, (
+        f"after state {at}: {len(rest)} batches are left, and there were {due}"
+    )
     pipe.close()
 
 

@@ -170,8 +170,7 @@ def resumed(
     # What torch reads from, if that is in this process.
     fetcher = getattr(loop, "_dataset_fetcher", None)
     reader: Any = getattr(fetcher, "dataset_iter", None)
-    keeper = next(filter(is_keeper, (reader, iterable)), None)
-    drawing.keeper = keeper
+    keeper = drawing.keeper = next(filter(is_keeper, (reader, iterable)), None)
     if refusal and before is not None and reader is not owner:
         raise refusal
     if keeper is None and (state is not None or before is not None):

@@ -41,11 +41,11 @@ from ..schedule import Scheduled
 from ..sources.source import identity_of
 from ..stages import (
     BatchStage,
-    FilterStage,
     ShuffleStage,
     SourceStage,
     Stage,
     order_of,
+    repacks,
 )
 from .caches import caches_of, read_in_threads
 from .segments import (
@@ -82,7 +82,7 @@ def compile_recipe(
     """
     stages = read_in_threads(stages)
     source, (number, batch), work, behind = _parts(stages)
-    repack = _repacks(source, work, shard)
+    repack = repacks(stages)
     device = next((s for s in stages[::-1] if isinstance(s, DeviceStage)), None)
     buffers = _buffers(number, batch, device, repack=repack)
     order, caches = order_of(stages), caches_of(stages)
@@ -90,10 +90,11 @@ def compile_recipe(
     seed = [settings.seed, *(s.seed for s in stages if isinstance(s, ShuffleStage))][-1]
     batch_work = on_batches(behind, settings, caches, shard.rank, pipeline=name)
     segments = fused(work, buffers.stage, settings, caches, pipeline=name, order=order)
-    whole = segments if repack else with_batch_work(segments, batch_work, buffers, seed)
     return Recipe(
         plan=plan,
-        segments=whole,
+        segments=segments
+        if repack
+        else with_batch_work(segments, batch_work, buffers, seed),
         buffers=buffers,
         batch_size=batch.size or batch.global_size,
         drop_last=batch.drop_last,
@@ -216,17 +217,6 @@ def _buffers(
     return pinned(buffers, device.device.index, slabs=False)
 
 
-def _repacks(source: SourceStage, work: Sequence[Numbered], shard: Shard) -> bool:
-    """Whether batches can only be formed at run time, from the remaining samples."""
-    repack = source.iterable or any(isinstance(s, FilterStage) for _, s in work)
-    check(
-        not repack or shard.size == 1,
-        f"filter() and iterable datasets work on one rank, got {shard.size} ranks, "
-        "which could end at different steps; use select() with the indices to keep",
-    )
-    return repack
-
-
 def _plan(
     order: Order,
     batch: BatchStage,
@@ -235,9 +225,15 @@ def _plan(
     *,
     repack: bool,
 ) -> Plan:
+    check(
+        not repack or shard.size == 1,
+        f"filter() and iterable datasets work on one rank, got {shard.size} ranks, "
+        "which could end at different steps; use select() with the indices to keep",
+    )
     schedule: Schedule
+    size = batch.global_size or (batch.size and batch.size * shard.size)
     if batch.lengths is not None:
-        order = _by_length(order, batch, batch.lengths, shard, repack=repack)
+        order = _by_length(order, batch, batch.lengths, size, shard, repack=repack)
     if scheduled is not None:
         check(
             not repack,
@@ -248,9 +244,7 @@ def _plan(
         schedule = scheduled.resolve(shard.size)
     else:
         # If tokens limit batches, each batch has its own size.
-        per_rank = 1 if batch.size is None else batch.size * shard.size
-        size = batch.global_size or per_rank
-        schedule = ConstantSchedule(Setting(global_size=size, image_size=None))
+        schedule = ConstantSchedule(Setting(global_size=size or 1, image_size=None))
     plan = Plan(
         order,
         schedule,
@@ -265,7 +259,13 @@ def _plan(
 
 
 def _by_length(
-    order: Order, batch: BatchStage, lengths: Lengths, shard: Shard, *, repack: bool
+    order: Order,
+    batch: BatchStage,
+    lengths: Lengths,
+    size: int | None,
+    shard: Shard,
+    *,
+    repack: bool,
 ) -> Order:
     """Return the order with samples of similar length together."""
     check(
@@ -274,16 +274,16 @@ def _by_length(
         " and iterable datasets do not allow; use select() with the indices to keep, or"
         " group samples in a function of your own",
     )
-    size = batch.size and batch.size * shard.size
-    buckets = Buckets(
-        order,
-        lengths,
-        size=None if batch.has_budget else batch.global_size or size,
-        tokens=batch.max_tokens or batch.global_max_tokens,
-        parts=1 if batch.max_tokens is None else shard.size,
-        window=batch.window,
+    return order.then(
+        Buckets(
+            order,
+            lengths,
+            size=size,
+            tokens=batch.max_tokens or batch.global_max_tokens,
+            parts=1 if batch.max_tokens is None else shard.size,
+            window=batch.window,
+        )
     )
-    return order.then(buckets)
 
 
 def check_microbatches(plan: Plan, count: int, *, drop_last: bool) -> None:

@@ -30,13 +30,12 @@ def read_in_threads(stages: Sequence[Stage]) -> Sequence[Stage]:
     """
     numbers = [at for at, stage in enumerate(stages) if isinstance(stage, CacheStage)]
     source = stages[0]
-    if not numbers or not isinstance(source, SourceStage):
-        return stages
     plain = [
         stage
-        for stage in stages[: numbers[-1]]
+        for stage in stages[: max(numbers, default=0)]
         if isinstance(stage, MapStage) and executor_of(stage) != "async"
     ]
+    assert isinstance(source, SourceStage)
     if not plain or executor_of(source) != "async":
         return stages
     check(
@@ -85,11 +84,11 @@ def _check_mixture(source: Any, maps: Sequence[MapStage], name: str) -> None:
     stages = (source, *maps)
     for setting in ("num_parallel_workers", "executor", "timeout"):
         values = {getattr(stage, setting) for stage in stages} - {None, "auto"}
-        texts = sorted(map(repr, values))
         check(
-            len(texts) <= 1,
+            len(values) <= 1,
             f"all stages before {name} run together, so they share one `{setting}`, got"
-            f" {' and '.join(texts)}; give it to one stage, or the same to all",
+            f" {' and '.join(sorted(map(repr, values)))}; give it to one stage, or the"
+            " same to all",
         )
     check(
         len({executor_of(stage) == "async" for stage in stages}) == 1,

@@ -103,8 +103,9 @@ def _automatic(stages: Sequence[PerSample], *, safe: bool) -> Executor:
         # a forked worker would share the read position, or repeat the stream.
         is_unsafe = source is not None and source.thread_safe is False
         return "process" if counted or is_unsafe else "inline"
-    alone = len(stages) == 1
-    waits = source is not None and source.waits and not (source.mapped and alone)
+    waits = (
+        source is not None and source.waits and not (source.mapped and len(stages) == 1)
+    )
     return "thread" if waits or counted else "auto"
 
 
@@ -187,12 +188,11 @@ def on_batches(
     segments = []
     for group in _grouped(work) if work else ():
         segment = _segment(group, settings, None, caches, pipeline=pipeline)
-        maps = [
-            operation
+        operations = tuple(
+            BatchMap.of(operation, rank)
             for operation in segment.program.operations
             if isinstance(operation, Map)
-        ]
-        operations = tuple(BatchMap.of(operation, rank) for operation in maps)
+        )
         segments.append(
             replace(
                 segment,
@@ -270,10 +270,10 @@ def _border(before: PerSample, after: PerSample) -> bool:
     if own != (None, None) or kind != executor_of(after):
         return True
     reads = isinstance(before, SourceStage)
-    unlimited = before.timeout is None and reads and kind != "async"
-    if before.timeout != after.timeout and not unlimited:
-        return True
-    return before.tune != after.tune and not reads
+    is_limit = before.timeout is not None or kind == "async" or not reads
+    return (before.timeout != after.timeout and is_limit) or (
+        before.tune != after.tune and not reads
+    )
 
 
 def _segment(
@@ -417,11 +417,9 @@ def _operations(
     count = until_cache(group)
     if not count:
         return tuple(steps)
-    waits = executor_of(_samplers(group)[0]) == "async"
     stages = group[:count]
-    source = stages[0][1]
-    quick = isinstance(source, SourceStage) and getattr(source.dataset, "QUICK", False)
-    if quick and isinstance(steps[1], Stored):
+    dataset = getattr(stages[0][1], "dataset", None)
+    if getattr(dataset, "QUICK", False) and isinstance(steps[1], Stored):
         LOGGER.warning(
             "%s keeps each row of %s, which takes longer to find than to read with"
             " others by column; leave the cache out, or put it after a map() that"
@@ -430,6 +428,7 @@ def _operations(
             named(*stages[0]),
         )
     lead = next((n for n in stages if isinstance(n[1], MapStage)), stages[0])
+    waits = executor_of(_samplers(group)[0]) == "async"
     return Cached(named(*lead), tuple(steps[:count]), waits), *steps[count:]
 
 
