@@ -322,9 +322,9 @@ def test_a_sampler_that_fails_in_a_resumed_loop_says_so() -> None:
 
 
 class Late(list[int]):
-    """Samples that come once `event` is set."""
+    """Samples that come once an event is set."""
 
-    event = multiprocessing.Event()
+    event: Any
 
     def __getitem__(self, index: Any) -> Any:
         self.event.wait()
@@ -332,12 +332,14 @@ class Late(list[int]):
 
 
 def test_a_batch_that_a_late_worker_still_makes_does_not_count() -> None:
-    loader = DataLoader(Late(range(8)), 2, num_workers=1, timeout=0.01)
+    data = Late(range(8))
+    data.event = multiprocessing.Event()
+    loader = DataLoader(data, 2, num_workers=1, timeout=0.01)
     batches = iter(loader)
     with pytest.raises(RuntimeError, match="timed out"):
         next(batches)
     assert loader.state_dict()["batch"] == 0
-    Late.event.set()
+    data.event.set()
 
 
 def test_a_loop_that_has_ended_does_not_end_again() -> None:
