@@ -31,11 +31,12 @@ from xxhash import xxh3_64_digest
 from ..errors import SpecError
 from ..system.file_locks import release, try_lock
 from ..system.shared_memory import runtime_folder, shared_file, titled
+from .codec import CODECS
 from .disk import Disk, DiskError, Writer, byte_of, let_go, opening, shared_disk
 from .fingerprint import Fingerprint
 from .folder import DistrustError, folder_in
 from .memory import Arena, Full, existing, join
-from .record import Picker, RecordError, decode, same
+from .record import Picker, RecordError, decode, encode, same
 from .statistics import NBYTES, CacheStatistics, Counters, TierStatistics
 
 # Samples computed twice, to see whether the results differ.
@@ -55,7 +56,9 @@ MAX_PAUSE_S = 0.01
 RANDOM = (
     "{}: sample index {} differed when it was computed twice. A stage before the cache"
     " is random (most likely an augmentation in the dataset's __getitem__), so a cached"
-    " sample would repeat it; move it into a map() that takes `rng`, after .cache()"
+    " sample would repeat it; move it into a map() that takes `rng`, after .cache(). Or"
+    " it works in place on data that stays, as `x.div_(255)` does; let it return new"
+    " data, as `x / 255` does"
 )
 CHANGED = (
     "sample index {}, stored by an earlier run, differs from what is computed now,"
@@ -451,6 +454,8 @@ class Lookup:
         if not here.sure:
             here.sure = here.counters.total("repeated") >= here.opening.repeated
         if not here.sure:  # it is among the first that this run computes
+            # A copy, as code that works in place returns one object both times.
+            sample = decode(bytearray(encode(sample, self.key, CODECS[0])), self.key)
             if not same(sample, await self.compute()):
                 raise RandomUpstreamError(RANDOM.format(here.opening.name, self.index))
             here.counters.add(repeated=1)  # only now: a failure does not count

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock.cache import folder as folder_module
@@ -77,6 +78,38 @@ def test_random_samples_are_refused_at_every_lookup() -> None:
                 ask(cache, index, None, lambda number: number)
             assert free(cache)
         assert totals(cache).stored == 0
+
+
+@pytest.mark.parametrize(
+    "change", [lambda data, number: data / 255, lambda data, number: data + number]
+)
+def test_a_sample_that_the_second_computation_changes_is_refused(
+    change: Callable[[Any, int], Any],
+) -> None:
+    """Code that works in place, or returns one buffer, returns one object each time."""
+    data = np.full(4, 255.0)
+
+    def in_place(number: int) -> Any:
+        data[:] = change(data, number)
+        return data
+
+    with opened() as cache:
+        with pytest.raises(RandomUpstreamError, match="works in place"):
+            ask(cache, 0, None, in_place)
+        assert totals(cache).stored == 0
+
+
+def test_the_first_computation_is_what_is_returned_and_stored() -> None:
+    numbers = np.zeros(4)
+
+    def counted(number: int) -> Any:
+        numbers[:] = 7
+        return numbers
+
+    with opened() as cache:
+        sample = ask(cache, 0, None, counted)
+        numbers[:] = 8  # used again, for the next sample
+        assert sample.tolist() == ask(cache, 0, None, counted).tolist() == [7] * 4
 
 
 @pytest.mark.parametrize("has_ram", [True, False])
