@@ -214,9 +214,9 @@ class Here:
         self._stack.callback(counters.close)
         if arena is not None:
             self._stack.callback(arena.close)
-        self.disk = disk = self._opened_disk()
         # Largest size of the file on disk in bytes; 0 without a disk.
-        self.disk_limit = 0 if disk is None else opening.disk_limit or disk.limit
+        self.disk_limit = 0
+        self.disk = disk = self._opened_disk()
         self.claims = self._open_claims()
         self._writer: Writer | None = None
         if disk is not None:
@@ -368,12 +368,14 @@ class Here:
     def _opened_disk(self) -> Disk | None:
         if self.opening.disk is None:
             return None
+        wanted = self.opening.disk_limit
         try:
-            disk = shared_disk(folder_in(self.opening.disk), self.opening.disk_limit)
+            disk = shared_disk(folder_in(self.opening.disk), wanted)
+            self._stack.callback(let_go, disk)
+            self.disk_limit = disk.limit_for(wanted)  # another cache may share the disk
         except (DiskError, DistrustError) as error:
             self._disk_off(str(error))
             return None
-        self._stack.callback(let_go, disk)
         return disk
 
     def _open_claims(self) -> Claims | None:

@@ -99,9 +99,7 @@ class Namespace:
     def parsed(cls, text: bytes | None) -> Namespace:
         """Return a stored description; an empty one if it cannot be read."""
         with suppress(ValueError, TypeError, RecursionError):
-            values = json.loads(text or b"{}")
-            # Development versions wrote a session, too.
-            return cls(**{name: values[name] for name in values if name != "session"})
+            return cls(**json.loads(text or b"{}"))
         return cls("")
 
 
@@ -110,8 +108,7 @@ class Disk:
 
     Args:
         folder: created if needed; nothing else should be in it.
-        limit: maximum bytes of the file; None means what it uses now, plus four fifths
-            of what is free.
+        limit: maximum bytes of the file, see `limit_for`; `put` may be given another.
         mends: whether to empty a folder that was left damaged; otherwise it is refused.
         looks: whether to look only: create and write nothing.
 
@@ -139,11 +136,25 @@ class Disk:
             self._users = os.open(folder / "users", kind | os.O_CLOEXEC, 0o600)
             try:
                 self._env = self._look() if looks else self._enter(mends=mends)
+                self.limit = self.limit_for(limit)
             except BaseException:
                 os.close(self._users)
                 raise
-        usable = spare_bytes(folder) + SPARE
-        self.limit = usable * 4 // 5 + self.used if limit is None else limit
+
+    def limit_for(self, wanted: int | None) -> int:
+        """Return the most bytes that the file may have for a cache that wants so many.
+
+        Args:
+            wanted: None means what it uses now, plus four fifths of what is free.
+
+        Raises:
+            DiskError: the database cannot be read.
+        """
+        with failing("read", self.folder):
+            if wanted is None:
+                wanted = (spare_bytes(self.folder) + SPARE) * 4 // 5 + self.used
+            # The map bounds the file. Once it is full, nothing can be changed at all.
+            return min(wanted, self._env.info()["map_size"] - SPARE)
 
     def get(self, key: bytes) -> memoryview | None:
         """Return an unchecked copy of the record under `key`, or None.

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +274,19 @@ def test_a_cache_that_was_closed_may_be_opened_again(tmp_path: Path) -> None:
         assert statistics.misses == 1
         cache.open()
         assert Computing(cache).right(1)
+
+
+def test_a_cache_does_not_get_the_limit_of_another_on_its_folder(
+    tmp_path: Path,
+) -> None:
+    caches = [a_cache(tmp_path, limit=limit) for limit in (1 << 20, None, 1 << 21)]
+    with ExitStack() as stack:
+        for cache in caches:
+            stack.callback(cache.close)
+            cache.open()
+        limits = [cache._mine().disk_limit for cache in caches]
+    assert (limits[0], limits[2]) == (1 << 20, 1 << 21)
+    assert limits[1] > 1 << 22
 
 
 def told_by(caplog: pytest.LogCaptureFixture) -> list[str]:

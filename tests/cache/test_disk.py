@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cache import disk as disk_module
 from penstock.cache import folder as folder_module
-from penstock.cache.disk import Disk, DiskError, let_go, room_of, shared_disk
+from penstock.cache.disk import SPARE, Disk, DiskError, let_go, room_of, shared_disk
 from penstock.cache.memory import Full
 from penstock.system.file_locks import locked_folder
 from support.forked import End, forked
@@ -141,6 +142,24 @@ def test_each_of_two_caches_keeps_to_its_own_limit(folder: Path) -> None:
     disk.put(records(range(200, 300), nbytes=50_000), "x")
     assert disk.namespaces()[name(1)].records == count + 100
     disk.close()
+
+
+def test_a_database_that_fills_its_map_takes_no_more_and_is_still_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    map_bytes = SPARE + (6 << 20)
+    monkeypatch.setattr(disk_module, "MAP_BYTES", map_bytes)
+    for run in range(2):
+        disk = Disk(folder, 1 << 40)
+        assert bool(fill(disk, 3000)) == (run == 0)
+        assert disk.open_namespace(name(1), "x").records > 1000
+        assert disk.used <= 6 << 20
+        disk.sync()
+        disk.close()
+    again = Disk(folder)
+    assert again.limit <= 6 << 20
+    assert again.clear(name(1)) > 1000
+    again.close()
 
 
 def test_namespaces_at_rest_make_room_and_those_in_use_do_not(
