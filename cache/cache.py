@@ -219,6 +219,8 @@ class Here:
         self.disk = disk = self._opened_disk()
         self.claims = self._open_claims()
         self._writer: Writer | None = None
+        # Ends the writer's thread, even if the disk was given up meanwhile.
+        self._end_writing: Callable[[], object] = bool
         if disk is not None:
             self._writer = Writer(
                 disk,
@@ -227,6 +229,7 @@ class Here:
                 off=self._disk_off,
                 tell=partial(self.warn, kind="disk_warnings"),
             )
+            self._end_writing = self._writer.close
         capacity = max(0 if arena is None else arena.capacity, self.disk_limit)
         self._picker = Picker(opening.codec, opening.name, opening.samples, capacity)
 
@@ -339,8 +342,7 @@ class Here:
         if self.pid != os.getpid():
             return
         with self._stack, suppress(DiskError):
-            if (writer := self._writer) is not None:
-                writer.close()
+            self._end_writing()
             if sync and (disk := self.disk) is not None:
                 disk.sync()
 

@@ -348,6 +348,21 @@ def test_processes_of_another_pid_namespace_go_on_without_the_disk(
     assert [namespace.records for namespace in namespaces.values()] == [12]
 
 
+def test_the_writer_of_a_disk_that_was_given_up_ends_with_the_cache(
+    tmp_path: Path,
+) -> None:
+    before, written = threading.enumerate(), threading.Event()
+    with opened(tmp_path / "disk", ram=0) as cache:
+        here = cache._mine()
+        here.keep(cache.fingerprint.key(0, None), 1, 1, written.set)
+        assert written.wait(60)
+        assert here.disk is not None
+        here.disk._env.close()  # reads fail from now on
+        assert here.find(cache.fingerprint.key(1, None)) is None
+        assert here.disk is None
+    assert threading.enumerate() == before
+
+
 @pytest.mark.parametrize("tier", ["arena", "disk"])
 def test_a_tier_that_another_thread_gives_up_meanwhile_is_not_missed(
     tier: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
