@@ -30,6 +30,7 @@ from xxhash import xxh3_64_digest
 
 from ..errors import SpecError
 from ..system.file_locks import release, try_lock
+from ..system.forking import interrupts_deferred
 from ..system.shared_memory import runtime_folder, shared_file, titled
 from .codec import CODECS
 from .disk import Disk, DiskError, Writer, byte_of, let_go, opening, shared_disk
@@ -187,6 +188,7 @@ class Here:
         opening: what to open.
         arena: this process's view of the RAM tier; `close` closes it.
         counters: counts of all processes; `close` closes them.
+        stack: closes all that is opened here, should the opening fail; `close` does.
         foreign_arena: whether the arena held records of another run when this run
             joined it.
     """
@@ -196,6 +198,7 @@ class Here:
         opening: Opening,
         arena: Arena | None,
         counters: Counters,
+        stack: ExitStack,
         *,
         foreign_arena: bool,
     ) -> None:
@@ -210,10 +213,10 @@ class Here:
         # Whether enough samples were computed twice, by all processes together.
         self.sure = False
         self._last_bytes = 0
-        self._stack = ExitStack()
-        self._stack.callback(counters.close)
+        self.stack = stack
+        stack.callback(counters.close)
         if arena is not None:
-            self._stack.callback(arena.close)
+            stack.callback(arena.close)
         # Largest size of the file on disk in bytes; 0 without a disk.
         self.disk_limit = 0
         self.disk = disk = self._opened_disk()
@@ -341,7 +344,7 @@ class Here:
         """
         if self.pid != os.getpid():
             return
-        with self._stack, suppress(DiskError):
+        with self.stack, suppress(DiskError):
             self._end_writing()
             if sync and (disk := self.disk) is not None:
                 disk.sync()
@@ -373,7 +376,7 @@ class Here:
         wanted = self.opening.disk_limit
         try:
             disk = shared_disk(folder_in(self.opening.disk), wanted)
-            self._stack.callback(let_go, disk)
+            self.stack.callback(let_go, disk)
             self.disk_limit = disk.limit_for(wanted)  # another cache may share the disk
         except (DiskError, DistrustError) as error:
             self._disk_off(str(error))
@@ -396,7 +399,7 @@ class Here:
                 f" sample: {error}"
             )
             return None
-        self._stack.callback(os.close, descriptor)
+        self.stack.callback(os.close, descriptor)
         return Claims(descriptor)
 
     def _left(self, namespace: bytes) -> bool:
@@ -526,23 +529,23 @@ class Cache:
 
         Call it in the process that outlives all others.
         """
-        with opening():
+        with opening(), ExitStack() as stack:
             if self._opener:
                 return
-            self._opener = os.getpid()
             self._counters_title = f"penstock-counters-{os.urandom(8).hex()}"
             arena, why = None, UNSHARABLE
             if self._ram:
                 name, samples = self.fingerprint.digest.hex(), self.opening.samples
                 try:
                     arena, self._arena_title = join(name, self._ram, samples)
+                    stack.callback(arena.close)
                 except OSError as error:
                     why = str(error)
             self._foreign_arena = arena is not None and arena.records > 0
             counters = None
             with suppress(OSError):  # then each process counts for itself
                 counters = shared_file(self._counters_title, NBYTES)
-            self._begin(Counters(counters), arena, why)
+            self._begin(stack, Counters(counters), arena, os.getpid(), why)
 
     def find(self, index: int, image_size: int | None) -> Found | None:
         """Return a sample that is stored, or None.
@@ -616,29 +619,39 @@ class Cache:
         """Return this process's view, opened now if this is its first sample."""
         here = self._opened()
         if here is None:
-            with opening():  # another thread may be opening it
-                here = self._opened() or self._enter()
+            with opening(), ExitStack() as stack:  # another thread may be opening it
+                here = self._opened() or self._enter(stack)
         return here
 
-    def _enter(self) -> Here:
+    def _enter(self, stack: ExitStack) -> Here:
         """Open the shared memory that another process created."""
         counters = next(titled(self._counters_title, self._opener), None)
         title = self._arena_title
         arena = existing(title, self._opener) if title else None
-        return self._begin(Counters(counters), arena)
+        return self._begin(stack, Counters(counters), arena, self._opener)
 
     def _begin(
-        self, counters: Counters, arena: Arena | None, why_none: str = UNSHARABLE
+        self,
+        stack: ExitStack,
+        counters: Counters,
+        arena: Arena | None,
+        opener: int,
+        why_none: str = UNSHARABLE,
     ) -> Here:
-        here = Here(self.opening, arena, counters, foreign_arena=self._foreign_arena)
+        """Open the rest. The stack closes all of it if a Ctrl-C comes meanwhile."""
+        foreign_arena = self._foreign_arena
+        here = Here(self.opening, arena, counters, stack, foreign_arena=foreign_arena)
         if self._ram and arena is None:
             here.warn(f"it goes on without RAM: {why_none}", "ram_warnings")
         elif arena is not None and arena.capacity != self._ram:
             here.warn(OTHER_RAM.format(arena.capacity, self._ram), "ram_warnings")
         elif arena is not None and runtime_folder() is None:
             here.warn(UNSHARED, "ram_warnings")
+        with interrupts_deferred():
+            here.stack = stack.pop_all()
+            self._opener = opener
+            self._here = here
         weakref.finalize(self, here.close, sync=True)  # if it is garbage collected
-        self._here = here
         return here
 
     def __getstate__(self) -> dict[str, Any]:

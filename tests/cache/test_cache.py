@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -317,6 +319,30 @@ def test_ram_that_other_processes_cannot_find_is_reported_once(
         assert Computing(cache).right(1)
     (warning,) = told_by(caplog)
     assert "set XDG_RUNTIME_DIR" in warning
+
+
+def test_a_cache_that_ctrl_c_keeps_from_opening_leaves_nothing_and_opens_later(
+    tmp_path: Path,
+) -> None:
+    folder, logger = runtime_folder(), logging.getLogger("penstock")
+    assert folder is not None
+    folder.chmod(0o777)  # opening it logs a warning, once all is open
+
+    def interrupt(_: logging.LogRecord) -> bool:
+        signal.raise_signal(signal.SIGINT)
+        return True
+
+    cache, before = a_cache(tmp_path / "disk", ram=RAM), os.listdir("/proc/self/fd")
+    logger.addFilter(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            cache.open()
+    finally:
+        logger.removeFilter(interrupt)
+    assert os.listdir("/proc/self/fd") == before
+    cache.open()
+    assert Computing(cache).right(1)
+    cache.close()
 
 
 def test_processes_of_another_pid_namespace_go_on_without_the_disk(
