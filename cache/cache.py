@@ -31,6 +31,7 @@ from xxhash import xxh3_64_digest
 from ..errors import SpecError
 from ..system.file_locks import release, try_lock
 from ..system.forking import interrupts_deferred
+from ..system.garbage import close_elsewhere
 from ..system.shared_memory import runtime_folder, shared_file, titled
 from .codec import CODECS
 from .disk import Disk, DiskError, Writer, byte_of, let_go, opening, shared_disk
@@ -48,6 +49,9 @@ REPEATED_DRAWS = 64
 # Records of an earlier run that each run computes again for comparison.
 COMPARED = 16
 PATIENCE_S = 30.0
+# How long a finaliser waits until a cache is closed: as long as that waits for the
+# writer.
+CLOSE_S = 10.0
 FIRST_PAUSE_S = 0.0005
 # The system offers no time limit for waiting on another process's lock, so it is tried
 # repeatedly, with pauses that double up to a hundredth of a second. A thread that frees
@@ -651,7 +655,10 @@ class Cache:
             here.stack = stack.pop_all()
             self._opener = opener
             self._here = here
-        weakref.finalize(self, here.close, sync=True)  # if it is garbage collected
+            # If it is garbage collected, or when the program ends.
+            close = partial(here.close, sync=True)
+            finaliser = weakref.finalize(self, close_elsewhere, close, CLOSE_S)
+            here.stack.callback(finaliser.detach)
         return here
 
     def __getstate__(self) -> dict[str, Any]:

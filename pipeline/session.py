@@ -14,7 +14,6 @@ the runs are closed, and only then what the runs use.
 
 from __future__ import annotations
 
-import _thread
 import atexit
 import contextlib
 import logging
@@ -33,7 +32,7 @@ import torch
 from .. import config
 from ..engine.plan import BatchPlan, Cursor
 from ..errors import PenstockError, check, set_on, users_frames
-from ..system.garbage import collected_later
+from ..system.garbage import close_elsewhere, collected_later
 from ..system.printing import Printed, found_name
 from ..system.shared_memory import runtime_folder
 
@@ -390,37 +389,11 @@ class Slot:
                 self._closing = False
 
     def finalise(self, run: Run | None = None) -> None:
-        """Close from a finaliser, either the face's or that of an iterator of `run`.
-
-        Finalisers run wherever the last reference is dropped, and in the collector,
-        which may have interrupted this very thread while it holds a lock that closing
-        needs: the engine's, or one of Python's own, as of logging or of its list of
-        threads. So another thread closes the run. This one waits for it, but not for
-        ever.
-        """
+        """Close from a finaliser, either the face's or that of an iterator of `run`."""
         is_other = run is not None and self.run is not run
         if self.run is None or is_other or self._closing:  # by this thread, perhaps
             return
-        free = self.run.is_free()
-        closed_event = threading.Event()
-
-        def close() -> None:
-            try:
-                self.close()
-            finally:
-                closed_event.set()  # before the thread itself has ended
-
-        try:
-            threading.Thread(target=close, name="penstock closing").start()
-        except RuntimeError:  # the program is ending, or has too many threads
-            self.close()
-            return
-        if free:
-            try:
-                closed_event.wait(CLOSE_S)
-            except KeyboardInterrupt:  # would be lost here
-                closed_event.wait(CLOSE_S)
-                _thread.interrupt_main()
+        close_elsewhere(self.close, CLOSE_S if self.run.is_free() else 0.0)
 
     def explain(
         self, recipe: Callable[[], Recipe] | None = None

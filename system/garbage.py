@@ -1,9 +1,11 @@
-"""Collections of garbage that come later."""
+"""Collections of garbage that come later, and what finalisers close."""
 
+import _thread
 import contextlib
 import gc
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 # Those that will enable collections again: as many as begin loops at this moment.
 _debtors: list[object] = []
@@ -38,3 +40,34 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def close_elsewhere(close: Callable[[], object], wait_s: float) -> None:
+    """Have another thread close what a finaliser ends.
+
+    Finalisers run wherever the last reference is dropped, and in the collector, which
+    may have interrupted this very thread while it holds a lock that closing needs: one
+    of ours, or one of Python's own, as of logging or of its list of threads. Or this is
+    a thread for whose end closing waits. So this one does not wait for ever.
+
+    Args:
+        close: closes it.
+        wait_s: how long to wait until it is closed, in seconds.
+    """
+    closed_event = threading.Event()
+
+    def work() -> None:
+        try:
+            close()
+        finally:
+            closed_event.set()  # before the thread itself has ended
+
+    try:
+        threading.Thread(target=work, name="penstock closing").start()
+    except RuntimeError:  # the program is ending, or has too many threads
+        work()
+    try:
+        closed_event.wait(wait_s)
+    except KeyboardInterrupt:  # would be lost here
+        closed_event.wait(wait_s)
+        _thread.interrupt_main()

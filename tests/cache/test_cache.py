@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -18,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.cache import cache as module
 from penstock.cache import folder as folder_module
 from penstock.cache.cache import (
     COMPARED,
@@ -27,6 +30,7 @@ from penstock.cache.cache import (
     RandomUpstreamError,
 )
 from penstock.cache.disk import Disk
+from penstock.cache.folder import FOLDER, FolderState
 from penstock.cache.housekeeping import entries
 from penstock.cache.record import UnstorableError
 from penstock.system.shared_memory import runtime_folder
@@ -289,6 +293,41 @@ def test_a_cache_does_not_get_the_limit_of_another_on_its_folder(
         limits = [cache._mine().disk_limit for cache in caches]
     assert (limits[0], limits[2]) == (1 << 20, 1 << 21)
     assert limits[1] > 1 << 22
+
+
+def test_a_cache_that_is_closed_leaves_no_finaliser() -> None:
+    before = len(weakref.finalize._registry)  # type: ignore[attr-defined]
+    with opened() as cache:
+        for _ in range(3):
+            cache.close()
+            cache.open()
+    assert len(weakref.finalize._registry) == before  # type: ignore[attr-defined]
+
+
+def test_the_collector_may_close_a_cache_in_the_thread_of_its_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CLOSE_S", 0.1)  # its end waits for that thread
+    cache, collected, closes = a_cache(tmp_path), threading.Event(), threading.Event()
+    cache.open()
+    here, key = cache._mine(), cache.fingerprint.key(0, None)
+    here.stack.callback(closes.set)
+
+    def collect() -> None:
+        gc.collect()
+        collected.set()
+
+    ring = [cache]
+    ring.append(ring)  # type: ignore[arg-type]
+    gc.disable()
+    try:
+        del cache, ring
+        here.keep(key, 1, 1, collect)
+        assert collected.wait(60)
+    finally:
+        gc.enable()
+    assert closes.wait(60)
+    assert FolderState.read(tmp_path / FOLDER).clean
 
 
 def told_by(caplog: pytest.LogCaptureFixture) -> list[str]:
