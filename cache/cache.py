@@ -34,9 +34,9 @@ from ..system.forking import interrupts_deferred
 from ..system.garbage import close_elsewhere
 from ..system.shared_memory import runtime_folder, shared_file, titled
 from .codec import CODECS
-from .disk import Disk, DiskError, Writer, byte_of, let_go, opening, shared_disk
+from .disk import Disk, DiskError, Writer, let_go, opening, shared_disk
 from .fingerprint import Fingerprint
-from .folder import DistrustError, folder_in
+from .folder import DistrustError, byte_of, folder_in
 from .memory import Arena, Full, existing, join
 from .record import Picker, RecordError, decode, encode, same
 from .statistics import NBYTES, CacheStatistics, Counters, TierStatistics

@@ -23,19 +23,21 @@ import os
 import shutil
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, islice, takewhile
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from ..system.file_locks import change, locked_folder, try_lock, try_lock_file
 from .folder import (
     PAGE,
     SPARE,
     FolderState,
+    byte_of,
     check_folder,
     check_left,
     check_ours,
@@ -57,8 +59,6 @@ MAX_READERS = 4096
 STRETCH = 1000
 # Free pages that are not counted as room: transactions replace pages.
 MAX_SLACK_BYTES = 1 << 25
-# Locked bytes of a file lie beyond all its content.
-FIRST_BYTE = 1 << 60
 # Seconds to wait for the lease, the lock of the folder, while another process writes;
 # one that takes longer was stopped.
 PATIENCE_S = 30.0
@@ -167,10 +167,7 @@ class Disk:
             return None if record is None else copied(record)
 
     def put(
-        self,
-        batch: Sequence[tuple[bytes, bytes]],
-        about: str,
-        limit: int | None = None,
+        self, batch: Sequence[tuple[bytes, bytes]], about: str, limit: int | None = None
     ) -> None:
         """Store records that are new, as many as fit.
 
@@ -330,10 +327,8 @@ class Disk:
                     max_dbs=1,
                     max_readers=MAX_READERS,
                     mode=0o600,
-                    writemap=False,
                     metasync=False,
                     sync=False,
-                    max_spare_txns=0,
                     **further,
                 )
             except lmdb.MemoryError:  # a limit of address space (ulimit -v)
@@ -570,22 +565,16 @@ class Writer:
                     return
                 if batch := self._next():
                     self._write(batch)
-                self._sync(after_s=SYNC_S if batch else 0.0)
+                since_s = None if self._closed.is_set() else self._unsynced_since_s
+                if since_s is not None and (
+                    not batch or time.monotonic() - since_s >= SYNC_S
+                ):
+                    self._disk.sync()
+                    self._unsynced_since_s = None
         except DiskError as error:
             self._give_up(str(error))
         except Exception as error:  # noqa: BLE001 training goes on without it
             self._give_up(f"{type(error).__name__}: {error}")
-
-    def _sync(self, after_s: float) -> None:
-        since_s = None if self._closed.is_set() else self._unsynced_since_s
-        if since_s is not None and time.monotonic() - since_s >= after_s:
-            self._disk.sync()
-            self._unsynced_since_s = None
-
-
-def byte_of(name: bytes) -> int:
-    """Return the byte of a file that is locked for a name of 8 bytes."""
-    return FIRST_BYTE | int.from_bytes(name, "little") >> 4
 
 
 class Process:
@@ -602,13 +591,16 @@ class Process:
         # The open disks by real path, and how many caches use each.
         self.disks: dict[str, tuple[Disk, int]] = {}
         self.opening = threading.RLock()
-        # Guards the numbers of calls in flight, and of threads that are about to fork.
+        # Guards the calls in flight, by place, and how many threads are about to fork.
         self.changed = threading.Condition()
-        self.calls = self.forking = 0
+        self.calls: Counter[str] = Counter()
+        self.forking = 0
 
 
 _process = Process()
 _mine = threading.local()
+# Those that sources have open, by path. Weak: later, the user may open one another way.
+databases: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
 def opening() -> AbstractContextManager[object]:
@@ -643,38 +635,47 @@ def let_go(disk: Disk) -> None:
 
 
 @contextmanager
-def failing(what: str, folder: Path) -> Iterator[None]:
-    """Raise `DiskError` for whatever the system or LMDB raises inside.
+def calling(place: str) -> Iterator[None]:
+    """Call LMDB for the database at a place: a fork waits until that is over.
 
     Waits first for a pending fork, unless nested in another such block.
+    """
+    process, depth = _process, getattr(_mine, "depth", 0)
+    with process.changed:
+        process.changed.wait_for(lambda: depth or not process.forking)
+        process.calls[place] += 1
+    _mine.depth = depth + 1
+    try:
+        yield
+    finally:
+        _mine.depth = depth
+        with process.changed:
+            process.calls[place] -= 1
+            process.changed.notify_all()
+
+
+@contextmanager
+def failing(what: str, folder: Path) -> Iterator[None]:
+    """Raise `DiskError` for whatever the system or LMDB raises inside; see `calling`.
 
     Raises:
         DiskError: the system or LMDB raised inside; the text says what cannot be done.
     """
     import lmdb
 
-    process, depth = _process, getattr(_mine, "depth", 0)
-    with process.changed:
-        process.changed.wait_for(lambda: depth or not process.forking)
-        process.calls += 1
-    _mine.depth = depth + 1
     try:
-        yield
+        with calling(str(folder)):
+            yield
     except (OSError, lmdb.Error) as error:
         raise DiskError(
             f"the cache in {folder} cannot be {what} ({type(error).__name__}: {error})"
         ) from error
-    finally:
-        _mine.depth = depth
-        with process.changed:
-            process.calls -= 1
-            process.changed.notify_all()
 
 
 def _before() -> None:
     _process.changed.acquire()  # released after the fork
     _process.forking += 1
-    _process.changed.wait_for(lambda: not _process.calls, FORK_PATIENCE_S)
+    _process.changed.wait_for(lambda: not _process.calls.total(), FORK_PATIENCE_S)
 
 
 def _in_parent() -> None:
@@ -686,8 +687,11 @@ def _in_parent() -> None:
 def _in_child() -> None:
     global _process
     parent, _process = _process, Process()
-    for disk, _ in () if parent.calls else parent.disks.values():
-        disk.close()  # LMDB sees that another process opened it, and touches no file
+    disks = {str(disk.folder): disk for disk, _ in parent.disks.values()}
+    opened = {**databases, **disks}
+    databases.clear()
+    for place in opened.keys() - +parent.calls:
+        opened[place].close()  # LMDB sees another process's: no file changes
 
 
 if hasattr(os, "register_at_fork"):

@@ -69,6 +69,8 @@ NODE = 40
 # Bytes of records in a transaction. At this size a photo takes 70 us, at 16 MB or more
 # 200 to 800.
 TRANSACTION_BYTES = 1 << 20
+# Locked bytes of a file lie beyond all its content.
+FIRST_BYTE = 1 << 60
 # A namespace that nobody has opened or written to for this long may be evicted. Before
 # that, another job may be about to continue with it.
 RESTING_S = 3600.0
@@ -351,6 +353,11 @@ def shortage(folder: Path, nbytes: int) -> str:
         f" free, of which {SPARE} must stay free; free some, or give a folder on"
         " another disk"
     )
+
+
+def byte_of(name: bytes) -> int:
+    """Return the byte of a file that is locked for a name of 8 bytes."""
+    return FIRST_BYTE | int.from_bytes(name, "little") >> 4
 
 
 def room_of(record: bytes | bytearray | memoryview) -> int:

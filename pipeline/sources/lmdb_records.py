@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from collections.abc import Sequence
-from typing import Any, ClassVar
-from weakref import WeakValueDictionary
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...cache.disk import calling, databases, opening
 from ...errors import SpecError, check
 from .source import Source, prints_of_rows
 
@@ -22,46 +21,26 @@ class Database:
     def __init__(self, path: str) -> None:
         import lmdb
 
+        with calling(path):
+            self.environment = lmdb.open(
+                path,
+                subdir=os.path.isdir(path),
+                readonly=True,
+                lock=False,
+                readahead=False,
+            )
+        # The process that opened it. A forked child closes it, and opens its own.
         self.process = os.getpid()
-        self.environment = lmdb.open(
-            path,
-            subdir=os.path.isdir(path),
-            readonly=True,
-            lock=False,
-            readahead=False,
-        )
-
-    def __del__(self) -> None:
-        if hasattr(self, "environment"):
-            self.environment.close()
-
-
-# Weak: once no source has a database open, the user may open it in another way.
-# The databases that this process opened or inherited.
-OPEN: WeakValueDictionary[str, Database] = WeakValueDictionary()
-# Guards `OPEN`: two threads that miss a database would open it twice, an error.
-LOCK = threading.Lock()
+        self.close = self.environment.close
 
 
 def database(path: str) -> Database:
     """Return this process's open database at a path."""
-    with LOCK:
-        open_database = OPEN.get(path)
-        if open_database is not None and open_database.process != os.getpid():
-            open_database.environment.close()  # the parent's stays open
-            open_database = None
+    with opening():
+        open_database = databases.get(path)
         if open_database is None:
-            open_database = OPEN[path] = Database(path)
-        return open_database
-
-
-def begin_unlocked() -> None:
-    """Replace the lock, which a thread may have held when this process was forked."""
-    global LOCK  # noqa: PLW0603
-    LOCK = threading.Lock()
-
-
-os.register_at_fork(after_in_child=begin_unlocked)
+            open_database = databases[path] = Database(path)
+        return cast("Database", open_database)
 
 
 class Lmdb(Source):
@@ -95,7 +74,7 @@ class Lmdb(Source):
                 " this process"
             ) from error
         if keys is None:
-            with open_database.environment.begin() as transaction:
+            with calling(where), open_database.environment.begin() as transaction:
                 keys = [*transaction.cursor().iternext(keys=True, values=False)]
         check(
             keys,
@@ -121,7 +100,7 @@ class Lmdb(Source):
             KeyError: a key is missing.
         """
         keys = [self.keys[index] for index in indices]
-        with self._opened().environment.begin() as transaction:
+        with calling(self.path), self._opened().environment.begin() as transaction:
             values: list[Any] = [*map(transaction.get, keys)]
         if None in values:
             raise KeyError(keys[values.index(None)])

@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import tarfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 import penstock as ps
 from penstock.pipeline.sources import folder as paths
 from penstock.pipeline.sources.source import identity_of
+from support.forked import forked
 
 N = 60
 SHARDS = 4
@@ -293,6 +295,38 @@ def test_a_file_that_cannot_be_read_is_refused_with_the_cure(
     for make, path, message in refused:
         with pytest.raises(ps.SpecError, match=message):
             make(path)
+
+
+def test_a_child_forked_while_threads_read_lmdb_reads_it_too(tmp_path: Path) -> None:
+    """A call of LMDB that a fork interrupts never ends in the child."""
+    source = source_of(ps.Pipeline.from_lmdb(write_lmdb(tmp_path)))
+    over = threading.Event()
+
+    def read() -> None:
+        while not over.is_set():
+            source.__getitems__(range(N))
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(20):
+            with forked(lambda end: end.tell(str(source[1] == payload(1)))) as child:
+                assert child.hear() == "True"
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_an_lmdb_database_may_be_opened_once_no_source_has_it_open(
+    tmp_path: Path,
+) -> None:
+    path = write_lmdb(tmp_path)
+    source = source_of(ps.Pipeline.from_lmdb(path))
+    assert source[0] == payload(0)
+    del source
+    lmdb.open(path).close()
 
 
 def test_a_table_in_a_store_is_refused_with_the_cure() -> None:
