@@ -124,10 +124,11 @@ class Claims:
     """The keys of the samples that this process is computing, locked on the host.
 
     Args:
-        descriptor: the file that all processes share, as opened by this process.
+        descriptor: the file that all processes share, as opened by this process; None
+            if there is none: then only the threads of this process share the claims.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
         self._lock = threading.Lock()
         # For each key, an event that is set when it is freed.
@@ -163,14 +164,17 @@ class Claims:
         with self._lock:
             if self._mine.get(key) is claim:
                 del self._mine[key]
-                release(self._descriptor, byte_for(key))
+                if self._descriptor is not None:
+                    release(self._descriptor, byte_for(key))
         claim.set()
 
     def _try(self, key: bytes, claim: threading.Event) -> threading.Event:
         """Return the claim that this process holds now, or one that nobody sets."""
         with self._lock:
             # The lock is this process's, so it does not keep out other threads.
-            if key not in self._mine and try_lock(self._descriptor, byte_for(key)):
+            if key not in self._mine and (
+                self._descriptor is None or try_lock(self._descriptor, byte_for(key))
+            ):
                 self._mine[key] = claim
             return self._mine.get(key) or threading.Event()
 
@@ -234,7 +238,7 @@ class Here:
                 about=opening.about,
                 limit=self.disk_limit,
                 off=self._disk_off,
-                tell=partial(self.warn, kind="disk_warnings"),
+                tell=partial(self.warn, kind="disk full"),
             )
             self._end_writing = self._writer.close
         capacity = max(0 if arena is None else arena.capacity, self.disk_limit)
@@ -272,7 +276,8 @@ class Here:
                 self.counters.add(damaged=1)
                 if kind == "disk":
                     self.warn(
-                        "a record was damaged; damaged records are computed again"
+                        "a record was damaged; damaged records are computed again",
+                        "damaged",
                     )
                 with suppress(TimeoutError, DiskError):
                     tier.forget(key)
@@ -331,7 +336,7 @@ class Here:
                 arena.clear()
         except TimeoutError:
             self.arena = None
-            self.warn(STOPPED, "ram_warnings")
+            self.warn(STOPPED, "RAM stopped")
         try:
             if disk is not None:
                 disk.clear(namespace)
@@ -362,11 +367,11 @@ class Here:
             arena.put(key, *record)
         except Full as full:
             if str(full):
-                self.warn(str(full), "ram_warnings")
+                self.warn(str(full), "RAM short")
         except TimeoutError:
-            self.warn(STOPPED, "ram_warnings")
+            self.warn(STOPPED, "RAM stopped")
         except OSError as error:  # no memory is left
-            self.warn(f"it goes on without RAM: {error}", "ram_warnings")
+            self.warn(f"it goes on without RAM: {error}", "no RAM")
             self.arena = None
         else:
             return True
@@ -400,9 +405,10 @@ class Here:
         except OSError as error:
             self.warn(
                 "its claims cannot be opened, so several workers may compute the same"
-                f" sample: {error}"
+                f" sample: {error}",
+                "no claims",
             )
-            return None
+            return Claims(None)
         self.stack.callback(os.close, descriptor)
         return Claims(descriptor)
 
@@ -417,11 +423,11 @@ class Here:
         return self._foreign_arena
 
     def _disk_off(self, reason: str) -> None:
-        self.warn(f"it goes on without its disk: {reason}", "disk_warnings")
+        self.warn(f"it goes on without its disk: {reason}", "no disk")
         self.disk = self._writer = None
 
-    def warn(self, text: str, kind: str = "warnings") -> None:
-        """Log a warning, only the first of a kind over all processes."""
+    def warn(self, text: str, kind: str) -> None:
+        """Log a warning, only the first of a kind of `KINDS` over all processes."""
         if self.counters.first(kind):
             logging.getLogger("penstock").warning("%s: %s", self.opening.name, text)
 
@@ -484,7 +490,7 @@ class Lookup:
             here.keep(self.key, sample, took_ns, bool)
         else:
             here.drop(self.key[:8])
-            here.warn(CHANGED.format(self.index))
+            here.warn(CHANGED.format(self.index), "changed")
         return sample
 
     async def _computed(self) -> tuple[Any, int]:
@@ -646,11 +652,11 @@ class Cache:
         foreign_arena = self._foreign_arena
         here = Here(self.opening, arena, counters, stack, foreign_arena=foreign_arena)
         if self._ram and arena is None:
-            here.warn(f"it goes on without RAM: {why_none}", "ram_warnings")
+            here.warn(f"it goes on without RAM: {why_none}", "no RAM")
         elif arena is not None and arena.capacity != self._ram:
-            here.warn(OTHER_RAM.format(arena.capacity, self._ram), "ram_warnings")
+            here.warn(OTHER_RAM.format(arena.capacity, self._ram), "other RAM")
         elif arena is not None and runtime_folder() is None:
-            here.warn(UNSHARED, "ram_warnings")
+            here.warn(UNSHARED, "unshared RAM")
         with interrupts_deferred():
             here.stack = stack.pop_all()
             self._opener = opener

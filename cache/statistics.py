@@ -32,6 +32,12 @@ FINDING_S, FOUND_BYTES_PER_S = 100e-6, 1e9
 # 511 share the last row, without its lock.
 ROWS = 512
 
+# The kinds of warnings. Only the first of a kind, over all processes, is logged.
+KINDS = (
+    *("no claims", "damaged", "changed", "disk full", "no disk"),
+    *("no RAM", "RAM short", "RAM stopped", "other RAM", "unshared RAM"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class TierStatistics:
@@ -78,9 +84,7 @@ class CacheStatistics:
     repeated: int = 0
     """Samples computed twice, to see whether the results differ."""
     warnings: int = 0
-    """All warnings; only the first of a kind, over all processes, is logged."""
-    ram_warnings: int = 0
-    disk_warnings: int = 0
+    """Bit n is set once a warning of the kind `KINDS[n]` was logged."""
     name: str = ""
     """Name of the cache in the log, such as `Cache(ID:2)`."""
     tiers: tuple[TierStatistics, ...] = ()
@@ -184,12 +188,13 @@ class Counters:
             for name, count in counts.items():
                 self._numbers[self._start + COLUMNS[name]] += count
 
-    def first(self, name: str) -> bool:
-        """Add one to a count; return whether it was 0 over all processes."""
+    def first(self, kind: str) -> bool:
+        """Return whether a warning is the first of its kind over all processes."""
+        bit = 1 << KINDS.index(kind)
         with self._lock, suppress(TimeoutError), self._alone:
-            was = self.total(name)
-            self._numbers[self._start + COLUMNS[name]] += 1
-            return not was
+            is_first = not self.total("warnings") & bit  # set in one row at most
+            self._numbers[self._start + COLUMNS["warnings"]] += bit * is_first
+            return is_first
         return False  # a process that was stopped in here was the first
 
     def agree(self, namespace: bytes, records: int) -> int:

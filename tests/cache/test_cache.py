@@ -346,6 +346,37 @@ def test_a_second_cache_with_other_ram_for_the_same_samples_logs_so(
     assert f"its RAM holds {RAM} bytes, not the {2 * RAM}" in warning
 
 
+def test_each_kind_of_warning_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(tmp_path, ram=0) as cache:
+        assert all(map(Computing(cache).right, range(9)))
+        keys = [cache.fingerprint.key(index, None) for index in (0, 1)]
+    disk = Disk(tmp_path / FOLDER)
+    for key in keys:
+        disk.forget(key)
+        disk.put([(key, b"no record")], "numbers")
+    disk.close()
+    with caplog.at_level(logging.WARNING, "penstock"), opened(tmp_path, ram=0) as cache:
+        assert all(map(Computing(cache, version=1).right, range(9)))
+    damaged, changed = told_by(caplog)
+    assert "a record was damaged" in damaged
+    assert "differs from what is computed now" in changed
+
+
+def test_without_a_file_for_claims_samples_are_stored_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / FOLDER / "claims").mkdir(parents=True)
+    with caplog.at_level(logging.WARNING, "penstock"), opened(tmp_path) as cache:
+        computing = Computing(cache)
+        assert all(map(computing.right, [1, 1, 2, 2]))
+        assert computing.computed == 2
+        assert free(cache)
+    (warning,) = told_by(caplog)
+    assert "several workers may compute the same sample" in warning
+
+
 def test_ram_that_other_processes_cannot_find_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
