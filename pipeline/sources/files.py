@@ -84,8 +84,8 @@ class Store:
             return get_filesystem_class(self.protocol)
         except (ImportError, ValueError) as error:
             raise SpecError(
-                f"`from_files` cannot read {self.url!r}: {error}; give a path, or a "
-                "URL of a protocol that fsspec knows, and install what it asks for"
+                f"penstock cannot read {self.url!r}: {error}; give a path, or a URL "
+                "of a protocol that fsspec knows, and install what it asks for"
             ) from error
 
     def is_web(self) -> bool:
@@ -499,7 +499,7 @@ def _matches(store: Store) -> tuple[str, ...]:
     paths = sorted(path for path, info in matches.items() if info["type"] == "file")
     check(
         paths,
-        f"`from_files` found no file that matches {store.url!r}"
+        f"penstock found no file that matches {store.url!r}"
         f"{', only folders' if matches else ''}; `*` matches within one folder, `**` "
         'also those below it, as in "photos/**/*.jpg"',
     )
@@ -527,7 +527,7 @@ def _paths(store: Store, urls: Sequence[str]) -> Iterable[str]:
             is_own = files == chain
         if not is_own:
             raise SpecError(
-                "the URLs of one from_files() must be of one file system, got "
+                "the URLs of one source must be of one file system, got "
                 f"{store.protocol!r} ({store.url}) and {Store(url).protocol!r}"
                 f" ({url}); make one pipeline for each, or from_dataset() of a dataset"
                 " that reads both"

@@ -75,9 +75,9 @@ class Patience:
         """Raise `BudgetError` if a file, or the part received, is too large."""
         if nbytes > self.max_bytes:
             raise BudgetError(
-                f"{path} has {nbytes} bytes or more, and a file may have"
-                f" {self.max_bytes}; if it is right, say"
-                f" from_files(..., max_bytes={nbytes}) or more"
+                f"{path} has {nbytes} bytes or more, and a read from a store or server"
+                f" may bring {self.max_bytes}; if it is right, copy it to a disk of"
+                f" this machine, or say from_files(..., max_bytes={nbytes}) or more"
             )
 
     def _rules(self) -> dict[str, Any]:

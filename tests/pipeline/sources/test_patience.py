@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import BudgetError
 from penstock.pipeline.sources import patience
 from penstock.pipeline.sources.patience import MAX_WAIT_S, Patience
 
@@ -38,3 +39,8 @@ def test_a_read_is_tried_once_more_than_it_may_be_retried(retries: int) -> None:
     with pytest.raises(ConnectionResetError):
         Patience(retries=retries, backoff=0).read(fail, "s3://a/b")
     assert tries == ["s3://a/b"] * (retries + 1)
+
+
+def test_an_error_about_a_large_file_has_a_cure_for_every_source() -> None:
+    with pytest.raises(BudgetError, match="copy it to a disk of this machine"):
+        Patience(max_bytes=9).check_size(10, "s3://a/b")

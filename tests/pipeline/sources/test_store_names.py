@@ -28,3 +28,23 @@ def test_a_folder_of_a_store_is_read_by_its_url(given: Any, folder: str) -> None
             assert list(pipe) == [[(b"a cat", 0)]]
     finally:
         store.rm("/photos", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("urls", "rule"),
+    [
+        ("memory://nothing/*.tar", "no file that matches"),
+        (["memory://a/0.tar", "http://b/1.tar"], "of one file system"),
+        ("nosuch://a/0.tar", "cannot read"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["webdataset", "parquet"])
+def test_an_error_about_a_store_names_no_source_that_the_user_did_not_call(
+    urls: Any, rule: str, kind: str
+) -> None:
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    make = getattr(ps.Pipeline, f"from_{kind}")
+    with pytest.raises(ps.SpecError, match=rule) as info:
+        make(urls)
+    assert "from_files" not in str(info.value)
