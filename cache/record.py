@@ -77,9 +77,10 @@ SMALL_BYTES = 4096
 INTS = range(-(2**63), 2**63)
 DOUBLE = struct.Struct("<d")
 
-# numpy dtypes that are plain bytes: no objects, and no fields that may hold some.
+# numpy dtypes that are plain bytes: no objects, no fields that may hold some, and no
+# long doubles, as the bytes between their numbers are left by chance.
 DTYPE = re.compile(
-    r"[<>|](?:[?bBhHiIlLqQefdgFDG]|[SU]\d{1,9}|[mM]8(?:\[\d{0,9}[A-Za-z]{1,2}\])?)"
+    r"[<>|](?:[?bBhHiIlLqQefdFD]|[SU]\d{1,9}|[mM]8(?:\[\d{0,9}[A-Za-z]{1,2}\])?)"
 )
 
 TENSOR_DTYPES = {

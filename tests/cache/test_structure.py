@@ -232,6 +232,8 @@ Pair = namedtuple("Pair", "left right")  # noqa: PYI024 - what datasets yield
         (np.zeros(2, "i4,f4"), "numpy.ndarray, of dtype [('f0', '<i4')"),
         (np.zeros(2, "V3"), "numpy.ndarray, of dtype |V3"),
         (np.void(b"abc"), "numpy.void"),
+        (np.zeros(2, np.longdouble), f"of dtype {np.dtype(np.longdouble)}"),
+        (np.clongdouble(1), "numpy.clongdouble"),
         (torch.nn.Parameter(torch.zeros(1)), "torch.nn.parameter.Parameter"),
         (torch.zeros(1, requires_grad=True), "torch.Tensor, that requires grad"),
         (torch.zeros(2, device="meta"), "torch.Tensor, on meta"),
