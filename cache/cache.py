@@ -317,7 +317,11 @@ class Here:
         if in_ram := self._keep_in_ram(key, *record):
             done()
         writer = self._writer
-        on_way = writer is not None and writer.offer(key, b"".join(record), done)
+        on_way = (
+            writer is not None
+            and not writer.full  # the copy would be made for nothing
+            and writer.offer(key, b"".join(record), done)
+        )
         if in_ram or on_way:
             self.counters.add(stored=1, stored_bytes=nbytes)
         else:

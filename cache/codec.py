@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Name = Literal["auto", "raw", "lz4", "zstd", "filter"]
-# What users may pass; `picking` resolves "auto".
+# What users may pass; `record.Picker` resolves "auto".
 NAMES: tuple[Name, ...] = get_args(Name)
 
 Packed = bytes | bytearray | memoryview

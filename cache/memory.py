@@ -149,7 +149,10 @@ class Arena:
 
     def get(self, key: bytes) -> memoryview | None:
         """Return an unchecked copy of the record under `key`, or None."""
-        self.note_use(key[:8])
+        words = self._words
+        words[_LOOKUPS] += 1
+        if words[_OWNER] == number(key[:8]):
+            words[_ASKED] = words[_LOOKUPS]
         _, begin, length = self._find(key)
         if not length:
             return None
@@ -210,13 +213,6 @@ class Arena:
         """
         with self._lock, self._writer:
             self._reset()
-
-    def note_use(self, namespace: bytes, lookups: int = 1) -> None:
-        """Record that `lookups` keys of a namespace were asked for."""
-        words = self._words
-        words[_LOOKUPS] = total = words[_LOOKUPS] + lookups
-        if words[_OWNER] == number(namespace):
-            words[_ASKED] = total
 
     @property
     def used(self) -> int:

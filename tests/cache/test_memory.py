@@ -29,6 +29,12 @@ def key(number: int, namespace: int = 1) -> bytes:
     return namespace.to_bytes(8, "big") + number.to_bytes(8, "little")
 
 
+def look(arena: Arena, namespace: int, times: int = 1) -> None:
+    """Ask for a record of a namespace."""
+    for _ in range(times):
+        arena.get(key(0, namespace))
+
+
 @contextmanager
 def an_arena(capacity: int = 4096, samples: int = 0) -> Iterator[Arena]:
     arena = Arena(nameless("test"), capacity, samples)
@@ -141,14 +147,13 @@ def test_a_full_table_refuses_records(arena: Arena) -> None:
 def test_an_arena_is_emptied_for_others_only_when_nobody_uses_it_any_more(
     arena: Arena,
 ) -> None:
-    one, other = key(0)[:8], key(0, 2)[:8]
     for number in range(4):
         arena.put(key(number), bytes(1024))
-    arena.note_use(one)
-    arena.note_use(other, lookups=4)  # those of one epoch
+    look(arena, 1)
+    look(arena, 2, times=4)  # those of one epoch
     with pytest.raises(Full):
         arena.put(key(0, 2), bytes(1024))
-    arena.note_use(other)
+    look(arena, 2)
     assert arena.admits(key(0, 2), 1024)
     arena.put(key(0, 2), bytes(1024))
     assert (arena.records, arena.evicted) == (1, 4)
@@ -158,14 +163,14 @@ def test_an_arena_is_emptied_for_others_only_when_nobody_uses_it_any_more(
 def test_a_full_table_is_emptied_like_a_full_arena(arena: Arena) -> None:
     for number in range(MAX_PROBES):
         arena.put(key(number * MIN_SLOTS), b"x")
-    arena.note_use(key(0, 2)[:8], lookups=MAX_PROBES + 1)
+    look(arena, 2, times=MAX_PROBES + 1)
     arena.put(key(0, 2), b"y")
     assert (arena.records, arena.evicted) == (1, MAX_PROBES)
 
 
 def test_a_record_larger_than_the_arena_empties_nothing(arena: Arena) -> None:
     arena.put(key(1), b"one")
-    arena.note_use(key(0, 2)[:8], lookups=9)
+    look(arena, 2, times=9)
     with pytest.raises(Full):
         arena.put(key(1, 2), bytes(4097))
     assert arena.records == 1
@@ -196,17 +201,17 @@ def test_a_torn_slot_counts_as_empty_and_is_stored_again(
 def test_the_namespace_that_came_first_stays_as_long_as_it_is_asked_for(
     arena: Arena,
 ) -> None:
-    first, others = key(0)[:8], range(2, 40)
+    others = range(2, 40)
     for number in range(4):
         arena.put(key(number), bytes(1000))
     for other in others:
-        arena.note_use(first)
-        arena.note_use(key(0, other)[:8], lookups=4)
+        look(arena, 1)
+        look(arena, other, times=4)
         with pytest.raises(Full):
             arena.put(key(0, other), bytes(1000))
-    arena.note_use(key(0, 2)[:8])
+    look(arena, 2)
     arena.put(key(0, 2), bytes(1000))  # which comes first from now on
-    arena.note_use(first, lookups=1)
+    look(arena, 1)
     for number in range(3):
         arena.put(key(number), bytes(1000))
     with pytest.raises(Full):
@@ -233,7 +238,7 @@ def test_readers_without_a_lock_never_see_a_half_written_record(arena: Arena) ->
         mine = Arena(arena.reopened())
         end.tell("begun")
         while True:
-            mine.note_use(key(0)[:8])
+            look(mine, 1)
 
     before = 0
     with forked(work) as child:
