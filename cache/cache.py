@@ -165,28 +165,21 @@ class Claims:
             if self._mine.get(key) is claim:
                 del self._mine[key]
                 if self._descriptor is not None:
-                    release(self._descriptor, byte_for(key))
+                    release(self._descriptor, byte_of(xxh3_64_digest(key)))
         claim.set()
 
     def _try(self, key: bytes, claim: threading.Event) -> threading.Event:
         """Return the claim that this process holds now, or one that nobody sets."""
         with self._lock:
             # The lock is this process's, so it does not keep out other threads.
+            # Its byte stands for all of the key: a cache of other data or code has the
+            # same indices in the same folder, and need not wait for this one.
             if key not in self._mine and (
-                self._descriptor is None or try_lock(self._descriptor, byte_for(key))
+                self._descriptor is None
+                or try_lock(self._descriptor, byte_of(xxh3_64_digest(key)))
             ):
                 self._mine[key] = claim
             return self._mine.get(key) or threading.Event()
-
-
-def byte_for(key: bytes) -> int:
-    """Return the byte that stands for a key, derived from all of the key.
-
-    Caches of other data or code store the same indices in the same folder, and one
-    stage may compute for two caches. The key differs between them, so none of them
-    waits for another's sample.
-    """
-    return byte_of(xxh3_64_digest(key))
 
 
 class Here:
@@ -386,34 +379,33 @@ class Here:
     def _opened_disk(self) -> Disk | None:
         if self.opening.disk is None:
             return None
-        wanted = self.opening.disk_limit
         try:
-            disk = shared_disk(folder_in(self.opening.disk), wanted)
+            disk = shared_disk(folder_in(self.opening.disk), self.opening.disk_limit)
             self.stack.callback(let_go, disk)
-            self.disk_limit = disk.limit_for(wanted)  # another cache may share the disk
+            # Its own limit, as another cache may have opened the disk.
+            self.disk_limit = disk.limit_for(self.opening.disk_limit)
         except (DiskError, DistrustError) as error:
             self._disk_off(str(error))
             return None
         return disk
 
-    def _open_claims(self) -> Claims | None:
+    def _open_claims(self) -> Claims:
         """Return the claims, which keep two workers from computing one sample."""
-        path = None if self.disk is None else self.disk.folder / "claims"
+        descriptor = None
         try:
-            if path is not None:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if self.disk is not None:
+                kind = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+                descriptor = os.open(self.disk.folder / "claims", kind, 0o600)
             elif self.arena is not None:
                 descriptor = self.arena.reopened()
-            else:
-                return None
         except OSError as error:
             self.warn(
                 "its claims cannot be opened, so several workers may compute the same"
                 f" sample: {error}",
                 "no claims",
             )
-            return Claims(None)
-        self.stack.callback(os.close, descriptor)
+        if descriptor is not None:
+            self.stack.callback(os.close, descriptor)
         return Claims(descriptor)
 
     def _left(self, namespace: bytes) -> bool:
@@ -448,15 +440,19 @@ class Lookup:
 
     async def sample(self, found: Found | None) -> Any:
         """Return the sample, as described at `Cache.sample`."""
-        here, claims = self.here, self.here.claims
+        here = self.here
         if found is not None:
             return await self._compared(found) if found.doubted else found.sample
-        if claims is None or not here.admits(self.key):
+        if not here.admits(self.key):
             sample, took_ns = await self._computed()
-            here.counters.add(misses=1, compute_ns=took_ns, refused=claims is not None)
+            here.counters.add(
+                misses=1,
+                compute_ns=took_ns,
+                refused=here.arena is not None or here.disk is not None,
+            )
             return sample
-        claim = await claims.claim(self.key, in_loop=self.in_loop)
-        free = partial(claims.free, self.key, claim)
+        claim = await here.claims.claim(self.key, in_loop=self.in_loop)
+        free = partial(here.claims.free, self.key, claim)
         try:
             return await self._claimed(free)
         except BaseException:
@@ -549,9 +545,10 @@ class Cache:
             self._counters_title = f"penstock-counters-{os.urandom(8).hex()}"
             arena, why = None, UNSHARABLE
             if self._ram:
-                name, samples = self.fingerprint.digest.hex(), self.opening.samples
                 try:
-                    arena, self._arena_title = join(name, self._ram, samples)
+                    arena, self._arena_title = join(
+                        self.fingerprint.digest.hex(), self._ram, self.opening.samples
+                    )
                     stack.callback(arena.close)
                 except OSError as error:
                     why = str(error)
@@ -633,16 +630,14 @@ class Cache:
         """Return this process's view, opened now if this is its first sample."""
         here = self._opened()
         if here is None:
-            with opening(), ExitStack() as stack:  # another thread may be opening it
-                here = self._opened() or self._enter(stack)
+            with opening(), ExitStack() as stack:
+                here = self._opened()  # another thread may have opened it
+                if here is None:  # open the shared memory that another process created
+                    opener, title = self._opener, self._arena_title
+                    counters = next(titled(self._counters_title, opener), None)
+                    arena = existing(title, opener) if title else None
+                    here = self._begin(stack, Counters(counters), arena, opener)
         return here
-
-    def _enter(self, stack: ExitStack) -> Here:
-        """Open the shared memory that another process created."""
-        counters = next(titled(self._counters_title, self._opener), None)
-        title = self._arena_title
-        arena = existing(title, self._opener) if title else None
-        return self._begin(stack, Counters(counters), arena, self._opener)
 
     def _begin(
         self,
@@ -653,8 +648,9 @@ class Cache:
         why_none: str = UNSHARABLE,
     ) -> Here:
         """Open the rest. The stack closes all of it if a Ctrl-C comes meanwhile."""
-        foreign_arena = self._foreign_arena
-        here = Here(self.opening, arena, counters, stack, foreign_arena=foreign_arena)
+        here = Here(
+            self.opening, arena, counters, stack, foreign_arena=self._foreign_arena
+        )
         if self._ram and arena is None:
             here.warn(f"it goes on without RAM: {why_none}", "no RAM")
         elif arena is not None and arena.capacity != self._ram:
@@ -666,8 +662,9 @@ class Cache:
             self._opener = opener
             self._here = here
             # If it is garbage collected, or when the program ends.
-            close = partial(here.close, sync=True)
-            finaliser = weakref.finalize(self, close_elsewhere, close, CLOSE_S)
+            finaliser = weakref.finalize(
+                self, close_elsewhere, partial(here.close, sync=True), CLOSE_S
+            )
             here.stack.callback(finaliser.detach)
         return here
 

@@ -127,6 +127,8 @@ class Disk:
     ) -> None:
         # Other namespaces' records that this process dropped to make room.
         self.evicted = 0
+        # How many caches of this process use it.
+        self.caches = 0
         self.folder = folder
         with failing("opened", folder):
             check_folder(folder)
@@ -252,8 +254,9 @@ class Disk:
         """
         with failing("read", self.folder):
             stat: dict[str, int] = self._env.stat()
-            pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
-            return PAGE * pages
+            return PAGE * sum(
+                stat[f"{it}_pages"] for it in ("branch", "leaf", "overflow")
+            )
 
     def sync(self) -> None:
         """Flush everything written to the disk.
@@ -588,8 +591,8 @@ class Process:
     """
 
     def __init__(self) -> None:
-        # The open disks by real path, and how many caches use each.
-        self.disks: dict[str, tuple[Disk, int]] = {}
+        # The open disks by real path.
+        self.disks: dict[str, Disk] = {}
         self.opening = threading.RLock()
         # Guards the calls in flight, by place, and how many threads are about to fork.
         self.changed = threading.Condition()
@@ -617,21 +620,18 @@ def shared_disk(folder: Path, limit: int | None) -> Disk:
     """
     path, disks = os.path.realpath(folder), _process.disks
     with opening():
-        disk, users = disks.get(path, (None, 0))
-        disk = disk or Disk(folder, limit)
-        disks[path] = disk, users + 1
+        disk = disks[path] = disks.get(path) or Disk(folder, limit)
+        disk.caches += 1
         return disk
 
 
 def let_go(disk: Disk) -> None:
     """Close a disk, unless another cache still uses it."""
-    path, disks = os.path.realpath(disk.folder), _process.disks
     with opening():
-        _, users = disks.pop(path, (disk, 1))
-        if users > 1:
-            disks[path] = disk, users - 1
-            return
-    disk.close()
+        disk.caches -= 1
+        if not disk.caches:
+            _process.disks.pop(os.path.realpath(disk.folder), None)
+            disk.close()
 
 
 @contextmanager
@@ -687,8 +687,8 @@ def _in_parent() -> None:
 def _in_child() -> None:
     global _process
     parent, _process = _process, Process()
-    disks = {str(disk.folder): disk for disk, _ in parent.disks.values()}
-    opened = {**databases, **disks}
+    opened: dict[str, Any] = {str(it.folder): it for it in parent.disks.values()}
+    opened |= databases
     databases.clear()
     for place in opened.keys() - +parent.calls:
         opened[place].close()  # LMDB sees another process's: no file changes

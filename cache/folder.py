@@ -313,8 +313,10 @@ def begin_session(folder: Path, *, mends: bool) -> None:
         LOGGER.warning("%s; the cache there was emptied and is filled again", error)
         wipe(folder)
     # Writes that were not synced earlier on this boot still are not.
-    clean = FolderState.read(folder).clean or not (folder / "data.mdb").exists()
-    FolderState.write(folder, clean=clean)
+    FolderState.write(
+        folder,
+        clean=FolderState.read(folder).clean or not (folder / "data.mdb").exists(),
+    )
 
 
 def wipe(folder: Path) -> None:

@@ -35,8 +35,7 @@ def entries(folder: Path) -> list[tuple[str, Namespace]]:
         NoCacheError: there is no cache, another version of penstock wrote it, or it
             cannot be read.
     """
-    namespaces = held(existing(folder)).items()
-    recent = sorted(namespaces, key=lambda item: -item[1].used_s)
+    recent = sorted(held(existing(folder)).items(), key=lambda item: -item[1].used_s)
     return [(name.hex(), namespace) for name, namespace in recent]
 
 
@@ -59,7 +58,13 @@ def verify(folder: Path, progress: Callable[[int], object]) -> tuple[int, int]:
     with opened(existing(folder)) as disk:
         keys = chain.from_iterable(map(disk.keys, disk.namespaces()))
         for count, key in enumerate(keys, 1):
-            damaged_count += not is_whole(disk, key)
+            record = disk.get(key)
+            try:
+                if record is not None:  # a job may have dropped it
+                    check(record, key)
+            except RecordError:
+                disk.forget(key)
+                damaged_count += 1
             if time.monotonic() - shown_s > SLOW_S:
                 progress(count)
                 shown_s = time.monotonic()
@@ -80,8 +85,9 @@ def clear(folder: Path, name: str | None) -> int:
         return emptied(place)
     names = [namespace.hex() for namespace in held(place)]
     if name not in names:
-        text = ", ".join(names) or "nothing"
-        raise NoCacheError(f"{folder} holds no {name!r}; it holds {text}")
+        raise NoCacheError(
+            f"{folder} holds no {name!r}; it holds {', '.join(names) or 'nothing'}"
+        )
     with opened(place) as disk:
         count = disk.clear(bytes.fromhex(name))
         disk.shrink()
@@ -128,22 +134,6 @@ def held(place: Path) -> dict[bytes, Namespace]:
         return {}
     with opened(place, looks=True) as disk:
         return disk.namespaces()
-
-
-def is_whole(disk: Disk, key: bytes) -> bool:
-    """Check one record, and drop it if it is damaged.
-
-    Raises:
-        DiskError: the database cannot be read, or not be written to.
-    """
-    record = disk.get(key)
-    try:
-        if record is not None:  # a job may have dropped it
-            check(record, key)
-    except RecordError:
-        disk.forget(key)
-        return False
-    return True
 
 
 def emptied(place: Path) -> int:

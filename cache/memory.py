@@ -34,6 +34,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
@@ -68,6 +69,8 @@ RECORD_BYTES = 512
 # Most parts written in one call: Linux takes 1024 (IOV_MAX).
 MAX_PARTS = 1000
 Part = bytes | bytearray | memoryview
+# Returns a namespace as a word of the header.
+number = partial(int.from_bytes, byteorder=sys.byteorder)
 # Bytes that take 0.2 ms to copy. A smaller copy keeps the GIL: when other threads want
 # it, too, getting it back takes some 50 us.
 LARGE = 1 << 21
@@ -191,8 +194,9 @@ class Arena:
 
     def admits(self, key: bytes, nbytes: int) -> bool:
         """Whether a record of this size would be stored."""
-        fits = nbytes <= self._room
-        return fits or (nbytes <= self.capacity and self._may_empty(key[:8]))
+        return nbytes <= self._room or (
+            nbytes <= self.capacity and self._may_empty(key[:8])
+        )
 
     def forget(self, key: bytes) -> None:
         """Remove the record under this key, because it is damaged.
@@ -316,11 +320,6 @@ class Arena:
         words[_GENERATION] += 1
         words[_RECORDS] = 0
         words[_END] = self._start
-
-
-def number(namespace: bytes) -> int:
-    """Return a namespace as a word of the header."""
-    return int.from_bytes(namespace, sys.byteorder)
 
 
 def join(name: str, capacity: int, samples: int) -> tuple[Arena, str]:

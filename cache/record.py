@@ -166,16 +166,20 @@ class Parts:
 
     def _held(self, value: Any, path: Path, depth: int) -> Node:
         if type(value) is not dict:
-            nodes = (self._node(v, (path, i), depth) for i, v in enumerate(value))
-            return ["t" if type(value) is tuple else "l", *nodes]
+            return [
+                "t" if type(value) is tuple else "l",
+                *(self._node(v, (path, i), depth) for i, v in enumerate(value)),
+            ]
         for key in value:
             if type(key) not in KEYS:
                 raise unstorable(key, path, "a key of the dict that stands there")
-        items = (
-            (self._plain(key), self._node(item, (path, key), depth))
-            for key, item in value.items()
-        )
-        return ["d", *chain.from_iterable(items)]
+        return [
+            "d",
+            *chain.from_iterable(
+                (self._plain(key), self._node(item, (path, key), depth))
+                for key, item in value.items()
+            ),
+        ]
 
     def _array(self, tag: str, array: np.ndarray[Any, Any], path: Path) -> Node:
         if not (dtype := name_of(array.dtype)):
@@ -220,22 +224,19 @@ def unlike_plain(tensor: torch.Tensor) -> str:
     return "with names" if any(getattr(tensor, "names", ())) else ""
 
 
-def step(key: Any) -> str:
-    """Return the step from a container to the value under a key or index, as code."""
-    if type(key) is int and key not in INTS:
-        return f"[{key:#x}]"  # Python refuses to write long ones as decimals
-    return f"[{json.dumps(key)}]" if type(key) is str else f"[{key}]"
-
-
 def unstorable(value: Any, path: Path, why: str = "") -> UnstorableError:
     """Return the error for a value, with its place in the sample."""
     steps: list[str] = []
     while path is not None:
         path, last = path
-        steps.append(step(last))
+        shown = json.dumps(last) if type(last) is str else last
+        if type(last) is int and last not in INTS:
+            shown = hex(last)  # Python refuses to write long ones as decimals
+        steps.append(f"[{shown}]")
     where = "".join(["sample", *reversed(steps)])
-    name = f"{type(value).__module__}.{type(value).__qualname__}"
-    kind = name.removeprefix("builtins.")
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix(
+        "builtins."
+    )
     text = f"{kind}, {why}" if why else kind
     return UnstorableError(f"{where} is a {text}: {CURE}")
 
@@ -582,13 +583,10 @@ class Picker:
             costs[candidate] = self.expected_ns(len(record), unpack_ns, compute_ns)
         least_ns = (1 + TIE) * min(costs.values())
         choice = next(candidate for candidate, ns in costs.items() if ns <= least_ns)
-        texts = (
-            f"{candidate.name} {ns / 1e6:.3f} ms" for candidate, ns in costs.items()
-        )
         logging.getLogger("penstock").info(
             '%s: codec "%s"; expected per sample: %s',
             self._owner,
             choice.name,
-            ", ".join(texts),
+            ", ".join(f"{it.name} {ns / 1e6:.3f} ms" for it, ns in costs.items()),
         )
         return choice
