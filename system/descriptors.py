@@ -32,8 +32,7 @@ def descriptors_left() -> int:
 
     Outside Linux, those that are open already are not subtracted.
     """
-    count = len(os.listdir(OPEN)) if os.path.isdir(OPEN) else 0
-    return most_descriptors() - count
+    return most_descriptors() - len(os.listdir(OPEN) if os.path.isdir(OPEN) else ())
 
 
 def read_places() -> dict[int, Place]:
@@ -85,6 +84,7 @@ def read_since(before: Mapping[int, Place]) -> tuple[ReadFile, ...]:
     for descriptor, inode in inodes.items():
         if str(inode) not in mapped_inodes:
             with suppress(OSError):  # another thread may have closed it since
-                path = os.readlink(f"{OPEN}/{descriptor}")
-                files.append(ReadFile(path, descriptor, inode))
+                files.append(
+                    ReadFile(os.readlink(f"{OPEN}/{descriptor}"), descriptor, inode)
+                )
     return tuple(files)

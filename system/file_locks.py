@@ -19,6 +19,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 # Type, whence, start, length, pid (0 for locks of open files).
@@ -150,17 +151,15 @@ class ByteLock:
     """
 
     def __init__(self, descriptor: int, offset: int) -> None:
-        self._descriptor, self._offset = descriptor, offset
+        self._lock = partial(try_lock, descriptor, offset)
+        self._free = partial(release, descriptor, offset)
         self._patience_s = PATIENCE_S
 
     def __enter__(self) -> None:
-        if not self._locked():
+        if not self._lock():
             patience_s, self._patience_s = self._patience_s, 0.0
-            wait_until(self._locked, patience_s)
+            wait_until(self._lock, patience_s)
         self._patience_s = PATIENCE_S
 
     def __exit__(self, *_: object) -> None:
-        release(self._descriptor, self._offset)
-
-    def _locked(self) -> bool:
-        return try_lock(self._descriptor, self._offset)
+        self._free()

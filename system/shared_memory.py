@@ -71,8 +71,10 @@ def titled(title: str, pid: int | str = "[0-9]*") -> Iterator[int]:
             if os.readlink(path) != link:
                 continue
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            is_it = os.readlink(f"/proc/self/fd/{descriptor}") == link
-            if is_it and os.fstat(descriptor).st_uid == os.getuid():
+            if (
+                os.readlink(f"/proc/self/fd/{descriptor}") == link
+                and os.fstat(descriptor).st_uid == os.getuid()
+            ):
                 yield descriptor
             else:
                 os.close(descriptor)
