@@ -58,10 +58,10 @@ def verify(folder: Path, progress: Callable[[int], object]) -> tuple[int, int]:
     with opened(existing(folder)) as disk:
         keys = chain.from_iterable(map(disk.keys, disk.namespaces()))
         for count, key in enumerate(keys, 1):
-            record = disk.get(key)
+            if (record := disk.get(key)) is None:
+                continue  # a job may have dropped it
             try:
-                if record is not None:  # a job may have dropped it
-                    check(record, key)
+                check(record, key)
             except RecordError:
                 disk.forget(key)
                 damaged_count += 1
