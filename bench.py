@@ -68,8 +68,11 @@ def bench(
     explanation = bench_loader.explain()
     config.set_enable_autotune(enable=False)
     bench_loader.close()
-    same = settings_of(explanation) == as_set
-    tuned = "with autotune, which changed nothing" if same else "tuned"
+    tuned = (
+        "with autotune, which changed nothing"
+        if settings_of(explanation) == as_set
+        else "tuned"
+    )
     console.print(
         f"as set: {before:,.0f} samples/s; {tuned}: {after:,.0f} samples/s",
         soft_wrap=True,
@@ -80,9 +83,13 @@ def bench(
 def face_of(target: str, batch_size: int) -> Any:
     """Return what to loop over."""
     if os.path.isdir(target):
-        photos = Pipeline.from_folder(target).shuffle(seed=0)
-        crops = photos.map(decode_random_resized_crop(CROP))
-        return crops.batch(batch_size).options(name="bench")
+        return (
+            Pipeline.from_folder(target)
+            .shuffle(seed=0)
+            .map(decode_random_resized_crop(CROP))
+            .batch(batch_size)
+            .options(name="bench")
+        )
     module, separator, name = target.partition(":")
     check(bool(module and separator and name), NO_FACTORY.format(target))
     sys.path.insert(0, str(Path.cwd()))

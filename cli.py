@@ -166,8 +166,9 @@ def plan(  # noqa: PLR0913, PLR0917 typer makes an option of each
     for pipeline, workload in workloads.items():
         if len(workloads) > 1:
             print(f"{pipeline}:")
-        gap_s = workload.gap_s if step_ms is None else step_ms / 1000
-        asked_workload = replace(workload, gap_s=gap_s)
+        asked_workload = replace(
+            workload, gap_s=workload.gap_s if step_ms is None else step_ms / 1000
+        )
         for count in cores or [effective_cpus()]:
             print(planner.Projection(asked_workload, count))
             if nodes:
@@ -220,12 +221,11 @@ def run(
 
 def _replace_torchs_loader() -> None:
     """Let programs that import torch's DataLoader from now on find penstock's."""
-    import torch.utils.data.dataloader
+    from torch.utils import data
 
     from .pipeline.dataloader import DataLoader
 
-    torch.utils.data.DataLoader = DataLoader  # type: ignore[misc]
-    torch.utils.data.dataloader.DataLoader = DataLoader  # type: ignore[misc]
+    data.DataLoader = data.dataloader.DataLoader = DataLoader  # type: ignore[misc]
 
 
 def _as_main(target: str, arguments: Sequence[str], *, module: bool) -> None:
@@ -349,10 +349,14 @@ def list_cache(folder: Folder) -> None:
         namespaces = entries(folder)
     for name, entry in namespaces:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used_s))
-        size = entry.nbytes / MIB
-        print(f"{name}  {entry.records:>9,}  {size:>9,.1f} MiB  {used}  {entry.about}")
-    total = sum(entry.nbytes for _, entry in namespaces)
-    print(f"{len(namespaces)} in all, {total / MIB:,.1f} MiB")
+        print(
+            f"{name}  {entry.records:>9,}  {entry.nbytes / MIB:>9,.1f} MiB  {used}"
+            f"  {entry.about}"
+        )
+    print(
+        f"{len(namespaces)} in all,"
+        f" {sum(entry.nbytes for _, entry in namespaces) / MIB:,.1f} MiB"
+    )
 
 
 @caches.command("verify")
@@ -360,10 +364,9 @@ def verify_cache(folder: Folder) -> None:
     """Read every record and drop the damaged ones; exit code 1 if there are any."""
     from .cache.housekeeping import verify
 
-    def progress(records: int) -> None:
-        print(f"{records:,} records read", file=sys.stderr)
-
-    whole, damaged = verify(folder, progress)
+    whole, damaged = verify(
+        folder, lambda records: print(f"{records:,} records read", file=sys.stderr)
+    )
     print(f"{whole:,} records are intact, {damaged:,} were damaged")
     raise typer.Exit(int(damaged > 0))
 
@@ -391,11 +394,12 @@ def doctor() -> None:
     from .pipeline.image.codec import crop_extension
 
     gpus = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
-    devices = ", ".join(gpus) or "no CUDA device"
     print(
         Diagnosis("penstock", __version__),
         Diagnosis("Python", f"{platform.python_version()}, {platform.system()}"),
-        Diagnosis("torch", f"{torch.__version__}, {devices}"),
+        Diagnosis(
+            "torch", f"{torch.__version__}, {', '.join(gpus) or 'no CUDA device'}"
+        ),
         *of_machine(config.budget(), torch.get_num_threads()),
         *map(of_package, PACKAGES),
         of_crop_decoding(*crop_extension()),
@@ -409,8 +413,8 @@ class Diagnosis(NamedTuple):
     what: str
     value: str
     bad: bool = False
+    # What to do about it, if it is bad.
     cure: str = ""
-    """What to do about it, if it is bad."""
 
     def __str__(self) -> str:
         line = f"{self.what:17}{self.value}"
@@ -457,9 +461,11 @@ def of_shared_memory(folder: str) -> Diagnosis:
         total = shutil.disk_usage(folder).total
     except OSError:
         return Diagnosis(folder, "not on this system; penstock does not need it")
-    cure = "torch's own DataLoader needs more, penstock does not: docker --shm-size=1g"
     return Diagnosis(
-        folder, f"{total / GIB:.1f} GiB", total < SHARED_MEMORY_WANTED, cure
+        folder,
+        f"{total / GIB:.1f} GiB",
+        total < SHARED_MEMORY_WANTED,
+        "torch's own DataLoader needs more, penstock does not: docker --shm-size=1g",
     )
 
 

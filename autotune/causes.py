@@ -265,8 +265,9 @@ def _of_torch(suspect: Suspect) -> tuple[str, ...]:
     share = 1.0 - ratio(window.cpu_cores, window.used_cores)
     threads = max(1, round(suspect.budget.cpu_cores * share))
     fewer = threads < window.torch_threads and share >= MIN_SHARE
-    times = suspect.headspace if fewer else 1.0
-    return promised(times, f"torch.set_num_threads({threads})")
+    return promised(
+        suspect.headspace if fewer else 1.0, f"torch.set_num_threads({threads})"
+    )
 
 
 # Rules, in order: each yields its cause, if that applies
@@ -362,10 +363,9 @@ def _of_contention(suspect: Suspect) -> Iterator[Cause]:
             cure = _of_processes(suspect, inf)
         elif window.contention is not None and window.contention.certain:
             what = "because loading takes the GIL and cores"
-        ready = 100 * (1.0 - outbox(window).empty)
         yield cure.of(
-            f"contention: a batch is ready {ready:.0f}% of the time, and the trainer"
-            f" waits {figures(wait_ms)} ms all the same, {what}"
+            f"contention: a batch is ready {1.0 - outbox(window).empty:.0%} of the time"
+            f", and the trainer waits {figures(wait_ms)} ms all the same, {what}"
         )
 
 

@@ -297,22 +297,22 @@ def of_torchs(
     verdict = verdict_of(share) if trainer.steps else "balanced"
     waits = trainer.steps > 0 and verdict != "not input-bound"
     rate = ratio(trainer.rows, trainer.wait_s + trainer.gap_s)
-    stage = StageReport(
-        name, max(1, workers), 0, executor, items_per_s=rate, wait_share=share
-    )
     who = "torch's own workers load" if workers else "the trainer itself loads"
-    cause = f"{who}, as in torch, and penstock cannot measure what it does: {why}."
-    if trainer.steps and not waits:
-        cause = of_trainer(share).text
     return Explanation(
         verdict=verdict,
         bottleneck=name if waits else None,
-        cause=cause,
+        cause=of_trainer(share).text
+        if trainer.steps and not waits
+        else f"{who}, as in torch, and penstock cannot measure what it does: {why}.",
         headspace=headspace_of(share) if trainer.steps else 1.0,
         wait_share=share,
         trainer=trainer,
         rows_per_s=rate,
-        stages=(stage,),
+        stages=(
+            StageReport(
+                name, max(1, workers), 0, executor, items_per_s=rate, wait_share=share
+            ),
+        ),
         advice=promised(headspace_of(share), TUNE) if waits and tunable else (),
         face="DataLoader",
     )
@@ -348,8 +348,7 @@ def evidence(observation: Observation, decision: Decision) -> Iterator[str]:
 
 
 def _stages(observation: Observation, share: float) -> tuple[StageReport, ...]:
-    demand = demand_rows_per_s(observation)
-    gap_s = 1.0 / demand if demand > 0 else 0.0
+    gap_s = ratio(1.0, demand_rows_per_s(observation))
     spent_s = [
         ratio(s.run_s_per_row, s.num_parallel_workers) for s in observation.segments
     ]

@@ -230,8 +230,7 @@ class AutotuneLog:
             event: what follows: a decision, a verdict or the end. If nothing does, it
                 is written only where a curve of all of the run would show it.
         """
-        finest_s = self._passed_s(time_s) / POINTS
-        if not event and time_s - self._spent_s < finest_s:
+        if not event and time_s - self._spent_s < self._passed_s(time_s) / POINTS:
             return
         time_s = self._spent_s = max(time_s, self._spent_s)
         self._write(
@@ -297,7 +296,7 @@ class AutotuneLog:
         """Log who waits for whom, from time to time."""
         self.say(explanation.line)
         self._explained("verdict", explanation, time_s)
-        for listener in list(_listeners):
+        for listener in _listeners.copy():
             self.in_listener = True
             try:
                 listener(self.name, explanation)
@@ -313,8 +312,8 @@ class AutotuneLog:
         self._explained("torch", explanation, time.perf_counter())
 
     def _explained(self, event: str, explanation: Explanation, time_s: float) -> None:
-        row: Row = {"time_s": time_s, "event": event, "line": explanation.line}
-        self._write(row | explanation.to_dict())
+        head: Row = {"time_s": time_s, "event": event, "line": explanation.line}
+        self._write(head | explanation.to_dict())
 
     def result(self, saved: Saved, unjudged: Sequence[Decision] = ()) -> None:
         """Log and write the final values.
@@ -453,8 +452,12 @@ def _text(results: Mapping[str, tuple[Saved, int]]) -> str:
     }
     changes = sum(changes for _, changes in results.values())
     remark = REMARK if changes else REMARK + UNCHANGED
-    whole = {"version": VERSION, "remark": remark, "pipelines": pipelines}
-    return json.dumps(whole, indent=2) + "\n"
+    return (
+        json.dumps(
+            {"version": VERSION, "remark": remark, "pipelines": pipelines}, indent=2
+        )
+        + "\n"
+    )
 
 
 def _summary(knobs: Values) -> list[str]:

@@ -265,7 +265,6 @@ class Tuner:
         decisions = () if self._trial is None else self._trial.decisions
         kinds = {d.operator: d.new for d in decisions if d.knob == "executor"}
         kinds |= {d.operator: d.old for d in self._rollback if d.knob == "executor"}
-        host_asked = any(d.knob == "host" for d in (*decisions, *self._rollback))
         rehoused, self._host = window.host != self._host, window.host
         moved = not rehoused and any(
             before.get(name, kind) != kind and kinds.get(name) != kind
@@ -274,7 +273,9 @@ class Tuner:
         failed = any(d.key not in self._knobs() for d in decisions)
         if failed and self._trial is not None:
             self._restore(self._trial)
-        new = rehoused and not host_asked
+        new = rehoused and not any(
+            decision.knob == "host" for decision in (*decisions, *self._rollback)
+        )
         if new or moved or failed:
             self._trial = None
             self._settle(window, reports=1 if new else REPORTS)
@@ -393,8 +394,9 @@ class Tuner:
             Restriction.TRIED_MORE,
         ):
             return  # the log has the trial
-        segments = (s for s in window.segments if restriction.why in (s.held, s.stays))
-        worst = next(segments, worst)
+        worst = next(
+            (s for s in window.segments if restriction.why in (s.held, s.stays)), worst
+        )
         if (worst.name, *restriction) not in self._restrictions and (
             explanation.verdict == "input-bound"
         ):

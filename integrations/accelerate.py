@@ -60,8 +60,9 @@ def prepare(accelerator: Accelerator, *objects: Any, **settings: Any) -> Any:
         prepared = accelerator.prepare(*objects, **settings)
     finally:
         KNOWN_BYPASS.reset(token)
-    pairs = zip(objects, prepared if len(objects) > 1 else (prepared,), strict=True)
-    for before, after in pairs:
+    for before, after in zip(
+        objects, prepared if len(objects) > 1 else (prepared,), strict=True
+    ):
         if isinstance(before, DataLoader):
             keep(after, before)
     return prepared

@@ -35,12 +35,14 @@ class Figures:
         for figure, about in FIGURES.items():
             family = GaugeMetricFamily(f"penstock_{figure}", about, labels=["pipeline"])
             for name, explanation in by_name.items():
-                field = figure.replace("per_second", "per_s")
-                family.add_metric([name], getattr(explanation, field))
+                family.add_metric(
+                    [name], getattr(explanation, figure.replace("per_second", "per_s"))
+                )
             yield family
         for knob, about in KNOBS.items():
-            labels = ["pipeline", "stage"]
-            family = GaugeMetricFamily(f"penstock_{knob}", about, labels=labels)
+            family = GaugeMetricFamily(
+                f"penstock_{knob}", about, labels=["pipeline", "stage"]
+            )
             for name, explanation in by_name.items():
                 for stage in explanation.stages:
                     family.add_metric([name, stage.name], getattr(stage, knob))

@@ -411,8 +411,7 @@ class _Law(Case):
 
     def wider_queues(self) -> Iterator[Decision]:
         """Prefetch more batches if workers are held back and none is busy."""
-        short = () if self._bottleneck() else self.window.segments
-        for segment in short:
+        for segment in () if self._bottleneck() else self.window.segments:
             share = held_back(self.window, segment)
             if share >= HELD_BACK:
                 batches = min(needed_prefetch(self.window, segment), MAX_PREFETCH)

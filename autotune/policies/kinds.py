@@ -298,8 +298,9 @@ def other_kind(
 
     After a trial of processes, nothing says that threads would do better.
     """
-    alternatives = {"inline": ("thread", "process"), "thread": ("process",)}
-    kinds = alternatives.get(segment.executor, ("thread",))
+    kinds = {"inline": ("thread", "process"), "thread": ("process",)}.get(
+        segment.executor, ("thread",)
+    )
     if "process" in losers or (losers and segment.executor == "process"):
         return None
     if collate_s(window, segment):

@@ -214,14 +214,18 @@ class PerRegime(Generic[M]):
             values = memory.values.get(regime, {})
             return tuple(restoring(situation, values)), replace(memory, now=regime)
         outcomes = tuple(o for o in situation.outcomes if o.decision.rule != RULE)
-        inner_memory = memory.memories.get(regime, self._policy.start())
-        inner_situation = replace(situation, outcomes=outcomes)
-        decisions, inner = self._policy.decide(inner_situation, inner_memory)
+        decisions, inner = self._policy.decide(
+            replace(situation, outcomes=outcomes),
+            memory.memories.get(regime, self._policy.start()),
+        )
         values = {
             key: knob.value for key, knob in situation.knobs.items() if not knob.kind
         }
-        memories = {**memory.memories, regime: inner}
-        return decisions, Regimes(regime, memories, {**memory.values, regime: values})
+        return decisions, Regimes(
+            regime,
+            {**memory.memories, regime: inner},
+            {**memory.values, regime: values},
+        )
 
 
 def restoring(situation: Situation, values: Values) -> Iterator[Decision]:
@@ -380,9 +384,9 @@ def smoothed(before: Loads, window: Observation) -> Loads:
     A segment's queue has its segment's load.
     """
     now = {
-        TRAINER: 0.0 if wait_share(window) > INSATIABLE else demand_rows_per_s(window)
+        TRAINER: 0.0 if wait_share(window) > INSATIABLE else demand_rows_per_s(window),
+        RATE: ratio(1.0, cost_s(window)),
     }
-    now[RATE] = ratio(1.0, cost_s(window))
     for segment in window.segments:
         for name in {segment.name, segment.queue_name}:
             now[name] = now.get(name, 0.0) + segment.run_s_per_row

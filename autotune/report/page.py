@@ -48,7 +48,7 @@ def page(recording: Recording, title: str) -> str:
     }
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     environment.filters |= {"percent": "{:.0%}".format}
-    ranks = [rank for section in sections for rank in section["ranks"]]
+    ranks = list(chain.from_iterable(section["ranks"] for section in sections))
     content = json.dumps({"lines": lines, "ranks": ranks}).encode()
     html = environment.from_string(text["page.html"]).render(
         title=title,
@@ -117,8 +117,10 @@ def drawn(course: Course) -> dict[str, Any]:
     what the curves show, in words. With `steps` 1 a value is in force from its time on,
     with -1 until then.
     """
-    lengths_s = (interval.whole_s for interval in course.intervals)
-    ends = [round(end_s, 2) for end_s in accumulate(lengths_s, initial=0.0)]
+    ends = [
+        round(end_s, 2)
+        for end_s in accumulate((i.whole_s for i in course.intervals), initial=0.0)
+    ]
     waits = [round(100 * interval.wait_share, 1) for interval in course.intervals]
     rates = [round(interval.rows_per_s, 2) for interval in course.intervals]
     whole, last = course.whole.wait_share, course.last.wait_share

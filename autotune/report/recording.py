@@ -295,8 +295,10 @@ def groups(pipelines: Iterable[Recorded]) -> list[Group]:
     by_name: dict[str, list[Recorded]] = {}
     for pipeline in pipelines:
         by_name.setdefault(pipeline.name, []).append(pipeline)
-    all_groups = (Group(name, tuple(ranks)) for name, ranks in by_name.items())
-    return sorted(all_groups, key=lambda group: -max(r.waited_s for r in group.ranks))
+    return sorted(
+        (Group(name, tuple(ranks)) for name, ranks in by_name.items()),
+        key=lambda group: -max(rank.waited_s for rank in group.ranks),
+    )
 
 
 class Recording:
@@ -384,8 +386,7 @@ def read_recording(path: str | os.PathLike[str], name: str | None = None) -> Rec
     }
     every = [ranks[rank] for rank in sorted(ranks)]
     files = [path_text] if os.path.isfile(path_text) else every
-    if not files:
-        raise SpecError(NO_LOG.format(path_text, "No such file or directory"))
+    check(files, NO_LOG.format(path_text, "No such file or directory"))
     recording = Recording(files, name)
     try:
         recording.read(over=True)

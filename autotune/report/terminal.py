@@ -80,8 +80,12 @@ def told(group: Group) -> Iterator[str]:
         yield from (f"  {line}" for line in _tuned(pipeline))
     if not pipeline.told:
         remark = "nothing was measured yet where the log breaks off."
-        remarks = [UNMEASURED if pipeline.end else remark]
-        yield from (f"  {line}" for line in (changed(pipeline) if whole else remarks))
+        yield from (
+            f"  {line}"
+            for line in (
+                changed(pipeline) if whole else [UNMEASURED if pipeline.end else remark]
+            )
+        )
         return
     yield from (f"  try: {step}" for step in pipeline.told[-1]["advice"])
     if none := why_none(pipeline):
@@ -239,16 +243,16 @@ def _change(row: Row) -> str:
 
 def settings(pipeline: Recorded) -> Iterator[str]:
     """Yield the lines of code that set by hand what was judged, not what is tried."""
-    before = {key: row["old"] for key, row in pipeline.unjudged.items()}
-    values = {**pipeline.values, **before}
+    values = pipeline.values | {k: row["old"] for k, row in pipeline.unjudged.items()}
     stages = stages_of(replace(pipeline, values=values))
     sizes = [int(size) for (_, knob), size in values.items() if knob == "prefetch_size"]
     if pipeline.told[-1].get("face") == "DataLoader":
         workers, ahead = stages[0]["num_parallel_workers"], stages[0]["prefetch_size"]
         factor = ceil(max(sizes, default=ahead) / workers)
         arguments = f"num_workers={workers}, prefetch_factor={factor}"
-        inline = stages[0]["executor"] == "inline"
-        yield f"DataLoader(..., {'num_workers=0' if inline else arguments})"
+        if stages[0]["executor"] == "inline":
+            arguments = "num_workers=0"
+        yield f"DataLoader(..., {arguments})"
         return
     for stage in stages:
         yield _call(stage, tuned=(stage["name"], "num_parallel_workers") in values)
