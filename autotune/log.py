@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from io import FileIO
 from itertools import chain, count
 from math import isclose
@@ -301,7 +302,7 @@ class AutotuneLog:
             try:
                 listener(self.name, explanation)
             except Exception:
-                _listeners.remove(listener)
+                _end_calls(listener)
                 logging.getLogger("penstock").exception(
                     "a listener of verdicts failed, and gets no more of them"
                 )
@@ -399,12 +400,12 @@ def on_verdict(listener: Callable[[str, Explanation], object]) -> Callable[[], o
         A function that stops further calls.
     """
     _listeners.append(listener)
+    return partial(_end_calls, listener)
 
-    def end() -> None:
-        if listener in _listeners:
-            _listeners.remove(listener)
 
-    return end
+def _end_calls(listener: Callable[[str, Explanation], object]) -> None:
+    with suppress(ValueError):  # the user, or another pipeline's tuner, was first
+        _listeners.remove(listener)
 
 
 class Shown(logging.Handler):

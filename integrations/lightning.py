@@ -46,6 +46,8 @@ class Verdicts:
         if end is not None:
             end()
 
+    on_exception = teardown  # which Lightning does not call then
+
 
 def verdict_logger() -> Any:
     """Return a callback that logs each verdict as `penstock/<name>/...`.

@@ -14,10 +14,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from penstock.autotune import phrases
+from penstock.autotune.explain import explain
 from penstock.autotune.log import (
     EXECUTORS,
     AutotuneLog,
     Saved,
+    on_verdict,
     read_saved,
     show_by_default,
 )
@@ -25,7 +27,7 @@ from penstock.autotune.policies.policy import KnobKey, Situation
 from penstock.autotune.trial import Decision, DecisionOutcome, Measure
 from penstock.engine.observe.observation import SegmentObservation
 from penstock.engine.recipe import Executor
-from support.windows import DECODE, READ, situation, starved
+from support.windows import DECODE, READ, ROOMY, situation, starved
 
 DECISION = Decision(
     DECODE, "num_parallel_workers", 2, 4, "slow", "seen", 2.0, {"diff": 0.5}
@@ -188,6 +190,21 @@ def test_a_full_disk_ends_the_files_with_one_warning(
         log.result(Saved({}, {}))
     assert [r.levelname for r in caplog.records].count("WARNING") == 1
     assert not (tmp_path / "missing").exists()
+
+
+def test_a_listener_that_ends_itself_and_fails_stops_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(*_: object) -> None:
+        end()
+        raise ValueError("of the user")
+
+    end = on_verdict(fails)
+    with AutotuneLog(name="train") as log:
+        for _ in range(2):
+            log.verdict(explain(starved(), ROOMY), 1.0)
+        assert not log.in_listener
+    assert caplog.text.count("a listener of verdicts failed") == 1
 
 
 def test_without_a_prefix_there_are_no_files(

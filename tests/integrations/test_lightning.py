@@ -121,6 +121,27 @@ trainer.fit(Model(), train_loader)
 """
 
 
+FAILING = LOGGED.replace("time.sleep(0.002)", "raise ValueError").replace(
+    "trainer.fit(Model(), train_loader)",
+    """\
+from penstock.autotune import log
+try:
+    trainer.fit(Model(), train_loader)
+except ValueError:
+    assert log._listeners == []
+else:
+    raise AssertionError
+""",
+)
+
+
+def test_a_fit_that_fails_listens_no_longer(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(FAILING)
+    command = [sys.executable, "-P", "-W", "ignore", str(script), str(tmp_path)]
+    subprocess.run(command, check=True, timeout=600)
+
+
 def test_verdicts_are_among_the_trainers_metrics(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(LOGGED)
