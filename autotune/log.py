@@ -433,7 +433,8 @@ def show_by_default(rank: int = 0) -> None:
         handler = Shown()
         handler.setFormatter(logging.Formatter("[autotune] %(message)s"))
         LOGGER.addHandler(handler)
-        LOGGER.setLevel(logging.INFO)
+        if not (LOGGER.level or logging.getLogger("penstock").level):
+            LOGGER.setLevel(logging.INFO)
 
 
 def _free(name: str) -> str:

@@ -277,6 +277,21 @@ def test_logging_is_left_alone_on_other_ranks_and_where_it_is_configured() -> No
         assert logger.handlers == []
 
 
+@pytest.mark.parametrize("name", ["penstock", "penstock.autotune"])
+def test_a_level_that_the_user_set_stays(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with bare_logging() as logger:
+        logger.setLevel(logging.NOTSET)
+        logging.getLogger(name).setLevel(logging.WARNING)
+        try:
+            show_by_default(rank=0)
+            AutotuneLog().say("seen")
+        finally:
+            logging.getLogger(name).setLevel(logging.NOTSET)
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("number", "text"),
     [(3.57, "3.6"), (19.9, "19.9"), (52.4, "about 52"), (1234.0, "about 1,200")],
