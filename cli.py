@@ -49,16 +49,27 @@ app.add_typer(caches, name="cache")
 
 
 def main() -> None:
-    """Run the command line and exit: 0 done, 1 failed, 2 misused, 130 stopped."""
-    signal.signal(signal.SIGINT, interrupt)
+    """Run the command line and exit: 0 done, 1 failed, 2 misused, 130 stopped.
+
+    A script that is run ends as Python would end it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not by nohup
+        signal.signal(signal.SIGINT, interrupt)
     try:
         app(prog_name="penstock")
     except PenstockError as error:
         sys.exit(f"penstock: {error}")
+    except OfScript as carrier:
+        raised = carrier.args[0]
     except SystemExit as end:
         if end.code == 128 + signal.SIGINT:  # after Ctrl-C, as shells count
             print("penstock: stopped", file=sys.stderr)
         raise
+    raise raised
+
+
+class OfScript(BaseException):
+    """Carries what a script raises past typer, which answers some exceptions itself."""
 
 
 def interrupt(*_: object) -> None:
@@ -203,20 +214,23 @@ def run(
         module or Path(target).is_file(),
         f"there is no script {target!r}; to run a module, pass -m",
     )
+    from .autotune.log import begun_ranks
     from .pipeline.session import end_tuning, rank_of_process
 
-    with tempfile.TemporaryDirectory(prefix="penstock-run-") as folder:
-        files = log or str(Path(folder) / "run")
+    folder = tempfile.mkdtemp(prefix="penstock-run-")
+    process = os.getpid()
+    try:
         _replace_torchs_loader()
-        config.enable_autotune_of_run(files)
-        sys.excepthook = partial(_show_its_frames, sys.excepthook)
-        try:
-            _as_main(target, context.args, module=module)
-        finally:
-            own = config.current.filepath_prefix or files
+        config.enable_autotune_of_run(log or f"{folder}/run")
+        _as_main(target, context.args, module=module)
+    finally:
+        if os.getpid() == process:  # and not a child that the script forked
             end_tuning()
-            if (rank := rank_of_process()) == 0:
-                sys.stderr.write(_told(Path(f"{own}_{rank}.jsonl"), own=own != files))
+            # Its process group may be gone, and with it what `rank_of_process` says.
+            ranks = {path: rank for path, rank in begun_ranks.items() if path.exists()}
+            if 0 in ranks.values() or not (ranks or rank_of_process()):
+                sys.stderr.write(_told([path for path in ranks if ranks[path] == 0]))
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _replace_torchs_loader() -> None:
@@ -229,44 +243,54 @@ def _replace_torchs_loader() -> None:
 
 
 def _as_main(target: str, arguments: Sequence[str], *, module: bool) -> None:
-    """Run the script as `python target` would; its exceptions are passed on."""
+    """Run the script as `python target` would; an `OfScript` carries what it raises."""
+    if signal.getsignal(signal.SIGINT) is interrupt:  # Ctrl-C is the script's now
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = [target, *arguments]
-    if module:
-        sys.path.insert(0, "")
-        runpy.run_module(target, run_name="__main__", alter_sys=True)
-    else:
-        sys.path.insert(0, str(Path(target).resolve().parent))
-        runpy.run_path(target, run_name="__main__")
+    try:
+        if module:
+            sys.path.insert(0, "")
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(target).resolve().parent))
+            runpy.run_path(target, run_name="__main__")
+    except BaseException as raised:
+        if isinstance(raised, KeyboardInterrupt):
+            # Another one would only interrupt the cleanup.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        frames = raised.__traceback__ and raised.__traceback__.tb_next
+        while frames and frames.tb_frame.f_globals.get("__name__") == "runpy":
+            frames = frames.tb_next
+        sys.excepthook = partial(_show_its_frames, sys.excepthook, raised, frames)
+        raise OfScript(raised) from raised
 
 
 def _show_its_frames(
     show: Callable[..., object],
+    raised: BaseException,
+    frames: TracebackType | None,
     kind: type[BaseException],
     error: BaseException,
-    frames: TracebackType | None,
+    others: TracebackType | None,
 ) -> None:
-    """Show an exception of the script from its own first frame, as Python would."""
-    own = frames
-    while own and own.tb_frame.f_code is not _as_main.__code__:
-        own = own.tb_next
-    began = own is not None
-    own = own and own.tb_next
-    while own and own.tb_frame.f_globals.get("__name__") == "runpy":
-        own = own.tb_next
-    traceback = own if began else frames
-    show(kind, error.with_traceback(traceback), traceback)
+    """Show what the script raised from its own first frame, as Python would."""
+    own = frames if error is raised else others
+    show(kind, error.with_traceback(own), own)
 
 
-def _told(log: Path, *, own: bool) -> str:
-    """Return the report on a script's log; `own` if the script chose its path."""
-    text = (
+def _told(logs: Sequence[Path]) -> str:
+    """Return the report on a script's logs, with the paths that it chose itself."""
+    ours = Path(f"{config.current.prefix_of_run}_0.jsonl")
+    reports = [
+        f"the script writes its log to {str(log)!r}.\n" * (log != ours)
+        + terminal.report_on(read_recording(log))
+        for log in logs
+    ]
+    nothing = (
         "nothing: while autotune was on, the script did not iterate a DataLoader that"
         " penstock can tune."
     )
-    if log.exists():
-        text = terminal.report_on(read_recording(log))
-    where = f"the script writes its log to {str(log)!r}.\n" if own else ""
-    return f"\n--- penstock: results ---\n{where}{text}\n"
+    return "\n--- penstock: results ---\n" + "\n".join(reports or [nothing]) + "\n"
 
 
 @app.command()

@@ -43,8 +43,8 @@ class Settings:
 
     autotune: bool = False
     filepath_prefix: str | None = None
+    # Where `penstock run` writes the files of a script that names no prefix.
     prefix_of_run: str | None = None
-    """Where `penstock run` writes the files of a script that names no prefix."""
     autotune_interval: int = 0
     num_parallel_workers: int | None = None
     prefetch_size: int = PREFETCH_SIZE
@@ -85,15 +85,19 @@ def set_enable_autotune(enable: bool, filepath_prefix: str | None = None) -> Non
         SpecError: the prefix is empty; or the folder cannot be created, or is not
             writable.
     """
-    if enable and filepath_prefix is not None:
+    if not enable:  # a loop that torch loads may have yet to write its row
+        filepath_prefix = current.filepath_prefix
+    elif filepath_prefix is None:
+        filepath_prefix = current.prefix_of_run
+    else:
         check(
             filepath_prefix,
             "`filepath_prefix` must be what the files' names begin with, as 'out/run',"
             f" got {filepath_prefix!r}; leave it out to write no files",
         )
-        _make_folder(Path(filepath_prefix).absolute().parent)
-    if enable and filepath_prefix is None:
-        filepath_prefix = current.prefix_of_run
+        folder, name = os.path.split(filepath_prefix)
+        # The script may change its working directory before the files are written.
+        filepath_prefix = os.path.join(_made(Path(folder).absolute()), name)
     _set(autotune=enable, filepath_prefix=filepath_prefix)
 
 
@@ -104,10 +108,11 @@ def enable_autotune_of_run(filepath_prefix: str) -> None:
         SpecError: as `set_enable_autotune`.
     """
     set_enable_autotune(enable=True, filepath_prefix=filepath_prefix)
-    _set(prefix_of_run=filepath_prefix)
+    _set(prefix_of_run=current.filepath_prefix)
 
 
-def _make_folder(folder: Path) -> None:
+def _made(folder: Path) -> Path:
+    """Return a folder that exists by now, and is writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         why = "" if os.access(folder, os.W_OK | os.X_OK) else "it is not writable"
@@ -117,6 +122,7 @@ def _make_folder(folder: Path) -> None:
         not why,
         f"cannot write the autotune log to {str(folder)!r}: {why}; name another folder",
     )
+    return folder
 
 
 def get_enable_autotune() -> bool:

@@ -100,8 +100,9 @@ class Saved:
         }
 
 
-# Files of this process: a further loop, or another pipeline, continues in them.
-_begun_paths: set[Path] = set()
+# Files of this process, and whose they are: a further loop, or another pipeline,
+# continues in them.
+begun_ranks: dict[Path, int] = {}
 # By result file and pipeline: the values found, and how many changes were kept.
 _results: dict[Path, dict[str, tuple[Saved, int]]] = {}
 # Names of the pipelines being tuned.
@@ -183,10 +184,10 @@ class AutotuneLog:
                 # Unbuffered: a run that is killed leaves its rows behind, and who
                 # reads the file meanwhile finds whole lines.
                 path = result.with_suffix(".jsonl")
-                if path not in _begun_paths:
+                if path not in begun_ranks:
                     path.unlink(missing_ok=True)
                 self._rows = path.open("ab", buffering=0)
-                _begun_paths.add(path)
+                begun_ranks[path] = rank
             except OSError as error:
                 self._give_up(error)
         self._write(

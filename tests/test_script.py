@@ -185,12 +185,132 @@ def test_a_script_that_turns_autotune_on_itself_is_reported_from_its_log(
     report = process.stderr.partition("--- penstock: results ---\n")[2]
     own = "own" in asked
     assert (tmp_path / ("own" if own else "log") / "run_0.jsonl").exists()
-    assert ("the script writes its log to 'own/run_0.jsonl'.\n" in report) == own
+    told = f"the script writes its log to '{tmp_path}/own/run_0.jsonl'.\n"
+    assert (told in report) == own
     assert "train\n  waited 0" in report
     assert "\n  began: " in report
 
 
-@pytest.mark.parametrize("code", ["def f():\n    1 / 0\nf()", "1 1"])
+ENDED = """
+import os, sys, torch, penstock as ps
+ps.set_enable_autotune(True, sys.argv[1] or None)
+os.mkdir("elsewhere")
+os.chdir("elsewhere")  # where no file belongs
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from range(800)
+loaders = [
+    ps.DataLoader(data, 4, name=type(data).__name__)
+    for data in (list(range(400)), Stream())
+]
+loops = [iter(loader) for loader in loaders]
+for loop in loops:
+    list(loop)
+ps.set_enable_autotune(False)
+"""
+
+
+@pytest.mark.parametrize("own", ["", "own/run"])
+def test_a_script_that_moves_and_turns_autotune_off_is_reported_all_the_same(
+    tmp_path: Path, own: str
+) -> None:
+    (tmp_path / "train.py").write_text(ENDED)
+    process = penstock("run", "--log", "log/run", "train.py", own, folder=tmp_path)
+    report = process.stderr.partition("--- penstock: results ---\n")[2]
+    assert (tmp_path / f"{own or 'log/run'}_0.jsonl").exists()
+    assert "list\n  waited " in report
+    assert "Stream\n  waited " in report
+    assert [*(tmp_path / "elsewhere").iterdir()] == []
+
+
+OF_RANK = """
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.data import DataLoader
+dist.init_process_group("fake", rank=3, world_size=4, store=FakeStore())
+for _ in DataLoader(list(range(400)), 4):
+    pass
+dist.destroy_process_group()
+"""
+
+
+def test_a_rank_whose_group_is_gone_does_not_report_as_rank_0(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OF_RANK)
+    process = penstock("run", "--log", "run", "train.py", folder=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert (tmp_path / "run_3.jsonl").exists()
+    assert "penstock: results" not in process.stderr
+
+
+FORKS = """
+import os, sys
+from torch.utils.data import DataLoader
+child = os.fork()
+if not child:
+    sys.exit(3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+for _ in DataLoader(list(range(400)), 4):
+    pass
+"""
+
+
+def test_a_child_that_the_script_forks_and_that_exits_reports_nothing(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(FORKS)
+    process = penstock("run", "train.py", folder=tmp_path)
+    assert (process.returncode, process.stdout) == (0, "3\n"), process.stderr
+    assert process.stderr.count("penstock: results") == 1
+    assert "\n  waited " in process.stderr
+
+
+INTERRUPTED = """
+import os, signal
+for _ in range(2):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        print("went on")
+    except KeyboardInterrupt:
+        print("caught")
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("trap", "said"), [("-", "caught"), ("''", "went on")])
+def test_ctrl_c_is_the_scripts_and_stays_ignored_where_it_was(
+    tmp_path: Path, trap: str, said: str
+) -> None:
+    (tmp_path / "train.py").write_text(INTERRUPTED)
+    start = f"trap {trap} INT; exec {sys.executable} -P -m penstock run train.py"
+    process = subprocess.run(
+        ["/bin/sh", "-c", start],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert process.stdout == f"{said}\n{said}\n", process.stderr
+
+
+SPEC_ERROR = """
+import penstock
+error = penstock.SpecError("wrong")
+error.add_note("noted by the script")
+raise error
+"""
+CODES = [
+    "def f():\n    1 / 0\nf()",
+    "1 1",
+    "raise EOFError",
+    "raise BrokenPipeError(32, 'Broken pipe')",
+    SPEC_ERROR,
+    "import typer\nraise typer.Abort",
+    "raise KeyboardInterrupt",
+    "import sys\nsys.exit(130)",
+]
+
+
+@pytest.mark.parametrize("code", CODES)
 def test_an_error_of_the_script_is_shown_as_python_shows_it(
     tmp_path: Path, code: str
 ) -> None:
@@ -200,11 +320,12 @@ def test_an_error_of_the_script_is_shown_as_python_shows_it(
         command, capture_output=True, text=True, cwd=tmp_path, check=False
     )
     process = penstock("run", "train.py", folder=tmp_path)
-    assert (process.returncode, plain.returncode) == (1, 1)
+    assert process.returncode == plain.returncode != 0
     folder = f"{tmp_path}/"
     error, expected = (run.stderr.replace(folder, "") for run in (process, plain))
     assert error.endswith(f"\n{expected}")
     assert "cli.py" not in error
+    assert "penstock: stopped" not in error
 
 
 def test_an_impossible_folder_is_refused_by_name(tmp_path: Path) -> None:
