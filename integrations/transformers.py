@@ -38,10 +38,14 @@ class TrainerMixin:
 
     def log(self, logs: dict[str, float], *args: Any, **settings: Any) -> None:
         """Log the Trainer's figures, together with penstock's."""
-        if config.get_enable_autotune():
-            logs |= {
-                f"penstock/{name}/{scalar}": value
-                for name, explanation in explanations().items()
-                for scalar, value in explanation.scalars().items()
-            }
+        figures = {
+            f"penstock/{name}/{scalar}": value
+            for name, explanation in (
+                explanations() if config.get_enable_autotune() else {}
+            ).items()
+            for scalar, value in explanation.scalars().items()
+        }
+        logs |= figures
         super().log(logs, *args, **settings)  # type: ignore[misc]
+        for name in figures:  # they are no metrics; what the Trainer added is
+            logs.pop(name, None)

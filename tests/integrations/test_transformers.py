@@ -82,6 +82,16 @@ def test_the_trainer_resumes_within_an_epoch(tmp_path: Path) -> None:
     assert len(second.model.seen) == 2 * STEPS - 7
 
 
+def test_verdicts_are_logged_beside_metrics_and_are_none(tmp_path: Path) -> None:
+    training = trainer(tmp_path)
+    training.train()
+    metrics = training.evaluate(SlowNamed(0.0))
+    assert "epoch" in metrics  # which the Trainer adds when it logs them
+    assert [name for name in metrics if name.startswith("penstock/")] == []
+    logged = training.state.log_history[-1]
+    assert [name for name in logged if name.endswith("/wait_share")]
+
+
 def test_verdicts_are_logged_beside_the_loss(tmp_path: Path) -> None:
     training = trainer(tmp_path, logging_strategy="steps", logging_steps=STEPS)
     training.train()
