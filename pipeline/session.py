@@ -482,9 +482,14 @@ slots: weakref.WeakSet[Slot] = weakref.WeakSet()
 
 
 def explanations() -> dict[str, Explanation]:
-    """Return the explanation of each pipeline that runs in this process, by name."""
+    """Return the explanation of each pipeline that runs in this process, by name.
+
+    One that is tuned has its name in the log, where no other has the same.
+    """
     return {
-        slot.name: slot.explain()[1] for slot in list(slots) if slot.run is not None
+        (tuner.log if (tuner := slot._tuner) else slot).name: slot.explain()[1]
+        for slot in list(slots)
+        if slot.run is not None
     }
 
 

@@ -16,6 +16,7 @@ import pytest
 import penstock as ps
 from penstock.autotune import tuner
 from penstock.autotune.log import read_saved
+from penstock.pipeline.session import explanations
 from support.datasets import WORKERS, Numbers
 from support.functions import augment, digest, indices, waits
 from support.json_lines import rows_in
@@ -201,6 +202,17 @@ def test_listeners_get_verdicts_until_they_fail_or_unsubscribe(
         for _ in p:
             time.sleep(0.002)
     assert len(reports) == before
+
+
+def test_two_tuned_loaders_of_one_name_are_explained_apart() -> None:
+    ps.set_enable_autotune(True)
+    loaders = [ps.DataLoader(list(range(400)), 4, name="train") for _ in range(2)]
+    loops = [iter(loader) for loader in loaders]
+    for loop in loops:
+        next(loop)
+    assert sorted(explanations()) == ["train", "train-2"]
+    for loader in loaders:
+        loader.close()
 
 
 def test_a_listener_that_never_returns_does_not_stop_a_close(
