@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, Self
 
 from .. import errors
@@ -286,6 +287,8 @@ class Tuner:
         before, self._regime = self._regime, window.regime
         if before in ("", window.regime):
             return False
+        # If the regime was shorter than a decision takes, the policy never met it.
+        self._memory = replace(self._memory, now=before)
         if self._trial is not None:
             self._restore(self._trial)
         self._trial = None
