@@ -355,7 +355,8 @@ class Tuner:
                 if line != decision.reason:
                     self.log.say(line)
             self.log.decision(decision, window.time_s)
-            knobs[decision.key].set(decision.new)
+            if decision.key in knobs:  # the engine may have moved since it was chosen
+                knobs[decision.key].set(decision.new)
         windows = max(MAX_WINDOWS, self._noise.windows)
         self._trial = Trial(decisions, self._base[-windows:], in_step=self._shared)
         self._settle(window)
