@@ -1,10 +1,10 @@
 """The tuners of one host: how many share its cores, and which need them most.
 
 While its trainer is in its loop, each tuner keeps one small file in a folder of this
-user's own. The file holds its pid, the start time of that process, the cores it may run
+user's own. The file holds its pid, the start of that process, the cores it may run
 on, how many it keeps busy, and how long its trainer waits. A tuner that looks counts
 the live ones and removes the files of dead ones. There is no lock and no server: files
-are replaced as a whole, and unreadable ones are ignored.
+are replaced as a whole, and unreadable ones are ignored until they are removed as old.
 
 A core that all want is shared by weight. The more a rank's trainer waits, the more it
 gets, since a step of all ranks takes as long as the slowest one's. What others leave
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -37,8 +36,8 @@ class Peer:
     """One tuner, as described by its file."""
 
     pid: int
-    began_s: float
-    """When its process started: pids are reused."""
+    process: int
+    """Which process it is, as a hash: pids are reused."""
     cores: frozenset[int]
     wait_share: float
     load: float = 1.0
@@ -53,7 +52,7 @@ class Peer:
     def lives(self) -> bool:
         """Whether its process is still the one that wrote the file."""
         with contextlib.suppress(psutil.Error):
-            return bool(psutil.Process(self.pid).create_time() == self.began_s)
+            return hash(psutil.Process(self.pid)) == self.process
         return False
 
 
@@ -66,12 +65,14 @@ class HostPeers:
     """
 
     def __init__(self, place: Path, cores: frozenset[int] | None = None) -> None:
-        pid, began_s = os.getpid(), psutil.Process().create_time()
-        self._me = Peer(pid, began_s, cores or usable_cores(), 0.0)
-        self._file = place / f"{pid}-{id(self)}.json"
+        # Its hash is of its pid and of when it began, counted from the start of the
+        # system: a time of day would be another one once the clock is set.
+        process = psutil.Process()
+        self._me = Peer(process.pid, hash(process), cores or usable_cores(), 0.0)
+        self._file = place / f"{process.pid}-{id(self)}.json"
 
     def __enter__(self) -> Self:
-        self._write()
+        self.stay()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -88,7 +89,7 @@ class HostPeers:
         self._me = replace(
             self._me, wait_share=wait_share, load=used_cores / budget.cpu_cores
         )
-        self._write()
+        self.stay()
         others = list(self._others())
         if not others:
             return budget
@@ -109,19 +110,20 @@ class HostPeers:
 
     def _others(self) -> Iterator[Peer]:
         """Yield the live tuners that are not suspended; remove files of dead ones."""
-        for path in {*self._file.parent.glob("*.json")} - {self._file}:
-            try:
-                row, written_s = json.loads(path.read_text()), path.stat().st_mtime
-                peer = Peer(**{**row, "cores": frozenset(row["cores"])})
-            except (OSError, ValueError, KeyError, TypeError):
-                continue  # it has just left, or nobody can understand it
-            if not peer.lives:
-                with contextlib.suppress(OSError):  # another tuner was first
+        for path in {*self._file.parent.glob("[0-9]*-[0-9]*.*")} - {self._file}:
+            peer = None
+            with contextlib.suppress(OSError):  # it has just left
+                fresh = time.time() - path.stat().st_mtime < SUSPENDED_S
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    row = json.loads(path.read_text())
+                    peer = Peer(**{**row, "cores": frozenset(row["cores"])})
+                if not (fresh if peer is None else peer.lives):
                     path.unlink()
-            elif time.time() - written_s < SUSPENDED_S:
-                yield peer
+                elif peer is not None and fresh and path.suffix == ".json":
+                    yield peer
 
-    def _write(self) -> None:
+    def stay(self) -> None:
+        """Note that the trainer is in its loop, as at each look."""
         partial = self._file.with_suffix(".partial")
         try:
             partial.write_text(json.dumps(asdict(self._me), default=sorted))

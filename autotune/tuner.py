@@ -163,6 +163,8 @@ class Tuner:
             if self._host_peers is not None:
                 self._host_peers.rest()
             return self._due_s(float("inf"))
+        if self._host_peers is not None:
+            self._host_peers.stay()
         self._tell_spent(observation.time_s)
         if observation.trainer.away_s:  # before and after cannot be compared
             self._tell_moves(observation)

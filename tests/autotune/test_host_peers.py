@@ -111,7 +111,7 @@ def test_the_files_of_the_dead_are_swept(place: Path, one: HostPeers) -> None:
 def test_a_pid_that_is_used_again_is_another_process(
     place: Path, one: HostPeers
 ) -> None:
-    row = {"pid": os.getpid(), "began_s": 1.0, "cores": [0], "wait_share": 0.0}
+    row = {"pid": os.getpid(), "process": 1, "cores": [0], "wait_share": 0.0}
     (place / "1-0.json").write_text(json.dumps(row))
     assert one.share(ALL, 0.0, 8.0) == ALL
 
@@ -125,6 +125,28 @@ def test_a_process_that_is_not_training_takes_nothing(
         os.utime(other, (long_ago, long_ago))
         assert one.share(ALL, 0.0, 8.0) == ALL
         assert other.exists()
+
+
+def test_a_clock_that_is_set_ends_no_tuner(
+    place: Path, one: HostPeers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with HostPeers(place, CORES):
+        pslinux = sys.modules["psutil._pslinux"]
+        later_s = pslinux.boot_time() + 3600.0  # computed from the time of day
+        monkeypatch.setattr(pslinux, "boot_time", lambda: later_s)
+        assert one.share(ALL, 0.0, 8.0).cpu_cores == pytest.approx(4.0)
+
+
+def test_what_was_half_written_is_swept_once_it_is_old(
+    place: Path, one: HostPeers
+) -> None:
+    old, new = place / "1-0.partial", place / "1-1.partial"
+    old.write_text("")
+    new.write_text("{")
+    long_ago_s = time.time() - 2 * SUSPENDED_S
+    os.utime(old, (long_ago_s, long_ago_s))
+    assert one.share(ALL, 0.0, 8.0) == ALL
+    assert (old.exists(), new.exists()) == (False, True)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x"}', '{"pid": 1}'])

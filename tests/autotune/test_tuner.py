@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import threading
 import time
@@ -387,6 +388,55 @@ def test_other_processes_may_have_the_cores_between_two_loops(tmp_path: Path) ->
         assert other.share(TWO_CORES, 0.0, 2.0) != TWO_CORES
         tuner.step()
         assert other.share(TWO_CORES, 0.0, 2.0) == TWO_CORES
+
+
+def test_a_tuner_that_looks_is_training_though_its_steps_are_long(
+    tmp_path: Path,
+) -> None:
+    with HostPeers(tmp_path) as own, HostPeers(tmp_path) as other:
+        plant = FluidPlant(STORE, gap_s=100.0, cores=2.0)
+        tuner = Tuner(plant, RULES, TWO_CORES, AutotuneLog(), host_peers=own)
+        for path in tmp_path.iterdir():
+            os.utime(path, (0, 0))
+        assert other.share(TWO_CORES, 0.0, 2.0) == TWO_CORES
+        plant.advance(0.05)  # no evidence yet
+        tuner.step()
+        assert other.share(TWO_CORES, 0.0, 2.0) != TWO_CORES
+
+
+class Moving(FluidPlant):
+    """A pipeline without knobs while its engine moves."""
+
+    moves = False
+
+    def knobs(self) -> tuple[Knob, ...]:
+        return () if self.moves else super().knobs()
+
+
+class Overtaken(ConnectorRules):
+    """Rules that take so long to decide that the engine moves meanwhile."""
+
+    def __init__(self, plant: Moving) -> None:
+        self.plant: Moving | None = plant
+
+    def decide(self, situation: Situation, memory: Any) -> Any:
+        decisions, after = super().decide(situation, memory)
+        if decisions and self.plant:
+            self.plant.moves = True
+        return decisions, after
+
+
+def test_a_knob_that_goes_while_the_policy_decides_ends_only_that_trial() -> None:
+    plant = Moving(STORE, gap_s=64 / 600, cores=2.0)
+    policy = Overtaken(plant)
+    tuner = Tuner(plant, policy, TWO_CORES, AutotuneLog())
+    while not plant.moves:
+        plant.advance(tuner.step())
+    plant.advance(tuner.step())
+    assert plant.changes == []
+    policy.plant, plant.moves = None, False
+    while not plant.changes:
+        plant.advance(tuner.step())
 
 
 def test_loops_too_short_for_a_window_get_a_verdict_at_the_end(
