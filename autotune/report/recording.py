@@ -143,7 +143,7 @@ class Recorded:
                 self.end = row
                 knobs = {(k["op"], k["knob"]): k["value"] for k in row["knobs"]}
                 kinds = {(op, "executor"): k for op, k in row["executors"].items()}
-                self._see(row["time_s"], {**knobs, **kinds})
+                self._see(row["time_s"], {**knobs, **kinds}, row.get("unjudged", ()))
             case "spent":
                 self.points.append(self.begun.more(row, row["time_s"]))
                 if row["before"] == "decision":
@@ -151,8 +151,7 @@ class Recorded:
             case "observation":
                 self._observe(row, row["observation"])
             case "verdict":
-                if row["stages"] is not None:
-                    self.verdicts = [*self.verdicts[:1], row]
+                self.verdicts = [*self.verdicts[:1], row]
             case "decision" | "outcome" | "executor":
                 self._change(row, (row["op"], row["knob"]))
             case "torch":
@@ -171,11 +170,24 @@ class Recorded:
         if worked and observation["trainer"]["steps"] > 0:
             self.latest = row
 
-    def _see(self, time_s: float, values: Mapping[KnobName, int | str]) -> None:
-        """Take over all values in force."""
+    def _see(
+        self,
+        time_s: float,
+        values: Mapping[KnobName, int | str],
+        unjudged: Sequence[Sequence[str]] = (),
+    ) -> None:
+        """Take over all values in force: a change that is none of them was undone.
+
+        A move that failed and the end of a regime undo changes without a row.
+        """
         for key, value in values.items():
             self._set(time_s, key, value)
         self.values = dict(values)
+        self.unjudged = {
+            key: row
+            for key, row in self.unjudged.items()
+            if values.get(key) == row["new"] or [*key] in unjudged
+        }
 
     def _set(self, time_s: float, key: KnobName, value: int | str) -> None:
         if self.values.get(key) != value:
@@ -187,7 +199,7 @@ class Recorded:
         if row["event"] == "decision":
             self.unjudged[key] = row
         elif row["event"] == "executor":
-            if row["outcome"] not in ("moved", "kept"):
+            if row["outcome"] != "moved":
                 return  # nothing has changed
             self.moves.append(row)
         else:

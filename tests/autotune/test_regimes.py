@@ -10,8 +10,11 @@ from pathlib import Path
 from penstock.autotune.log import AutotuneLog, read_saved
 from penstock.autotune.policies.bottleneck_law import BottleneckLaw, LawMemory
 from penstock.autotune.policies.policy import PerRegime, Situation, Values
+from penstock.autotune.report.recording import read_recording
+from penstock.autotune.report.terminal import report_on
 from penstock.autotune.tuner import Tuner
 from penstock.system.resources import Budget
+from support.json_lines import rows_in
 from support.simulator.machine import Machine
 from support.simulator.plant import Simulated
 from support.simulator.workload import SimulatedStage, Trainer, Workload
@@ -99,6 +102,32 @@ def test_a_run_begins_each_regime_with_what_the_previous_run_found(
     second.run(LIGHT, 2.0)
     second.run(HEAVY, 1.0)
     assert second.workers == first.workers
+
+
+def test_a_first_regime_of_a_moment_does_not_cost_the_next_ones_values() -> None:
+    first = Course()
+    first.run(LIGHT, ROUND_S)
+    first.run(HEAVY, ROUND_S)
+    second = Course(first.tuner.found().regimes)
+    second.run(LIGHT, 0.6)  # too short for a decision
+    assert second.workers == 1
+    second.run(HEAVY, 1.0)
+    assert second.workers == first.workers
+
+
+def test_a_change_that_a_boundary_undoes_is_not_reported_as_open(
+    tmp_path: Path,
+) -> None:
+    with AutotuneLog(str(tmp_path / "run"), name="train") as log:
+        course = Course(log=log)
+        while course.workers == 1:  # until a trial has begun
+            course.run(LIGHT, 0.5)
+        course.run(loading(0.001, LARGE), ROUND_S)  # for which one worker is enough
+        course.tuner.finish()
+    events = [row["event"] for row in rows_in(tmp_path / "run_0.jsonl")]
+    assert events.count("outcome") < events.count("decision")
+    recording = read_recording(tmp_path / "run")
+    assert "not judged" not in report_on(recording)
 
 
 def test_a_run_through_regimes_can_be_replayed(tmp_path: Path) -> None:
