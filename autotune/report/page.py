@@ -25,7 +25,7 @@ from .terminal import changed, moments, settings, stages_of, why_none
 
 # Lines of the log that are visible even without scripts.
 SHOWN = 200
-# Ranks that are drawn.
+# First ranks that are drawn, and the one that waits most.
 MAX_RANKS = 64
 # Latest decisions of a rank that are marked and listed.
 MAX_MARKS = 200
@@ -79,7 +79,8 @@ def _section(group: Group) -> dict[str, Any]:
         "verdict": None,
         "ranks": [
             drawn(course)
-            for rank in group.ranks[:MAX_RANKS]
+            for at, rank in enumerate(group.ranks)
+            if at < MAX_RANKS or rank is pipeline
             if (course := course_of(rank))
         ],
         "changes": list(changed(pipeline)),

@@ -41,6 +41,8 @@ NO_LOG = (
 INTERVALS = 240
 # Below this, a few steps make the figures of intervals uneven.
 MIN_INTERVAL_S = 1.0
+# By how much clocks of a run's ranks may differ, or one may be done before another.
+APART_S = 5.0
 
 
 class Spent(NamedTuple):
@@ -359,6 +361,29 @@ class Recording:
                     self._offsets[path] += len(line)
                     self._take(line, path)
 
+    def drop_earlier(self) -> None:
+        """Leave out the ranks of an earlier run, which had more, by the same prefix.
+
+        The ranks of one run train at the same time.
+        """
+        times_s = {
+            path: (
+                min(
+                    p.wall_s + p.points[0].time_s - p.points[0].whole_s
+                    for p in measured
+                ),
+                max(p.wall_s + p.points[-1].time_s for p in measured),
+            )
+            for path, pipelines in self._by_file.items()
+            if (measured := [p for p in pipelines.values() if p.points])
+        }
+        began_s = max((last_s for _, last_s in times_s.values()), default=0.0)
+        for path, (first_s, last_s) in sorted(times_s.items(), key=lambda t: -t[1][1]):
+            if last_s < began_s - APART_S:
+                self._by_file[path].clear()
+            else:
+                began_s = min(began_s, first_s)
+
     def _take(self, line: bytes, path: str) -> None:
         """Add the row of a line, unless it is damaged."""
         pipelines = self._by_file[path]
@@ -406,6 +431,7 @@ def read_recording(path: str | os.PathLike[str], name: str | None = None) -> Rec
         raise SpecError(
             NO_LOG.format(error.filename or path_text, error.strerror)
         ) from error
+    recording.drop_earlier()
     names = sorted(recording.names)
     check(
         name in (None, *names) or not names,

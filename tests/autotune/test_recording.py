@@ -11,9 +11,12 @@ import pytest
 from markupsafe import escape
 
 from penstock.autotune import log as autotune_log
-from penstock.autotune.report.page import page
+from penstock.autotune.explain import of_torchs
+from penstock.autotune.log import AutotuneLog
+from penstock.autotune.report.page import MAX_RANKS, page
 from penstock.autotune.report.recording import Recording, read_recording
 from penstock.autotune.report.terminal import _call, report_on, settings
+from penstock.engine.observe.observation import TrainerObservation
 from penstock.errors import SpecError
 from support.pages import ranks_in
 from support.recordings import LONG, READS, record
@@ -43,6 +46,49 @@ def test_two_pipelines_and_ranks_stay_apart(tmp_path: Path) -> None:
     text = report_on(read_recording(prefix, "val"))
     assert "val (2 ranks; the one that waits most is rank " in text
     assert "train (" not in text
+
+
+def test_ranks_that_an_earlier_run_had_in_addition_are_left_out(tmp_path: Path) -> None:
+    for rank in range(3):
+        log = record(tmp_path / "run", "train", rank)
+    begin, *rows = log.read_text().splitlines(keepends=True)
+    early = json.loads(begin)
+    early["wall_s"] -= 3600.0
+    log.write_text("".join([json.dumps(early) + "\n", *rows]))
+    pipelines = read_recording(tmp_path / "run").pipelines
+    assert [pipeline.rank for pipeline in pipelines] == [0, 1]
+    assert [pipeline.rank for pipeline in read_recording(log).pipelines] == [2]
+
+
+def test_the_rank_that_waits_most_is_drawn_however_many_there_are(
+    tmp_path: Path,
+) -> None:
+    begin, *rows = record(tmp_path / "run", seconds=5.0).read_text().splitlines()
+    for rank in range(MAX_RANKS + 2):
+        first = json.dumps(json.loads(begin) | {"rank": rank})
+        (tmp_path / f"all_{rank}.jsonl").write_text("\n".join([first, *rows, ""]))
+    worst = json.loads(rows[-1]) | {"event": "spent", "before": "end"}
+    worst |= {"wait_s": 1e3, "gap_s": 1.0, "rows": 1.0}
+    with (tmp_path / f"all_{rank}.jsonl").open("a") as file:
+        file.write(json.dumps(worst) + "\n")
+    text = page(read_recording(tmp_path / "all"), "run")
+    drawn = [each["rank"] for each in ranks_in(text)]
+    assert drawn == [*range(MAX_RANKS), rank]
+    assert "Decisions</h3>" in text
+
+
+def test_the_page_has_no_settings_where_torch_loads(tmp_path: Path) -> None:
+    trainer = TrainerObservation(steps=10, rows=40, wait_s=9.0, gap_s=1.0)
+    name, why = "Dataset(ID:0) Stream", "an iterable dataset says what is read"
+    with AutotuneLog(str(tmp_path / "run"), name="stream") as log:
+        log.torchs(of_torchs(trainer, name, 2, "process", why, tunable=False))
+    recording = read_recording(tmp_path / "run")
+    report, text = report_on(recording), page(recording, "run")
+    assert ("torch: input-bound" in report, "set by hand" in report) == (True, False)
+    assert why in text
+    assert "set by hand" not in text
+    assert "DataLoader(" not in text
+    assert "Decisions</h3>" not in text
 
 
 def test_the_log_of_a_killed_run_is_readable_up_to_any_byte(tmp_path: Path) -> None:
