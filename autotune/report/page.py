@@ -94,7 +94,7 @@ def _section(group: Group) -> dict[str, Any]:
         "began": None if first is last else first,
         "stages": stages_of(pipeline),
         "no_steps": why_none(pipeline),
-        "settings": list(settings(pipeline)),
+        "settings": list(settings(pipeline)) if pipeline.verdicts else [],
     }
 
 
