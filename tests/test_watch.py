@@ -19,6 +19,7 @@ from support.recordings import record
 TRAINING = """\
 import sys, time
 import penstock as ps
+data = open(sys.argv[2])  # rows of its own, opened first
 ps.set_enable_autotune(True, sys.argv[1])
 train_loader = ps.DataLoader(list(range(100_000)), 8)
 for _ in train_loader:
@@ -34,7 +35,9 @@ def penstock(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_running_process_can_be_watched(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAINING)
-    command = [sys.executable, "-P", str(script), str(tmp_path / "run")]
+    data = tmp_path / "captions.jsonl"
+    data.write_text('{"image": "1.jpg", "text": "a dog"}\n')
+    command = [sys.executable, "-P", str(script), str(tmp_path / "run"), str(data)]
     with warm.Popen(command, stderr=subprocess.DEVNULL) as training:
         try:
             log = tmp_path / "run_0.jsonl"

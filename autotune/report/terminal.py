@@ -9,6 +9,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -32,6 +33,7 @@ from .recording import (
     Spent,
     course_of,
     groups,
+    read_recording,
 )
 
 # A stage's name in the log.
@@ -53,8 +55,8 @@ SHORT_S = 60.0
 SECONDS = 1.0
 # Between two states that are written to a file.
 WRITTEN_S = 10.0
-# Latest decisions that are shown.
-DECISIONS = 5
+# Latest lines of the log that are shown.
+LINES = 5
 # Of a verdict.
 STYLES = {"input-bound": "red", "balanced": "yellow", "not input-bound": "green"}
 
@@ -325,13 +327,14 @@ def log_of(target: str) -> str:
             f"cannot see the files of process {target} ({error.strerror}); give the"
             " path of the log that it writes"
         ) from error
-    logs = [path for path in paths if path.endswith(".jsonl")]
-    check(
-        bool(logs),
+    for path in paths:
+        with suppress(SpecError):  # the program may have rows of its own open
+            if path.endswith(".jsonl") and read_recording(path).names:
+                return path
+    raise SpecError(
         f"process {target} writes no autotune log; start it by `penstock run --log"
-        " PREFIX train.py`, or with set_enable_autotune(True, PREFIX)",
+        " PREFIX train.py`, or with set_enable_autotune(True, PREFIX)"
     )
-    return logs[0]
 
 
 def shown(recording: Recording) -> RenderableType:
@@ -374,5 +377,5 @@ def _parts(pipeline: Recorded) -> Iterator[RenderableType]:
         )
     yield table
     yield Text(f"cause: {verdict['cause']}")
-    for row in pipeline.said[-DECISIONS:]:
+    for row in pipeline.said[-LINES:]:
         yield Text(f"  {row['text']}", style="dim", overflow="ellipsis", no_wrap=True)
