@@ -1,7 +1,7 @@
 """What a policy is given and returns, and what any policy may share with others.
 
 A policy decides on its situation and its memory, and nothing else, so repeating a log's
-situations to the same policy yields the same decisions.
+situations to the same policy yields the same decisions, if the log has them all.
 """
 
 from __future__ import annotations
