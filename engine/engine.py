@@ -152,8 +152,9 @@ class Engine:
             ready = engine_lock.peek()
             if ready is not None:
                 # Before it leaves: if it does not fit, it stays until it does.
-                nbytes, rows = self.reservations.batch_bytes, ready[0].plan.n_rows
-                self.reservations.byte_budget.check_fits(nbytes, rows)
+                self.reservations.byte_budget.check_fits(
+                    self.reservations.batch_bytes, ready[0].plan.n_rows
+                )
                 self._supply()
             with engine_lock.lock:
                 unopened = engine_lock.core.head == engine_lock.core.next_step
@@ -185,25 +186,23 @@ class Engine:
     def _collated(
         self, in_flight: InFlightBatch, batch: Finished | FailedBatch | Gathered
     ) -> tuple[InFlightBatch, Finished | FailedBatch]:
-        """Do what the trainer's thread does to a batch whose rows are there."""
+        """Do what the trainer's thread does to a batch whose rows are there.
+
+        The user's functions draw by the batch: the trainer's next draws are its own.
+        """
+        plan = in_flight.plan
+        seeds = self.recipe.collate_seed, plan.epoch, plan.batch
         if isinstance(batch, Gathered):
+            kept = batch.buffer.kept.values()
+            threads = self._assigned and any(s.inline is None for s in self.segments)
             with self.trainer.collating():
-                batch = self._collate(batch)
+                batch = self._calls.call(batch.collate, kept, *seeds, apart=threads)
+            if not self._calls.keeps:
+                self._let_collate()
         if self._late_work and not in_flight.elsewhere:
-            plan = in_flight.plan  # seeded: the trainer's next draws are its own
-            with seeded_by(self.recipe.collate_seed, plan.epoch, plan.batch, 1):
+            with seeded_by(*seeds, 1):
                 batch = worked_late(self.recipe, plan, batch)
         return in_flight, batch
-
-    def _collate(self, gathered: Gathered) -> Finished | FailedBatch:
-        """Run the user's `collate_fn` here and now, its draws seeded by the batch."""
-        plan, kept = gathered.plan, gathered.buffer.kept.values()
-        seeds = self.recipe.collate_seed, plan.epoch, plan.batch
-        threads = self._assigned and any(s.inline is None for s in self.segments)
-        batch = self._calls.call(gathered.collate, kept, *seeds, apart=threads)
-        if not self._calls.keeps:
-            self._let_collate()
-        return batch
 
     def _let_collate(self) -> None:
         """Note that collating keeps no state, so workers may collate whole batches."""
@@ -213,8 +212,8 @@ class Engine:
     def _judge(self, at: int, data: Any) -> None:
         """Judge by its first batch whether an inline segment may work ahead."""
         segment, recipe = self.segments[at], self.segments[at].recipe
-        buffers = self.recipe.buffers
-        subjects = (buffers.collate,) if recipe.in_order else recipe.subjects
+        collate = self.recipe.buffers.collate
+        subjects = (collate,) if recipe.in_order else recipe.subjects
         segment.witness.note_made(data, subjects)
         if not segment.witness.verdict("thread"):
             segment.connector.keeps_nothing()

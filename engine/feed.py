@@ -274,8 +274,7 @@ class RepackFeed:
                 del finished, in_flight
         if finished.failures:
             self.faults.add(finished.failures, in_flight.plan)
-        start = in_flight.plan.start
-        tickets = [start + row for row in finished.data]
+        tickets = [in_flight.plan.start + row for row in finished.data]
         fresh = bisect_left(tickets, self.cursor.position)
         self._tickets += tickets[fresh:]
         self._samples += list(finished.data.values())[fresh:]
@@ -318,8 +317,9 @@ class RepackFeed:
             if recipe.buffers.collate is None:
                 data = make()
             else:
-                seeds = recipe.seed, plan.epoch, plan.batch
-                data = self._calls.call(make, samples, *seeds)
+                data = self._calls.call(
+                    make, samples, recipe.seed, plan.epoch, plan.batch
+                )
             data = worked(recipe, plan, data)
         return Delivery(data, plan)
 

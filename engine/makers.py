@@ -131,8 +131,7 @@ class BatchMeter:
         if self.batches <= 2:
             slow = slow_ns = 0
         part = 1.0 if collating else 1.0 - ratio(self._collate_ns, self.run_ns)
-        ns = int((self.run_ns - cold_ns - slow_ns) * part)
-        return self.rows - cold - slow, ns
+        return self.rows - cold - slow, int((self.run_ns - cold_ns - slow_ns) * part)
 
     def read(self) -> tuple[WorkerReading, tuple[PartReading, ...]]:
         """Return the totals: of everything, of each operation, and of collating."""
@@ -329,8 +328,7 @@ class SeededMaker(DrawnMaker):
         """Get samples, each under its own seed; note whether they draw."""
         undrawn, times_ns = Undrawn(), []
         samples: list[Any] = []
-        seeds = self._plan.seeds(plan).tolist()
-        for index, seed in zip(indices, seeds, strict=True):
+        for index, seed in zip(indices, self._plan.seeds(plan).tolist(), strict=True):
             seed_global_generators(seed)
             if not self.drew:
                 undrawn.look()
@@ -414,8 +412,10 @@ class PlanMaker:
         """Make the next batch or block."""
         plan = next(self._plans, None)
         if plan is None:  # also once a schedule has failed
-            end = self.head + sys.maxsize  # iterables' steps soon pass 2**63
-            self._plans = self.recipe.planned.batches(self.head, end)
+            self._plans = self.recipe.planned.batches(
+                self.head,
+                self.head + sys.maxsize,  # iterables' steps soon pass 2**63
+            )
             plan = next(self._plans)
         rows = self.recipe.planned.rows(plan)
         self.head += 1
@@ -460,8 +460,9 @@ class PlanMaker:
         """Make a batch of which samples are missing, or a block, as workers do."""
         in_flight.ended = work.ended
         if not work.failures:
-            samples = zip(work.rows(), work.samples, strict=True)
-            return in_flight, Finished(dict(samples))
+            return in_flight, Finished(
+                dict(zip(work.rows(), work.samples, strict=True))
+            )
         for failure in work.failures:
             if isinstance(failure.error, KeyboardInterrupt):
                 raise failure.error  # at once: it was meant for the loop
@@ -473,8 +474,9 @@ class PlanMaker:
         finished = buffers.finish(in_flight)
         if isinstance(finished, Gathered):
             seeds = self.recipe.seed, in_flight.plan.epoch, in_flight.plan.batch
-            kept = finished.buffer.kept.values()
-            finished = self._calls.call(finished.collate, kept, *seeds)
+            finished = self._calls.call(
+                finished.collate, finished.buffer.kept.values(), *seeds
+            )
         return in_flight, finished
 
 

@@ -213,10 +213,11 @@ class Run:
             except Exception as error:  # noqa: BLE001 whatever the user's functions raise
                 self._stays = str(error) or type(error).__name__
                 self._wanted_kind = self._kind
-                move = Move(
-                    NAME, "trainer", "process", "failed", self._stays, knob="host"
+                self._moves += (
+                    Move(
+                        NAME, "trainer", "process", "failed", self._stays, knob="host"
+                    ),
                 )
-                self._moves = (*self._moves, move)
             else:
                 self._settle_in(host)
 
@@ -231,8 +232,9 @@ class Run:
         if not why or all(s.executor != "thread" for s in ours):
             return
         self._wanted_kind = "process"
-        move = Move(NAME, "trainer", "process", "moved", reason=why, knob="host")
-        self._moves = (*self._moves, move)
+        self._moves += (
+            Move(NAME, "trainer", "process", "moved", reason=why, knob="host"),
+        )
 
     def _start_again(self, cursor: Cursor, *, alone: bool = False) -> Host:
         """Close the host, and start one that continues at `cursor`."""

@@ -91,9 +91,10 @@ class Segment:
         # Guards `pool`, `_target` and `_wanted_kind`; a leaving pool is not resized.
         self._lock = threading.Lock()
         self._target, self._prefetch = recipe.num_parallel_workers, recipe.prefetch_size
-        start: Kind = "inline" if recipe.executor == "auto" else recipe.executor
         # Its present workers.
-        self.pool = make_pool(start)
+        self.pool = make_pool(
+            "inline" if recipe.executor == "auto" else recipe.executor
+        )
         self._leaving: list[WorkerPool] = []
         self.run_queue = RunQueue(weakly(self._threads))
         # The latest moves between kinds of workers, and their reasons.
@@ -217,8 +218,9 @@ class Segment:
         if not self.recipe.program.watched:
             return ""
         if self.executor in FAR:
-            sure = self.witness.sure_elsewhere
-            return self._changes_there or ("" if sure else UNSURE)
+            return self._changes_there or (
+                "" if self.witness.sure_elsewhere else UNSURE
+            )
         return self.witness.verdict("thread").partition(";")[0]
 
     def _hear_of_copy(self, path: str) -> None:

@@ -244,8 +244,9 @@ class Rest:
             until_ns: when they go on by themselves, by the monotonic clock: the
                 trainer may do something else, or wait for what a sample does.
         """
-        seconds = (until_ns - time.monotonic_ns()) / 1e9
-        alarm = threading.Timer(max(0.0, seconds), self._wake)
+        alarm = threading.Timer(
+            max(0.0, (until_ns - time.monotonic_ns()) / 1e9), self._wake
+        )
         alarm.name, alarm.daemon = "penstock rest", True
         with self._engine_lock.lock:
             self._alarm = alarm  # first: Ctrl-C may come between the two

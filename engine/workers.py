@@ -185,13 +185,13 @@ class ServedPool(WorkerPool):
 
 def join_all(threads: Iterable[threading.Thread], until_s: float) -> list[str]:
     """Wait for other threads to end; return the names of those that did not in time."""
-    me = threading.current_thread()
     others = [
-        thread for thread in threads if thread is not me and thread.ident is not None
+        thread
+        for thread in threads
+        if thread is not threading.current_thread() and thread.ident is not None
     ]
     for thread in others:
-        left_s = max(0.0, until_s - time.monotonic())
-        thread.join(min(left_s, threading.TIMEOUT_MAX))
+        thread.join(min(max(0.0, until_s - time.monotonic()), threading.TIMEOUT_MAX))
     return [thread.name for thread in others if thread.is_alive()]
 
 

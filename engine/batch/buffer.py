@@ -90,8 +90,9 @@ class Gathered:
             rows = tuple(failure.row for failure in self.failures)
             return Finished(self.buffer.collect(rows), self.failures)
         except Exception as error:  # noqa: BLE001 the trainer raises it
-            samples = self.buffer.samples(())
-            self.buffer.maker.blame(error, self.plan, samples, self.indices)
+            self.buffer.maker.blame(
+                error, self.plan, self.buffer.samples(()), self.indices
+            )
             return FailedBatch(error)
 
 
@@ -215,8 +216,7 @@ class Buffers:
             if failure.cut_short or not (ordinary and self.substitute):
                 return FailedBatch(failure.annotated(plan, block=self.keep))
         if len(failures) == plan.n_rows and not self.keep:
-            first = failures[0].annotated(plan)
-            return FailedBatch(first, tuple(failures))
+            return FailedBatch(failures[0].annotated(plan), tuple(failures))
         return None
 
     def blame(

@@ -385,8 +385,11 @@ class MappingNode(Node):
         for names, values in samples.blocks:
             kind = values.dtype.kind
             # A column may have been text, lists or structs in the first file.
-            python_types = (getattr(leaves[name], "kind", None) for name in names)
-            same([kind in PYTHONS.get(py, "") for py in python_types], fact=True)
+            fits = [
+                kind in PYTHONS.get(getattr(leaves[name], "kind", None), "")
+                for name in names
+            ]
+            same(fits, fact=True)
             # One call for all columns: each releases the GIL, and waits to get it back.
             whole = torch.from_numpy(values.astype(leaves[names[0]].kind))
             columns: Any = torch.unbind_copy(whole, 1)  # type: ignore[func-returns-value]
@@ -453,8 +456,9 @@ def _learn(sample: Any) -> Layout:
     if kind is torch.Tensor and _plain(sample, sample.dtype):
         return TensorLeaf(sample.dtype, tuple(sample.shape))
     if kind in NUMBERS or kind in (str, bytes):
-        number = kind in NUMBERS
-        return NumberLeaf(NUMBERS[kind], (), kind) if number else ObjectLeaf(kind)
+        return (
+            NumberLeaf(NUMBERS[kind], (), kind) if kind in NUMBERS else ObjectLeaf(kind)
+        )
     if issubclass(kind, np.generic) and np.dtype(kind) in SCALARS:
         return ScalarLeaf(TORCH_DTYPES[np.dtype(kind)], (), kind)
     if kind is dict:
@@ -560,8 +564,9 @@ def describe(sample: Any) -> str:
         return type(sample).__name__
     more = [f"... {len(sample)} in all"] if len(sample) > MANY else []
     if isinstance(sample, dict):
-        items = islice(sample.items(), MANY)
-        inner = (f"{key}: {describe(value)}" for key, value in items)
+        inner = (
+            f"{key}: {describe(value)}" for key, value in islice(sample.items(), MANY)
+        )
         return f"{{{', '.join([*inner, *more])}}}"
     return f"({', '.join([*map(describe, sample[:MANY]), *more])})"
 

@@ -259,7 +259,12 @@ class Core:
                 number == self.head or state.ahead or not state.inline
             )
             if running and due and number <= self._limit(at):
-                lease = self._lease_ready(at, state, now_ns)
+                lease = state.pop()
+                self._show_waiting(at, now_ns)
+                if state.ready:
+                    self._wake(at, 1)  # one was woken, perhaps for several leases
+                all_rows = len(lease.chunk) == len(lease.in_flight.rows)
+                lease.whole = at == 0 and state.whole and all_rows
         elif at > 0 and running:
             return Wait.INPUT
         elif running:
@@ -521,15 +526,6 @@ class Core:
                 last = min(last, self.until - 1)
             batches += last - number
         return rows if batches >= idle else max(1, -(-rows * batches // idle))
-
-    def _lease_ready(self, at: int, state: SegmentState, now_ns: int) -> Lease:
-        lease = state.pop()
-        self._show_waiting(at, now_ns)
-        if state.ready:
-            self._wake(at, 1)  # one was woken, perhaps for several leases
-        all_rows = len(lease.chunk) == len(lease.in_flight.rows)
-        lease.whole = at == 0 and state.whole and all_rows
-        return lease
 
     def _put_back(self, lease: Lease, outcome: Outcome, now_ns: int) -> int:
         """Put unfinished rows back in front; return the bytes of input consumed."""

@@ -88,11 +88,14 @@ class Failure:
             block: whether it is a block of samples of which batches are formed later:
                 then nobody knows its step and row.
         """
-        position, row = plan.start + self.row, self.row
-        place = f"step {plan.step}, row {row} of the batch"
+        place = (
+            f"position {plan.start + self.row}"
+            if block
+            else f"step {plan.step}, row {self.row} of the batch"
+        )
         note = SampleNote(
             f"{NOTE}{self.stage}, sample index {self.index!r:.60} "
-            f"(epoch {plan.epoch}, {f'position {position}' if block else place})"
+            f"(epoch {plan.epoch}, {place})"
         )
         if note not in getattr(self.error, "__notes__", ()):
             add_note(self.error, note)

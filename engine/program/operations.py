@@ -111,23 +111,19 @@ class SeededRead(Calling):
             self._read_seeded(work)
             if witness is not None and self.seeds is None and witness.repeats():
                 self.seeds = False  # so the next samples may be made twice
-        elif self.seeds or self._draws(work):
-            self.seeds = True
-            self._read_seeded(work)
-
-    def _draws(self, work: Work) -> bool:
-        """Read and return False; if anything was drawn, undo that and return True."""
-        self.undrawn.look()
-        Read(self.stage, self.get, self.get_many, self.whole).run(work)
-        if not self.undrawn.drawn:
-            return False
-        self.undrawn.put_back()
-        work.samples, work.offsets, work.failures = [], None, []
-        return True
+            return
+        if not self.seeds:  # look whether they draw; if so, undo that
+            self.undrawn.look()
+            Read(self.stage, self.get, self.get_many, self.whole).run(work)
+            if not self.undrawn.drawn:
+                return
+            self.undrawn.put_back()
+            work.samples, work.offsets, work.failures = [], None, []
+        self.seeds = True
+        self._read_seeded(work)
 
     def _read_seeded(self, work: Work) -> None:
-        in_trainer = os.getpid() == self.trainer
-        with undisturbed() if in_trainer else contextlib.nullcontext():
+        with undisturbed() if os.getpid() == self.trainer else contextlib.nullcontext():
             if self.get_many is not None and self.whole:
                 for _ in self._seeded([(0, int(work.chunk.rounds[0]))]):
                     fetch(work, self.stage, self.get_many)
@@ -139,8 +135,9 @@ class SeededRead(Calling):
         pairs = zip(
             work.chunk.indices.tolist(), work.chunk.rounds.tolist(), strict=True
         )
-        indices = work.watched(self._seeded(pairs))
-        return Calls(map(self.get, indices), len(work.chunk), work)
+        return Calls(
+            map(self.get, work.watched(self._seeded(pairs))), len(work.chunk), work
+        )
 
     def _seeded(self, pairs: Iterable[tuple[int, int]]) -> Iterator[int]:
         """Yield each index with the global generators set to its seed."""
@@ -392,7 +389,8 @@ class Collate(Operation):
     def run(self, work: Work) -> None:
         (batch,) = work.samples
         seeds = self._seed, batch.plan.epoch, batch.plan.batch
-        kept = batch.buffer.kept.values()
         # Workers of other segments may draw at the same time.
-        result = self.calls.call(batch.collate, kept, *seeds, apart=self.apart)
+        result = self.calls.call(
+            batch.collate, batch.buffer.kept.values(), *seeds, apart=self.apart
+        )
         work.samples = [result.data if isinstance(result, Finished) else result]

@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat, starmap
+from itertools import repeat
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
@@ -421,8 +421,7 @@ class Map(Calling):
             if work.watch is not None:
                 work.watch.all()
             try:
-                addresses = zip(repeat(work), rounds[part], indices[part])
-                rngs = starmap(self._stream, addresses)
+                rngs = map(self._stream, repeat(work), rounds[part], indices[part])
                 several = together(samples, rngs, work.chunk.context)
             except Exception:  # noqa: BLE001 it is raised again, for the bad sample
                 several = ()
@@ -511,8 +510,9 @@ class Filter(Calling):
         """Ask about each sample, keeping the samples apart from the answers."""
         work.make_rows(self.stage)  # what is asked about is what is kept
         flags = Work(work.chunk, work.random, work.samples, work.offsets)
-        answers = map(self.predicate, work.watched(work.samples))
-        return Calls(answers, len(work.samples), flags)
+        return Calls(
+            map(self.predicate, work.watched(work.samples)), len(work.samples), flags
+        )
 
     def finish(self, work: Work, results: Work) -> None:
         """Keep the samples whose answer is true."""
@@ -623,8 +623,7 @@ class Program:
             clock: CPU clock of the worker; None: its CPU time is read every time.
         """
         clock, start_ns = clock or SampledClock(), time.perf_counter_ns()
-        share = clock.begin()
-        work, parts = self.work(chunk, inputs, random, share, watch)
+        work, parts = self.work(chunk, inputs, random, clock.begin(), watch)
         made_ns = time.perf_counter_ns() - start_ns
         outcome = self.finish(work, sink)
         outcome.run_ns = time.perf_counter_ns() - start_ns

@@ -242,15 +242,12 @@ class Lane:
             except Exception as error:  # noqa: BLE001 raised when its batch is due
                 ahead.append(Ahead(cursor, error))
                 return
-            ahead.append(Ahead(cursor, self._sent(due)))
-
-    def _sent(self, delivery: Delivery | None) -> Crossing | Delivery | None:
-        """Send a batch ahead; if that fails, it is sent again when it is due."""
-        try:
-            return delivery and self._carrier.send(delivery)
-        except Exception:  # noqa: BLE001 raised then, if it still fails
-            self._depth = 0  # the device may only have room for the trainer's batch
-            return delivery
+            sent: Crossing | Delivery | None = due
+            try:
+                sent = due and carrier.send(due)
+            except Exception:  # noqa: BLE001 sent again when it is due, and raised then
+                self._depth = 0  # the device may only have room for the trainer's batch
+            ahead.append(Ahead(cursor, sent))
 
 
 def is_ready(host: Host, epoch: int) -> bool:
@@ -330,11 +327,11 @@ class Pinning:
         return batch if copies else data
 
     def _moves(self, tensor: torch.Tensor) -> bool:
-        if not is_dense(tensor):
-            return False
-        if block_at(tensor.data_ptr()) is not None:
-            return self._slabs
-        return not tensor.is_pinned()
+        return is_dense(tensor) and (
+            not tensor.is_pinned()
+            if block_at(tensor.data_ptr()) is None
+            else self._slabs
+        )
 
 
 def pinned(buffers: Buffers, device: int | None, *, slabs: bool) -> Buffers:
