@@ -136,7 +136,7 @@ class Engine:
         While it waits, it works on inline segments.
 
         Raises:
-            BudgetError: the budget cannot hold one batch, which stays the next one.
+            BudgetError: the budget has no room for one batch; it stays the next one.
             PenstockError: the engine was closed.
             Exception: the engine itself failed; a `WorkerError`, if its workers die one
                 after another. Or a function of the schedule raised it.

@@ -491,7 +491,8 @@ class DirectHost(Host):
         trainer: the meter of whoever calls `next`.
 
     Raises:
-        BudgetError: from `next`, if the budget cannot hold a batch, which stays due.
+        BudgetError: from `next`, if the budget has no room for a batch, which stays
+            due.
         PenstockError: from `next`, once it is closed.
     """
 
@@ -513,7 +514,7 @@ class DirectHost(Host):
         self.feed = self.maker.feed
         # Rows of the largest batch, and what earlier epochs took, in nanoseconds.
         self._batch_rows = self._before_ns = 0
-        # A batch that is made, and due once the budget can hold it.
+        # A batch that is made, and due once the budget has room for it.
         self._large: Delivery | None = None
         # Seconds that reading beside the trainer would have saved so far.
         self._saved_s = 0.0
@@ -544,7 +545,8 @@ class DirectHost(Host):
             resolution = self._suited(WORTH_START_NS)
             if resolution is not None and resolution.executor != "inline":
                 self.stays = Restriction.SHORT.format(resolution.reason)
-        self._before_ns, self._large = self._meter.run_ns, None
+        self._before_ns = self._meter.run_ns
+        self._large = None
         self.maker.begin(cursor)
 
     def next(self) -> Delivery | None:
@@ -561,9 +563,11 @@ class DirectHost(Host):
         if self.undecided and self.segment.iterable:
             self._saved_s += min(self._trainer.gap_s, self._meter.last_ns / 1e9)
         if delivery is not None and delivery.plan.n_rows > self._batch_rows:
-            self._large, rows = delivery, delivery.plan.n_rows
+            self._large = delivery
+            rows = delivery.plan.n_rows
             self._byte_budget.check_fits(rows * self._meter.sample_bytes, rows)
-            self._large, self._batch_rows = None, rows
+            self._batch_rows = rows
+            self._large = None
         return delivery
 
     def chosen_kind(self) -> Kind | None:

@@ -209,8 +209,10 @@ class SegmentRecipe:
     @property
     def stages(self) -> tuple[str, ...]:
         """The names, as in the log, of all that its workers do."""
-        behind = (segment.program.stages for segment in self.inner if segment.per_batch)
-        return (*self.program.stages, *chain.from_iterable(behind))
+        return (
+            *self.program.stages,
+            *chain.from_iterable(s.program.stages for s in self.inner if s.per_batch),
+        )
 
     @property
     def iterable(self) -> bool:

@@ -90,10 +90,13 @@ class Run:
         # What the tuner has found of more workers, by the name of their segment.
         self.tried: Mapping[str, str] = {}
         self._collate = Witness([recipe.buffers.collate])
-        autos = [s for s in recipe.segments if s.executor == "auto"]
         # The segments whose workers nobody asked for: if they load elsewhere, the
         # batches must still be those that the trainer would make.
-        self._auto_segments = {} if recipe.iterable else {s.name: s for s in autos}
+        self._auto_segments = {
+            segment.name: segment
+            for segment in recipe.segments
+            if segment.executor == "auto" and not recipe.iterable
+        }
         # The watch over what those segments work with, once one has moved.
         self._watch: ChangeWatch | None = None
         self._moves: tuple[Move, ...] = ()

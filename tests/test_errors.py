@@ -419,7 +419,7 @@ def test_each_pass_over_an_epoch_has_its_own_error_budget(kind: Kind) -> None:
             assert len(list(pipe)) == 5
 
 
-def test_the_error_budget_holds_wherever_samples_are_made() -> None:
+def test_the_error_budget_is_for_all_hosts_of_a_pass() -> None:
     budget: Any = {"on_error": "substitute", "error_budget": 0.05}
     with workers_pay(), failing({}, 1, 9, 17, **budget) as pipe:
         loop = iter(pipe)

@@ -320,9 +320,10 @@ class Fused(Map):
     def of(cls, maps: tuple[Map, ...], rows: Rows) -> Fused:
         """Return the operation of these maps, which have this way together."""
         first, *others = maps
-        names = (other.stage.partition(" ")[2] for other in others)
         return cls(
-            stage=" + ".join((first.stage, *names)),
+            stage=" + ".join(
+                (first.stage, *(other.stage.partition(" ")[2] for other in others))
+            ),
             number=first.number,
             function=first.function,
             wants_rng=any(operation.wants_rng for operation in maps),
