@@ -428,9 +428,9 @@ def test_the_error_budget_is_for_all_hosts_of_a_pass() -> None:
         assert run is not None
         next(knob for knob in run.knobs() if knob.name == "host").set("process")
         next(loop)
+        assert run.read().host == "process"
         with pytest.raises(BadSample, match="17"):
             next(loop)
-        assert run.read().host == "process"
 
 
 @TRAINERS

@@ -81,7 +81,8 @@ def test_batches_equal_those_copied_in_the_trainers_thread_at_any_pace(
 @pytest.mark.parametrize("collate", COLLATES.values(), ids=COLLATES)
 def test_a_batch_of_any_content_crosses(collate: Any) -> None:
     bus, data = ClockedBus(), collate([Numbers(50)[at] for at in range(8)])
-    batch = taken(lane_over(bus), Given([data]))
+    lane = lane_over(bus)
+    batch = taken(lane, Given([data]))
     bus.read()
     assert same(batch, as_it_is()(data))
 
