@@ -98,9 +98,8 @@ class Actor:
             # that would be the sample's failure, and not the end of an actor.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         set_up_libraries()
-        recipe: Recipe
-        segment: SegmentRecipe
-        recipe, segment = loads(parcel.data)
+        work: tuple[Recipe, SegmentRecipe] = loads(parcel.data)
+        recipe, segment = work
         be_worker(segment, seeds, number)
         self._engine = AssignedEngine(recipe, segment).__enter__()
         return f"{os.getpid()} on {socket.gethostname()}"
@@ -181,11 +180,11 @@ class ActorPool(FarPool[RemoteActor]):
         actors, now_s = list(self._children), time.monotonic()
         alive = sum(actor.ready for actor in actors)
         starting = sum(
-            not actor.ready and now_s - actor.asked_s < PLACED_S for actor in actors
+            actor.meter.begins or (not actor.ready and now_s - actor.asked_s < PLACED_S)
+            for actor in actors
         )
-        fresh = sum(actor.meter.begins for actor in actors)
         most = self._cluster.room(self._tenant, self._options)
-        return PoolStatistics(alive, starting + fresh, most)
+        return PoolStatistics(alive, starting, most)
 
     def renew(self) -> None:
         """Replace all actors: the dataset may have changed. For the trainer's thread.
@@ -278,10 +277,10 @@ class ActorPool(FarPool[RemoteActor]):
     def _tell_short(self) -> None:
         """Say once that some actors wait for room."""
         now_s = time.monotonic()
-        late = [
-            a for a in self._children if not a.ready and now_s - a.asked_s > PLACED_S
-        ]
-        if late and not self._short_told:
+        if not self._short_told and any(
+            not actor.ready and now_s - actor.asked_s > PLACED_S
+            for actor in self._children
+        ):
             self._short_told = True
             LOGGER.warning(
                 "%s: the Ray cluster has placed %d of %d actors so far. Work goes on"
@@ -442,8 +441,7 @@ class RayCluster:
             f"the head of the Ray cluster does not answer at {self.head}; start the"
             ' cluster again, or use executor="process"',
         )
-        nodes = [node for node in self._ray.nodes() if node["Alive"]]
-        self._nodes = [node["Resources"] for node in nodes]
+        self._nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         demand = demand_of(options)
         room = slots(self._nodes, demand)
         with self._lock:

@@ -247,11 +247,11 @@ class Pipe:
             rights = self._control[CONTROL.size : min(header.control_length, length)]
             self.descriptors += memoryview(rights).cast("i")
         if header.flags & socket.MSG_CTRUNC:
-            text = (
+            raise OSError(
+                errno.EMFILE,
                 "this process has too many open files to receive another, which workers"
-                " need; raise the limit with `ulimit -n`"
+                " need; raise the limit with `ulimit -n`",
             )
-            raise OSError(errno.EMFILE, text)
         return nbytes
 
     def _send_now(
@@ -262,10 +262,9 @@ class Pipe:
             frame = b"".join(parts)
             nbytes = _libc.send(self.fileno(), frame, len(frame), AT_ONCE)
             return max(0, self._checked(nbytes))
-        data = struct.pack(f"{len(descriptors)}i", *descriptors)
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, data)] if data else []
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
         try:
-            return self._socket.sendmsg(parts, rights, AT_ONCE)
+            return self._socket.sendmsg(parts, [rights] if descriptors else [], AT_ONCE)
         except OSError as error:
             return max(0, self._checked(-1, error.errno or 0))
 
@@ -467,9 +466,11 @@ NAMES = {int(number): number.name for number in signal.Signals}
 
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped, by SIGSTOP or a debugger."""
-    statuses = psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP
     with contextlib.suppress(psutil.Error):  # it has ended
-        return psutil.Process(pid).status() in statuses
+        return psutil.Process(pid).status() in (
+            psutil.STATUS_STOPPED,
+            psutil.STATUS_TRACING_STOP,
+        )
     return False
 
 

@@ -72,9 +72,11 @@ class Blame:
 
     def _offsets(self, chunk: Chunk) -> list[int]:
         """Return where a chunk has suspects. They are few, and hardly ever any."""
-        rows = [row for step, row in self._deaths if step == chunk.step]
-        offsets = (row - chunk.first_row for row in rows)
-        return [offset for offset in offsets if 0 <= offset < len(chunk)]
+        return [
+            row - chunk.first_row
+            for step, row in self._deaths
+            if step == chunk.step and 0 <= row - chunk.first_row < len(chunk)
+        ]
 
     def verdict(self, chunk: Chunk) -> str | None:
         """Return the last death of a chunk's first row, if that must be given up."""
@@ -167,8 +169,9 @@ class FarPool(ServedPool, Generic[AChild]):
         """Adjust the number of children, as far as they are idle."""
         self._target = target
         for child in list(self._children):
-            surplus = len(self._children) > target
-            if not child.errands and (surplus or self._outdated(child)):
+            if not child.errands and (
+                len(self._children) > target or self._outdated(child)
+            ):
                 self._forget(child)
         while len(self._children) < target and self._has_room():
             numbers = {child.number for child in self._children}

@@ -91,8 +91,11 @@ class ForkServer:
         with self._lock:
             generation = self.generation - self.expired
             if not self.expired:
-                post = segment, number, self._seeds(segment, number)
-                self._send(post, theirs.fileno(), status_page.descriptor)
+                self._send(
+                    (segment, number, self._seeds(segment, number)),
+                    theirs.fileno(),
+                    status_page.descriptor,
+                )
         theirs.close()
         return ours, status_page, generation
 
@@ -114,7 +117,7 @@ class ForkServer:
                 self._server.pipe.close()
 
     def reap(self) -> None:
-        """Wait until the server is gone, if it has expired."""
+        """Wait until the server and its workers are gone, if it has expired."""
         with self._lock:
             if self.expired:
                 self._server.end(END_S)
@@ -128,42 +131,33 @@ class ForkServer:
             self.expired = False
             old_server.end(END_S)
 
-    def close(self) -> None:
-        """End it and all workers, and wait until they are gone."""
-        with self._lock:
-            self._server.end(END_S)
-
     def _start(self) -> Child:
         if self._method == "fork":
             find_libraries()
             works = self._works
             return Child.fork(partial(run_fork_server, lambda: works))
+        boot = (
+            f"import sys; sys.path[:] = {sys.path}; from {__name__} import main; main()"
+        )
         body = pack(self._works, "work")
         parcel = shared_file("penstock parcel", len(body))
         ours, theirs = Pipe.pair()
+        # Masked until it ignores Ctrl-C, which is the trainer's to handle.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with open(parcel, "wb", closefd=False) as file:
                 file.write(body)
-            pid = _launch(self._method, theirs.fileno(), parcel)
+            descriptors = theirs.fileno(), parcel
+            pid = util.spawnv_passfds(
+                os.fsencode(sys.executable),
+                [sys.executable, "-c", boot, self._method, *map(str, descriptors)],
+                descriptors,
+            )
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
             os.close(parcel)
         return Child(ours, pid)
-
-
-def _launch(method: StartMethod, *descriptors: int) -> int:
-    """Start a fork server in a fresh interpreter; return its pid."""
-    boot = f"import sys; sys.path[:] = {sys.path}; from {__name__} import main; main()"
-    # Masked until it has chosen its own handling: Ctrl-C is the trainer's to handle.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return util.spawnv_passfds(
-            os.fsencode(sys.executable),
-            [sys.executable, "-c", boot, method, *map(str, descriptors)],
-            descriptors,
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # From here on, everything runs in the fork server or in workers. The fork server has
@@ -181,8 +175,8 @@ def main() -> None:
             works: Works = loads(data)
         return works
 
-    pipe, early = Pipe(socket.socket(fileno=end)), method == "forkserver"
-    run_child(partial(run_fork_server, load, pipe, early=early))
+    pipe = Pipe(socket.socket(fileno=end))
+    run_child(partial(run_fork_server, load, pipe, early=method == "forkserver"))
 
 
 def run_fork_server(load: Load, end: Pipe, *, early: bool = True) -> None:

@@ -204,30 +204,26 @@ def travel(error: BaseException) -> Travelling:
     except Exception:  # noqa: BLE001 whatever it raises, it cannot travel
         copy = None
     if type(copy) is not type(error):
-        error = _with_notes(WorkerError(_quoted(error)), error)
+        error = _quoting(WorkerError, error)
     return Travelling(error, "".join(lines))
 
 
 def _arrived(error: BaseException, text: str) -> BaseException:
     """Return the exception; what would end this program becomes an `ExitError`."""
     if not isinstance(error, Exception):
-        message = f"a sample's function raised {_quoted(error)}"
-        error = _with_notes(ExitError(message), error)
+        error = _quoting(ExitError, error, "a sample's function raised ")
     set_on(error, "__cause__", RemoteTraceback(text))
     return error
 
 
-def _quoted(error: BaseException) -> str:
-    """Return its type and text, as far as the user's class can say it."""
-    try:
-        return f"{type(error).__qualname__}: {error}"
-    except Exception:  # noqa: BLE001 whatever its `__str__` raises
-        return type(error).__qualname__
-
-
-def _with_notes(error: Exception, of: BaseException) -> Exception:
-    set_on(error, "__notes__", list(getattr(of, "__notes__", [])))
-    return error
+def _quoting(kind: type[Exception], error: BaseException, text: str = "") -> Exception:
+    """Return another error that quotes one, as far as it can say what it is."""
+    text += type(error).__qualname__
+    with suppress(Exception):  # whatever its `__str__` raises
+        text += f": {error}"
+    other = kind(text)
+    set_on(other, "__notes__", list(getattr(error, "__notes__", [])))
+    return other
 
 
 # Programs
@@ -279,8 +275,11 @@ def program_pickler() -> Any:
             raise OnGpu(f"it is on {thing.device}")
         return cloudpickle.Pickler.reducer_override(self, thing)
 
-    ways = {"reducer_override": reducer_override, "objects": None}
-    return type("Pickler", (cloudpickle.Pickler,), ways)
+    return type(
+        "Pickler",
+        (cloudpickle.Pickler,),
+        {"reducer_override": reducer_override, "objects": None},
+    )
 
 
 def _obstacle(thing: Any, name: str) -> ObjectPart:

@@ -88,14 +88,13 @@ class FarPools(PoolMaker):
             from .actors import ActorPool
 
             assert self._cluster is not None
-            tenant, options = (self, connector.segment), self._actor_options
             pool = ActorPool(
                 connector,
                 self._recipe,
                 self._cluster,
-                tenant,
+                (self, connector.segment),
                 seeds=self._seeds,
-                options=options,
+                options=self._actor_options,
             )
             self._actor_pools.append(pool)
             return pool
@@ -140,8 +139,9 @@ class FarPools(PoolMaker):
 
     def close(self) -> None:
         """End the fork server, and all worker processes with it; let go of Ray."""
+        self.expire()
         if self._fork_server is not None:
-            self._fork_server.close()
+            self._fork_server.reap()
         if self._cluster is not None:
             self._cluster.leave(*self._tenants)
 

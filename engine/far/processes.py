@@ -167,8 +167,11 @@ class WorkerChild(Child, FarChild):
         """Return the earliest deadline: when, and of which task and row."""
         if not self.errands or not self.pid:  # it is starting
             return None
-        samples = (at for at in self.status_page.held() if at.task in self.errands)
-        deadlines = [(at.since_ns + limit_ns, at.task, at.row) for at in samples]
+        deadlines = [
+            (at.since_ns + limit_ns, at.task, at.row)
+            for at in self.status_page.held()
+            if at.task in self.errands
+        ]
         if not deadlines:  # nobody works there, yet tasks are waiting
             moved_ns = self.status_page.moved_ns()
             deadlines = [
@@ -196,8 +199,9 @@ class WorkerChild(Child, FarChild):
         """Return why it ended, and what it wrote before that."""
         status = self.status_page.status
         before = max(self._kills, WorkerChild.explained_kills)
-        killed = status == signal.SIGKILL and not self._stuck_how
-        for_memory = killed and oom_kills() > before
+        for_memory = (
+            status == signal.SIGKILL and not self._stuck_how and oom_kills() > before
+        )
         WorkerChild.explained_kills = before + for_memory
         cause = self._stuck_how or cause_of(status, for_memory=for_memory)
         lines = self.status_page.text().strip().splitlines()[:MAX_LINES]
@@ -375,11 +379,17 @@ class ProcessPool(FarPool[WorkerChild]):
         if self._segment.timeout_s is None:
             return None, []
         limit_ns, now_ns = int(self._segment.timeout_s * 1e9), time.monotonic_ns()
-        looks_ns = [child.look(limit_ns, now_ns) for child in self._children]
-        times = [at_ns for at_ns in looks_ns if at_ns is not None]
+        times = [
+            at_ns
+            for child in self._children
+            if (at_ns := child.look(limit_ns, now_ns)) is not None
+        ]
         wait_s = max(0.0, (min(times) - now_ns) / 1e9) if times else None
-        killed_children = (child for child in self._children if child.killed_ns)
-        return wait_s, [c for c in killed_children if now_ns >= c.killed_ns + GONE_NS]
+        return wait_s, [
+            child
+            for child in self._children
+            if child.killed_ns and now_ns >= child.killed_ns + GONE_NS
+        ]
 
     def _adjust(self) -> None:
         """Adjust the children, and what each has of the workers, to the request."""
@@ -397,8 +407,9 @@ class ProcessPool(FarPool[WorkerChild]):
         self._share_out(request)
         self._request = request
         now = request, len(self._children), generation
-        current = not any(map(self._outdated, self._children))
-        settled = current and len(self._children) == self._target
+        settled = len(self._children) == self._target and not any(
+            map(self._outdated, self._children)
+        )
         self._staffed = now if settled else None
 
     def _ahead(self) -> int:
@@ -478,13 +489,12 @@ class ProcessPool(FarPool[WorkerChild]):
                 continue
             if message.short and not self._short:
                 self._short = True
-                files = f"[Errno {errno.EMFILE}]" in message.short
                 LOGGER.warning(
                     "no shared memory for a batch (%s): batches come from worker"
                     " processes through pipes, which takes longer; %s",
                     message.short,
                     "raise the limit of open files with `ulimit -n`"
-                    if files
+                    if f"[Errno {errno.EMFILE}]" in message.short
                     else "free some memory, or raise the container's limit",
                 )
             self._receive(child, message.number, partial(child.receive, message))

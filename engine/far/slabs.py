@@ -237,8 +237,7 @@ def _share_all() -> None:
         unpacker.share()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_share_all, after_in_child=_unpackers.clear)
+os.register_at_fork(before=_share_all, after_in_child=_unpackers.clear)
 
 
 class SlabMark(weakref.ref[NDArray[np.uint8]]):
@@ -357,8 +356,10 @@ class Shelf:
         self._drop(alike)
         self._free = [slab for slab in self._free if slab not in alike]
         if descriptors_left() < KEPT_FREE:
-            text = f"the last {KEPT_FREE} file descriptors are reserved for other uses"
-            raise OSError(errno.EMFILE, text)
+            raise OSError(
+                errno.EMFILE,
+                f"the last {KEPT_FREE} file descriptors are reserved for other uses",
+            )
         return Slab(next(self._keys), size, layout, rows)
 
     def _hand_over(
@@ -370,7 +371,7 @@ class Shelf:
         if len(self._out) > self._keep:
             self._drop([self._out.pop(next(iter(self._out)))])
         forget, self._forget = tuple(self._forget), []
-        parcel = Sent(
+        return Sent(
             body,
             lengths,
             key=slab.key,
@@ -379,8 +380,7 @@ class Shelf:
             layout=slab.layout if new else None,
             rows=slab.rows if new else 0,
             forget=forget,
-        )
-        return parcel, (slab.descriptor,) if new else ()
+        ), (slab.descriptor,) if new else ()
 
     def _drop(self, slabs: list[Slab]) -> None:
         for slab in slabs:

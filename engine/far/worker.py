@@ -211,8 +211,10 @@ class AssignedEngine:
         self._more = segment.more_within
         if any(self._more) and not self._awaits:
             sys.setswitchinterval(SWITCH_S)
-        counts = [len(inner.program.stages) for inner in recipe.segments]
-        owners = chain.from_iterable(map(repeat, self._more, counts))
+        owners = chain.from_iterable(
+            repeat(more, len(inner.program.stages))
+            for inner, more in zip(recipe.segments, self._more, strict=True)
+        )
         # Stages that do not take the time of its share of the workers.
         self._beside = {at for at, more in enumerate(owners) if more}
         self._share = Share(1, 1)
@@ -348,8 +350,9 @@ class AssignedEngine:
             outcome.made = FailedBatch(travel(batch.error), tuple(failures))
             return Result(number, outcome)
         result = Result(number, outcome, batch.data, whole=True)
-        at = in_flight.first_row
-        return result if in_flight.whole else result.as_rows(batch.data, at)
+        if in_flight.whole:
+            return result
+        return result.as_rows(batch.data, in_flight.first_row)
 
     def _add_costs(self, outcome: Outcome) -> None:
         """Note what was spent since the last time."""
@@ -419,9 +422,10 @@ class Worker:
     ) -> None:
         self._pipe, self._status_page = pipe, status_page
         self._shelf = Shelf(KEEP)
-        users = any(inner.per_batch for inner in recipe.segments)
         # Whether a batch is its rows, as their layout says.
-        self._bare = not (users or recipe.buffers.collate)
+        self._bare = not recipe.buffers.collate and not any(
+            inner.per_batch for inner in recipe.segments
+        )
         numbers = cycle(range(MAX_LINES))
         self._receiver: threading.Thread | None = None
         # Held while messages are received and heard, so that each is in its turn.

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
-from types import MethodType
+from types import MethodType, NoneType
 from typing import Any
 
 import torch
@@ -102,9 +102,10 @@ class SeededRead(Calling):
                 work.fail_all(error, self.stage)
                 return
             self.number = None
-        # Its own code may keep a count or a place; a reader of ours does not.
-        users = self.get_many is None or isinstance(self.get_many, MethodType)
-        if self.seeds is None and (users or self.whole):
+        # A dataset's own code may keep a count or a place; a reader of ours does not.
+        if self.seeds is None and (
+            self.whole or type(self.get_many) in (NoneType, MethodType)
+        ):
             self.leases += 1
             looks = not self.leases & (self.leases - 1)
             witness = Witness([self.start.dataset]) if looks else None

@@ -150,8 +150,7 @@ def find_unsafe(thing: Any, name: str) -> Finding | None:
     None if nothing known is found, which does not prove that it is safe.
     """
     for part in walk(thing, name):
-        why = _why(part.thing)
-        if why is not None:
+        if (why := _why(part.thing)) is not None:
             return Finding(part.path, _type_name(part.thing), why)
     return None
 
@@ -249,9 +248,11 @@ def leads_away(things: Iterable[Any]) -> bool:
     """Whether a copy in another process would share a queue, say, or not work."""
     if find_bound(tuple(things), "", BOUND):
         return True
-    parts = (part.thing for part in walk(tuple(things), ""))
-    packages = (str(k.__module__) for part in parts for k in type(part).__mro__)
-    return any(package.partition(".")[0] in BETWEEN_PROCESSES for package in packages)
+    return any(
+        str(kind.__module__).partition(".")[0] in BETWEEN_PROCESSES
+        for part in walk(tuple(things), "")
+        for kind in type(part.thing).__mro__
+    )
 
 
 def find_on_device(thing: Any, name: str, kind: str) -> tuple[str, torch.device] | None:
@@ -333,8 +334,8 @@ def may_watch(sampler: Any) -> bool:
         return False
     if str(kind.__module__).partition(".")[0] not in STEADY:
         return True
-    shared = getattr(sampler, "generator", None) is not None
-    if kind is RandomSampler and shared:  # it draws more of these as it goes
+    if kind is RandomSampler and sampler.generator is not None:
+        # It draws more of these as it goes.
         again = sampler.num_samples > len(sampler.data_source)
         return bool(sampler.replacement or again)
     inner = (getattr(sampler, name, None) for name in ("sampler", "batch_sampler"))

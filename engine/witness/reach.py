@@ -306,8 +306,11 @@ def _data_of(thing: Any, names: Iterable[str]) -> Iterator[Place]:
     """
     holders: list[Mapping[str, Any]] = []
     if is_a(thing, type):
-        owners = (o for o in thing.__mro__ if not is_of_library(str(o.__module__)))
-        holders = [vars(owner) for owner in owners]
+        holders = [
+            vars(owner)
+            for owner in thing.__mro__
+            if not is_of_library(str(owner.__module__))
+        ]
     elif thing is os:
         holders = [{"environ": os.environ, "getenv": os.environ}]
     elif is_a(thing, types.ModuleType) and not is_of_library(thing.__name__):
@@ -347,38 +350,38 @@ LIBRARIES = frozenset(("numpy", "torch", __name__.partition(".")[0]))
 
 def names_in(code: types.CodeType) -> Iterator[str]:
     """Yield the names that code may look up, including those of inner functions."""
-    yield from code.co_names
+    return (name for each in _codes(code) for name in each.co_names)
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield the code of a function, and of those within it."""
+    yield code
     for inner in code.co_consts:
         if type(inner) is types.CodeType:
-            yield from names_in(inner)
+            yield from _codes(inner)
 
 
 @lru_cache
 def globals_in(code: types.CodeType) -> tuple[str, ...]:
     """Return the names that code looks up among globals, inner functions included."""
-    names = {
-        str(step.argval): None
-        for step in dis.get_instructions(code)
+    names = (
+        str(step.argval)
+        for each in _codes(code)
+        for step in dis.get_instructions(each)
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-    }
-    for inner in code.co_consts:
-        if type(inner) is types.CodeType:
-            names |= dict.fromkeys(globals_in(inner))
-    return tuple(names)
-
-
-def rebinds(code: types.CodeType, outer: Iterable[str] | None = None) -> bool:
-    """Whether a function, or one within it, assigns to a variable around it.
-
-    Args:
-        code: the function's code, or that of one within it.
-        outer: the variables around the function; None: those that its code names.
-    """
-    around = set(code.co_freevars if outer is None else outer).intersection(
-        code.co_freevars
     )
+    return tuple(dict.fromkeys(names))
+
+
+def rebinds(code: types.CodeType) -> bool:
+    """Whether a function, or one within it, assigns to a variable around the function.
+
+    That is a global, or a variable of a function around it.
+    """
+    outer = set(code.co_freevars)
     return any(
         step.opname == "STORE_GLOBAL"
-        or (step.opname == "STORE_DEREF" and step.argval in around)
-        for step in dis.get_instructions(code)
-    ) or any(rebinds(c, around) for c in code.co_consts if type(c) is types.CodeType)
+        or (step.opname == "STORE_DEREF" and step.argval in outer & {*each.co_freevars})
+        for each in _codes(code)
+        for step in dis.get_instructions(each)
+    )

@@ -118,10 +118,10 @@ class Witness:
         return not any(unsafe) and self.changed() is None and not self._bound(BOUND)
 
     def _bound(self, classes: frozenset[str]) -> str | None:
-        things = (
-            find_bound(subject, name_of(subject), classes) for subject in self.subjects
+        return next(
+            filter(None, (find_bound(s, name_of(s), classes) for s in self.subjects)),
+            None,
         )
-        return next(filter(None, things), None)
 
     def finding(self) -> Finding | None:
         """Return the nearest thing that threads must not share, or None."""
@@ -369,8 +369,10 @@ class WorkedOut(NamedTuple):
 
 def _is_cached(thing: Any, step: str) -> bool:
     """Whether an attribute is the value of a `functools.cached_property`."""
-    owners = (owner.__dict__.get(step[1:]) for owner in type(thing).__mro__)
-    return step[:1] == "." and any(type(value) is cached_property for value in owners)
+    return step[:1] == "." and any(
+        type(owner.__dict__.get(step[1:])) is cached_property
+        for owner in type(thing).__mro__
+    )
 
 
 def memory_of(made: Any, things: Iterable[Any]) -> str | None:
@@ -427,8 +429,7 @@ def difference(before: dict[str, Any], things: Iterable[Any]) -> tuple[int, str]
     if not paths:
         return None
     # A container whose members are others comes before them; they say more.
-    telling_paths = (p for p in paths if not _same_but_inside(before, after, p))
-    path = next(telling_paths, paths[0])
+    path = next((p for p in paths if not _same_but_inside(before, after, p)), paths[0])
     inner = path.lstrip("0123456789")
     return int(path.removesuffix(inner)), inner
 
