@@ -3,6 +3,7 @@
 Byte locks are open file description locks (Linux, `fcntl(2)`). They belong to the open
 file, not to the process, so closing another descriptor of the same file does not drop
 them. A forked process must open the file again, or it would share its parent's locks.
+Elsewhere they are locks of the process, which are enough for a single arena.
 
 The system offers no time limit for waiting, so each lock is tried repeatedly, with
 pauses that start short and double. A process that was stopped while it held a lock
@@ -12,7 +13,6 @@ therefore cannot block others forever.
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
 import os
 import struct
@@ -22,10 +22,16 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-# Type, whence, start, length, pid (0 for locks of open files).
+# Linux's `struct flock`: type, whence, start, length, pid (0 for locks of open files).
 FLOCK = struct.Struct("@hhqqi4x")
-# Outside Linux: locks of the process, which are enough for a single arena.
-SET = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)
+# Command of the system call; None outside Linux.
+SET = getattr(fcntl, "F_OFD_SETLK", None)
+# What `fcntl.lockf` calls the kinds of locks.
+KINDS = {
+    fcntl.F_WRLCK: fcntl.LOCK_EX | fcntl.LOCK_NB,
+    fcntl.F_RDLCK: fcntl.LOCK_SH | fcntl.LOCK_NB,
+    fcntl.F_UNLCK: fcntl.LOCK_UN,
+}
 FIRST_PAUSE_S = 0.00005
 MAX_PAUSE_S = 0.002
 # How long a `ByteLock` waits for another process, in seconds.
@@ -51,12 +57,15 @@ def change(descriptor: int, kind: int, offset: int) -> bool:
     Raises:
         OSError: the call failed for any other reason.
     """
-    if call(descriptor, SET, FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0)) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.EAGAIN, errno.EACCES):  # POSIX allows both
+    try:
+        if SET is None:
+            fcntl.lockf(descriptor, KINDS[kind], 1, offset)
+        elif call(descriptor, SET, FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0)):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+    except (BlockingIOError, PermissionError):  # POSIX allows both
         return False
-    raise OSError(code, os.strerror(code))
+    return True
 
 
 def try_lock(descriptor: int, offset: int) -> bool:

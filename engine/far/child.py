@@ -1,13 +1,13 @@
 """A child process of ours: the pipe to it, and the page that outlives it.
 
-Every child has a pipe to its parent, and ends when the pipe is closed. A pipe carries
+Every child has a pipe to the trainer, and ends when the pipe is closed. A pipe carries
 frames of pickled objects, both ways, and file descriptors along with them. Only our own
 processes hold an end: nothing from a disk or a network comes through here.
 
-A worker process also shares a page or two with its parent and the trainer. A worker
-posts the current sample of each thread there, the parent posts how the child ended, and
-faulthandler writes stacks behind that. So when a worker dies or hangs, the trainer can
-report where.
+A worker process also shares its status page with the trainer, and with its parent, the
+fork server. A worker posts the current sample of each thread there, the parent posts
+how the worker ended, and faulthandler writes stacks behind that. So when a worker dies
+or hangs, the trainer can report where.
 
     word 0          how it ended: 1 + the status of waitpid, or 0 while unknown
     word 1          until when its threads rest before their next sample, or 0

@@ -3,7 +3,8 @@
 A child runs the same engine as the trainer, whether it is a process of the fork server
 or an actor of Ray. It is assigned whole batches where that is possible, otherwise some
 rows of one, and returns what it made. One thread in the trainer serves all children of
-a segment. It never waits for a lease or for a child.
+a segment, and with worker processes so does the trainer's own, whenever it takes a
+batch. Neither waits for a lease or for a child.
 
 A child may die at any time. Its leases then return to the front. The samples that it
 may have died of run alone, and one that has killed too many children is given up.

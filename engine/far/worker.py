@@ -350,9 +350,8 @@ class AssignedEngine:
             outcome.made = FailedBatch(travel(batch.error), tuple(failures))
             return Result(number, outcome)
         result = Result(number, outcome, batch.data, whole=True)
-        if in_flight.whole:
-            return result
-        return result.as_rows(batch.data, in_flight.first_row)
+        at = in_flight.first_row
+        return result if in_flight.whole else result.as_rows(batch.data, at)
 
     def _add_costs(self, outcome: Outcome) -> None:
         """Note what was spent since the last time."""
@@ -403,8 +402,8 @@ LISTEN_S = 0.005
 class Worker:
     """One worker process.
 
-    The main thread reads the pipe if it is the only worker, otherwise a thread of its
-    own does. Only the main thread writes to it.
+    The main thread reads the pipe while it is the only worker; once it waits for
+    others, a thread of its own does. Only the main thread writes to it.
 
     Args:
         pipe: leads to the trainer.
