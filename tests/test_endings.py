@@ -216,9 +216,9 @@ def test_a_fork_that_lives_on_does_not_keep_the_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They end by themselves: to be killed, they would have to live on for an hour."""
-    for module, limit in ((engine, "CLOSE_S"), (processes, "LEAVE_S")):
+    for module, limit in ((engine, "CLOSE_S"), (processes, "FINISH_S")):
         monkeypatch.setattr(module, limit, AN_HOUR_S)
-    for limit in ("LEAVE_S", "END_S"):
+    for limit in ("FINISH_S", "END_S"):
         monkeypatch.setattr(fork_server, limit, AN_HOUR_S)
     with pipe_of("3 processes", 10**7) as pipe:
         loop = iter(pipe)

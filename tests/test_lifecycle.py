@@ -534,8 +534,8 @@ def test_workers_that_are_stopped_finish_their_sample(
 
 LIMITS = [
     (engine, "CLOSE_S"),
-    (processes, "LEAVE_S"),
-    (fork_server, "LEAVE_S"),
+    (processes, "FINISH_S"),
+    (fork_server, "FINISH_S"),
     (fork_server, "END_S"),
 ]
 """How long workers may take to end before they are killed, in seconds."""

@@ -68,7 +68,7 @@ DEMAND = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
 # A stage with actors on a cluster: its engine, and the number of its segment there.
 Tenant = tuple[object, int]
 # Number of actors that fit on any node if they claim nothing.
-UNBOUNDED = 1 << 16
+MANY_ACTORS = 1 << 16
 
 
 class Actor:
@@ -368,7 +368,7 @@ def slots(nodes: Sequence[Mapping[str, float]], demand: Mapping[str, float]) -> 
     """
     amounts = {name: amount for name, amount in demand.items() if amount > 0}
     if not amounts:
-        return UNBOUNDED * bool(nodes)
+        return MANY_ACTORS * bool(nodes)
     return sum(
         int(min(node.get(name, 0.0) / amount for name, amount in amounts.items()))
         for node in nodes

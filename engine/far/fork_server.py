@@ -44,7 +44,7 @@ from .worker import Seeds, Worker, be_worker, daemonic, find_libraries, set_up_l
 
 # How long workers may take to finish their current tasks, in seconds. A worker that is
 # killed amid a sample keeps the locks that it shares with other processes.
-LEAVE_S = 0.5
+FINISH_S = 0.5
 # How long the fork server may take to end by itself, in seconds.
 END_S = 1.0
 # What a worker is started for: a segment, its number among the worker processes there,
@@ -238,7 +238,7 @@ class ForkedWorkers:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         for work in self._children.values():
             shut_down(work)
-        until_s = time.monotonic() + LEAVE_S
+        until_s = time.monotonic() + FINISH_S
         while self._children and (left_s := until_s - time.monotonic()) > 0:
             self.reap()
             if self._children:

@@ -44,7 +44,7 @@ from .child import (
     is_stopped,
 )
 from .far_pool import LOGGER, FarChild, FarPool
-from .fork_server import LEAVE_S, ForkServer
+from .fork_server import FINISH_S, ForkServer
 from .handover import dumps, plain_dumps
 from .slabs import Unpacker
 from .worker import Assignment, Result, Share
@@ -63,7 +63,7 @@ ROWS_EACH = 24
 # How long children may take to end if they still write to a cache, in seconds.
 STORE_S = 1.0
 # Lines of a stack that are shown.
-MAX_LINES = 40
+STACK_LINES = 40
 # How long a stuck worker may take to write its stacks.
 STACKS_NS = 300_000_000
 # How late a look at the time limit is if this process was stopped.
@@ -204,7 +204,7 @@ class WorkerChild(Child, FarChild):
         )
         WorkerChild.explained_kills = before + for_memory
         cause = self._stuck_how or cause_of(status, for_memory=for_memory)
-        lines = self.status_page.text().strip().splitlines()[:MAX_LINES]
+        lines = self.status_page.text().strip().splitlines()[:STACK_LINES]
         return "\n".join([f"{cause}; it wrote:", *lines]) if lines else cause
 
     def close(self) -> None:
@@ -518,7 +518,7 @@ class ProcessPool(FarPool[WorkerChild]):
         stores = any(
             isinstance(operation, Cached) for operation in self._program.operations
         )
-        end_s = time.monotonic() + (STORE_S if stores else LEAVE_S)
+        end_s = time.monotonic() + (STORE_S if stores else FINISH_S)
         children, self._children = self._children, []
         self._selector.close()
         for child in children:  # all pipes first: so they end side by side

@@ -42,7 +42,7 @@ from .handover import flattened, loads, plain_dumps
 
 # Descriptors that batches leave to the user. Without a slab, batches travel through the
 # pipe.
-KEPT_FREE = 16
+LEFT_TO_USER = 16
 Block = ctypes.Array[ctypes.c_uint8]
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -355,10 +355,10 @@ class Shelf:
                 return slab
         self._drop(alike)
         self._free = [slab for slab in self._free if slab not in alike]
-        if descriptors_left() < KEPT_FREE:
+        if descriptors_left() < LEFT_TO_USER:
             raise OSError(
                 errno.EMFILE,
-                f"the last {KEPT_FREE} file descriptors are reserved for other uses",
+                f"the last {LEFT_TO_USER} file descriptors are reserved for other uses",
             )
         return Slab(next(self._keys), size, layout, rows)
 

@@ -56,7 +56,7 @@ UNBOUNDED = 1 << 62
 # With Python's 5 ms, 24 readers beside one that computes were a fifth slower.
 SWITCH_S = 0.0005
 # How long a worker may take to finish its rows; the trainer is less patient.
-END_S = 60.0
+LAST_ROWS_S = 60.0
 # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of the C library: blocks that it takes from the
 # system singly, and free memory at the end of the heap that it returns. It begins with
 # 128 kB, and adapts to these values itself, at most (mallopt(3)). Samples of 100 kB,
@@ -229,7 +229,7 @@ class AssignedEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        until_s = time.monotonic() + END_S
+        until_s = time.monotonic() + LAST_ROWS_S
         self.stop()
         for segment in self._engine.segments:
             segment.close(until_s, [])
@@ -555,7 +555,7 @@ util: Any = multiprocessing.util
 
 # How long what the dataset has started may take to end, as with torch's workers. When a
 # loop ends, the fork server is less patient.
-LEAVE_S = 5.0
+EXIT_S = 5.0
 
 
 @contextlib.contextmanager
@@ -582,7 +582,7 @@ def daemonic() -> Iterator[None]:
     try:
         yield
     finally:
-        limit = threading.Timer(LEAVE_S, os._exit, (1,))
+        limit = threading.Timer(EXIT_S, os._exit, (1,))
         limit.daemon = True
         limit.start()
         with contextlib.suppress(Exception):

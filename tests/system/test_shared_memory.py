@@ -95,7 +95,7 @@ def test_batches_come_through_pipes_where_there_is_no_shared_memory(
 def test_batches_come_through_pipes_where_files_run_short(
     expected: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(slabs, "KEPT_FREE", 1 << 62)
+    monkeypatch.setattr(slabs, "LEFT_TO_USER", 1 << 62)
     with pipe_of("process") as pipe:
         assert digest(pipe) == expected
     (message,) = (record.getMessage() for record in caplog.records)
