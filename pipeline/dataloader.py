@@ -283,7 +283,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
             dataset: Any = self.dataset
             if (
                 self.num_workers == 0
-                and isinstance(dataset, IterableDataset)
+                and isinstance(self.dataset, IterableDataset)
                 and is_keeper(dataset)
             ):
                 drawing.dataset = dataset.state_dict()
@@ -418,11 +418,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         )
         begin = partial(self._begun_by_torch, drawing, watch, new=new)
         follow = partial(self._follow, drawing, watch)
-        alone = self.dataset if iterable and self.num_workers == 0 else None
         run = self._torchs = TorchsRun(
             self.name, self, why, tunable=why == UNTUNED and not self._zero_workers
         )
-        loop = resumed(begin, drawing, alone, follow=follow, run=run)
+        loop = resumed(
+            begin,
+            drawing,
+            self.dataset if iterable and self.num_workers == 0 else None,
+            follow=follow,
+            run=run,
+        )
         if config.get_enable_autotune():
             torchs_runs.add(run)
             weakref.finalize(loop, run.stop_tuning)
@@ -582,13 +587,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co], Face):
         tell_of_cuda(self.dataset)
         workers, safe = index(self.num_workers), self.thread_safe is True
         tunes = config.get_enable_autotune()
-        usual: Executor = (
-            "auto" if (safe or tunes) and not self._zero_workers else "inline"
-        )
+        moves = (safe or tunes) and not self._zero_workers
+        default: Executor = "auto" if moves else "inline"
         source = SourceStage(
             self.dataset,
             num_parallel_workers=workers or None,
-            executor="process" if workers and not safe else usual,
+            executor="process" if workers and not safe else default,
             thread_safe=safe,
             timeout=(workers and self.timeout) or None,
             drawn=True,
