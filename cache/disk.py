@@ -156,7 +156,7 @@ class Disk:
             if wanted is None:
                 wanted = (spare_bytes(self.folder) + SPARE) * 4 // 5 + self.used
             # The map bounds the file. Once it is full, nothing can be changed at all.
-            return min(wanted, self._env.info()["map_size"] - SPARE)
+            return min(wanted, int(self._env.info()["map_size"]) - SPARE)
 
     def get(self, key: bytes) -> memoryview | None:
         """Return an unchecked copy of the record under `key`, or None.
