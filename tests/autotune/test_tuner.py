@@ -396,10 +396,13 @@ def test_a_tuner_that_looks_is_training_though_its_steps_are_long(
     with HostPeers(tmp_path) as own, HostPeers(tmp_path) as other:
         plant = FluidPlant(STORE, gap_s=100.0, cores=2.0)
         tuner = Tuner(plant, RULES, TWO_CORES, AutotuneLog(), host_peers=own)
+        for _ in range(4):
+            plant.advance(0.5)
+            tuner.step()
         for path in tmp_path.iterdir():
             os.utime(path, (0, 0))
         assert other.share(TWO_CORES, 0.0, 2.0) == TWO_CORES
-        plant.advance(0.05)  # no evidence yet
+        plant.advance(0.05)  # which is no evidence
         tuner.step()
         assert other.share(TWO_CORES, 0.0, 2.0) != TWO_CORES
 
