@@ -116,7 +116,7 @@ def test_the_end_of_a_rest_does_not_end_a_pause_that_began_meanwhile() -> None:
     with pipe:
         engine = pipe._slot.run.host.engine  # type: ignore[union-attr]  # noqa: SLF001
         assert engine is not None
-        rest.pause(time.monotonic_ns() + 200_000_000)
+        rest.pause(time.monotonic_ns() + 1_000_000_000)
         with engine.still():
             while rest._alarm is not None:  # noqa: SLF001 until its alarm has come
                 time.sleep(0.001)
