@@ -124,10 +124,10 @@ def _try(
             operation.steps if isinstance(operation, Cached) else (operation,)
             for operation in segment.program.operations
         )
+        uncached_steps = [step for step in steps if not isinstance(step, Stored)]
         with witness:
-            for step, work in product(steps, works):
-                if not isinstance(step, Stored):
-                    step.run(work)
+            for operation, work in product(uncached_steps, works):
+                operation.run(work)
         if at in doubted_numbers and not any(work.failures for work in works):
             findings[at] = witness.finding()
     pipe.send({at: finding for at, finding in findings.items() if finding is not None})

@@ -57,7 +57,7 @@ def test_a_child_that_cannot_be_watched_is_ended(ends: tuple[Pipe, Pipe]) -> Non
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     with pytest.raises(ChildProcessError):
-        os.waitpid(pid, 0)
+        os.waitpid(pid, os.WNOHANG)
 
 
 def test_threads_may_fork_children_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
