@@ -88,7 +88,10 @@ def as_column(values: Array | Sequence[Any]) -> Any:
     array = (
         values if isinstance(values, np.ndarray) else np.stack([*map(as_array, values)])
     )
-    return array if array.dtype.kind in "SU" else torch.from_numpy(array)
+    if array.dtype.kind in "SU":
+        return array
+    # Views may be read-only, or run backwards: torch takes neither.
+    return torch.from_numpy(np.require(array, requirements=("C", "W")))
 
 
 def placed(row: Row, places: Sequence[int], values: Row) -> Row:

@@ -163,7 +163,8 @@ class Dataset(Known):
             f"rename() got {len(places)} columns and {len(names)} names; give as many",
         )
         columns = placed(tuple(self.columns), places, tuple(names))
-        return type(self)(copy.copy(self.pipeline), columns, self.facts)
+        facts = replace(self.facts, unbatched=None)  # those have the old names
+        return type(self)(copy.copy(self.pipeline), columns, facts)
 
     def filter(
         self,

@@ -485,6 +485,23 @@ def test_a_dataset_and_its_renamed_copy_go_side_by_side() -> None:
     assert [len(a) for (a,), _ in loops] == [2] * 4
 
 
+def test_a_renamed_column_keeps_its_name_in_each_pass() -> None:
+    twice = eight(shuffle=False).batch(4).rename("a", "b").repeat(2)
+    assert twice.get_col_names() == ["b"]
+    assert columns(twice) == [[[0, 1, 2, 3]], [[4, 5, 6, 7]]] * 2
+
+
+def test_a_function_of_batches_may_return_views() -> None:
+    def views(values: Any, _: ds.BatchInfo) -> Any:
+        return np.stack(values)[::-1], np.broadcast_to(np.int64(9), len(values))
+
+    for data in (
+        eight(shuffle=False).batch(4, per_batch_map=views, output_columns=["a", "b"]),
+        eight(shuffle=False).batch(4).map(lambda a: views(a, None), "a", ["a", "b"]),
+    ):
+        assert columns(data)[1] == [[7, 6, 5, 4], [9] * 4]
+
+
 def test_a_sampler_chooses_from_two_datasets() -> None:
     sampler = ds.RandomSampler(replacement=True)
     few = ds.NumpySlicesDataset([0, 1], "a", sampler=sampler)
