@@ -8,7 +8,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, Unpack
 
 import numpy as np
@@ -69,12 +69,23 @@ def files_of(files: Files) -> list[str]:
     """Return the paths that names and patterns stand for.
 
     Raises:
-        SpecError: there is no such file.
+        SpecError: there is no file of a name, or of a pattern.
     """
-    names = [files] if isinstance(files, (str, os.PathLike)) else list(files)
-    paths = [path for name in names for path in sorted(glob.glob(os.fspath(name)))]
-    check(paths, f"there is no file {files!r}; give the path of one, or a pattern")
-    return paths
+    names = [
+        os.fspath(name)
+        for name in ([files] if isinstance(files, (str, os.PathLike)) else files)
+    ]
+    found = [
+        sorted(filter(os.path.isfile, glob.glob(name, recursive=True)))
+        for name in names
+    ]
+    missing = [name for name, paths in zip(names, found, strict=True) if not paths]
+    check(
+        names and not missing,
+        f"there is no file {', '.join(map(repr, missing)) or repr(files)}; give paths"
+        " of files that are there, or patterns",
+    )
+    return [*chain.from_iterable(found)]
 
 
 def of_records(
@@ -136,9 +147,10 @@ def TFRecordDataset(
         row_schema.columns if row_schema else {k: {} for k in tf_names(files, extents)}
     )
     columns = names_of(columns_list) or list(specs)
-    there = ", ".join(specs)
     for name in columns:
-        check(name in specs, f"there is no column {name!r}; there are {there}")
+        check(
+            name in specs, f"there is no column {name!r}; there are {', '.join(specs)}"
+        )
     make = partial(tf_row, specs={name: specs[name] for name in columns})
     rows = Records(files, extents, make, "TFRecord")
     if options.get("num_samples") is None and row_schema and row_schema.rows:

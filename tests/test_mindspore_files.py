@@ -62,7 +62,19 @@ def test_files_of_records_are_mixed_file_by_file(tmp_path: Path) -> None:
     assert len([0 for a, b in itertools.pairwise(lines) if a[0] != b[0]]) == 2
 
 
-@pytest.mark.parametrize("damage", ["head", "cut", "index", "version"])
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    for name in ("a.txt", "b/c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("line\n")
+    (tmp_path / "folder.txt").mkdir()
+    assert len(ds.TextFileDataset([str(tmp_path / "**" / "*.txt")])) == 2
+    for missing in ("d.txt", "folder*"):
+        paths = [tmp_path / "a.txt", tmp_path / missing]
+        with pytest.raises(SpecError, match=re.escape(f"no file {str(paths[1])!r};")):
+            ds.TextFileDataset(paths)
+
+
+@pytest.mark.parametrize("damage", ["head", "cut", "index", "names", "version"])
 def test_damaged_files_of_records_are_refused(tmp_path: Path, damage: str) -> None:
     write_tfrecord(tmp_path / "0.tfrecord", 0)
     unpack_mindrecords(Path(__file__).parent / "golden", tmp_path)
