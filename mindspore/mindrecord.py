@@ -89,18 +89,11 @@ def MindDataset(
     rows: Any = Records(files, extents, make, "MindRecord")
     settings = {"num_parallel_workers": num_parallel_workers, **reading}
     if padded_sample and num_padded:
-        more = Slices(
+        more: Any = Slices(
             [[np.asarray(padded_sample[name])] * num_padded for name in columns]
         )
-        return padded_by(rows, more, columns, settings)
+        return made_of(ConcatDataset([rows, more]), columns, settings)
     return of_records(rows, columns, settings)
-
-
-def padded_by(
-    rows: Records, more: Slices, columns: Sequence[str], reading: dict[str, Any]
-) -> Dataset:
-    """Return records with further rows behind them."""
-    return made_of(ConcatDataset([rows, more]), columns, reading)  # type: ignore[list-item]
 
 
 def header_of(path: str) -> dict[str, Any]:
@@ -118,7 +111,7 @@ def header_of(path: str) -> dict[str, Any]:
         sizes = (header["header_size"], header["page_size"])
         right = isinstance(schema["schema"], dict) and {*map(type, sizes)} == {int}
         names = [*schema["blob_fields"], *header["shard_addresses"]]
-        if not right or {*map(type, names)} > {str}:
+        if not right or {*map(type, names)} - {str}:
             raise ValueError("its header has other fields")
     except (OSError, *DAMAGE) as error:
         raise SpecError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import sqlite3
 import struct
@@ -85,6 +86,13 @@ def test_damaged_files_of_records_are_refused(tmp_path: Path, damage: str) -> No
         record.write_bytes(record.read_bytes()[:-1])
     elif damage == "index":
         mind.with_name("one.mindrecord.db").write_bytes(b"no database" * 99)
+    elif damage == "names":
+        content = mind.read_bytes()
+        end = 8 + int.from_bytes(content[:8], "little")
+        header = json.loads(content[8:end])
+        header["schema"][0]["blob_fields"], header["shard_addresses"] = [], [1]
+        changed = json.dumps(header, separators=(",", ":")).encode()
+        mind.write_bytes(content[:8] + changed.ljust(end - 8) + content[end:])
     else:
         mind.write_bytes(mind.read_bytes().replace(b'"3.0"', b'"9.0"'))
     dataset_class: Any = ds.MindDataset
