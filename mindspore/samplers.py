@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import config
 from ..engine.plan import Shard
-from ..errors import check
+from ..errors import SpecError, check
 from ..pipeline.pipeline import Pipeline
 from .loops import Stream
 
@@ -275,20 +275,20 @@ def sampler_of(
     """Return the sampler that these arguments of a dataset stand for.
 
     Raises:
-        SpecError: one of `num_shards` and `shard_id` is missing.
+        SpecError: one of `num_shards` and `shard_id` is missing, or there is no such
+            shard.
     """
     if sampler is not None:
         return sampler
     if num_shards is None and shard_id is None:
-        if shuffle:
-            return RandomSampler(num_samples=num_samples)
-        return SequentialSampler(num_samples=num_samples)
-    check(
-        num_shards is not None and shard_id is not None,
-        "`num_shards` and `shard_id` go together, got"
-        f" {num_shards!r} and {shard_id!r}; pass both, or neither",
-    )
-    return DistributedSampler(num_shards or 1, shard_id or 0, shuffle, num_samples)
+        kind = RandomSampler if shuffle else SequentialSampler
+        return kind(num_samples=num_samples)
+    if num_shards is None or shard_id is None:
+        raise SpecError(
+            "`num_shards` and `shard_id` go together, got"
+            f" {num_shards!r} and {shard_id!r}; pass both, or neither"
+        )
+    return DistributedSampler(num_shards, shard_id, shuffle, num_samples)
 
 
 def name_of(rows: Any) -> str:

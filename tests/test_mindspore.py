@@ -316,6 +316,7 @@ def test_an_unsupported_call_names_its_replacement(call: Any, told: str) -> None
         (lambda: ordered().rename("x", ["a", "b"]), "1 columns and 2 names"),
         (lambda: ordered().batch(2).use_sampler([1]), "before map"),
         (lambda: ds.DistributedSampler(2, 2), "the first shard is 0"),
+        (lambda: eight(num_shards=0, shard_id=0), "got 0 of 0; the first shard is 0"),
         (lambda: ds.GeneratorDataset(Points(), "x", sampler=1), "must yield indices"),
         (lambda: ds.GeneratorDataset(Points(), "x", num_shards=2), "go together"),
         (lambda: ds.GeneratorDataset(1, "x"), "needs a dataset"),
