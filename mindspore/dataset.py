@@ -27,7 +27,7 @@ from .batches import Batches, BatchInfo, ByLength, DealtBatches, Pads, Sized
 from .columns import Columns, Kept, Picked, Row, as_samples, placed
 from .loops import Facts, Known, Stream, mixed
 from .samplers import chosen
-from .settings import ignored, instead
+from .settings import LOGGER, ignored, instead
 
 Names = str | Sequence[str] | None
 METHODS = {
@@ -95,9 +95,13 @@ class Dataset(Known):
         """
         pipeline, size = chosen(sampler, source, workers)
         row_pipeline = pipeline if first is None else pipeline.map(first)
-        dealt = size is not None
         facts = Facts(
-            dealt=dealt, size=size, source=source, first=first, classes=classes
+            dealt=size is not None,
+            shuffled=getattr(sampler, "shuffle", None) is True,
+            size=size,
+            source=source,
+            first=first,
+            classes=classes,
         )
         return cls(row_pipeline, columns, facts)
 
@@ -226,9 +230,12 @@ class Dataset(Known):
             dataset = self._by_list(batch_size, drop_remainder, *work)
         else:
             pipeline = self.pipeline.batch(batch_size, drop_last=drop_remainder)
-            dataset = self._batches(pipeline, batch_size, drop_remainder)
-            before = (self, batch_size, drop_remainder)
-            dataset.facts = replace(dataset.facts, unbatched=before)
+            dataset = self._batches(
+                pipeline,
+                batch_size,
+                drop_remainder,
+                unbatched=(self, batch_size, drop_remainder),
+            )
         return dataset.project(order) if order else dataset
 
     def padded_batch(
@@ -308,18 +315,20 @@ class Dataset(Known):
             " it out for data in order",
         )
         if self._indexed:
-            return self._changed(self.pipeline.shuffle(), self.columns)
+            return self._changed(self.pipeline.shuffle(), self.columns, shuffled=True)
         seed = config.get_seed()
 
         def shuffled(epoch: int) -> Iterator[Row]:
             rng = np.random.default_rng([seed, epoch])
             return mixed(self.rows(epoch), buffer_size, rng)
 
-        return self._begun(shuffled, self.get_dataset_size)
+        return self._begun(shuffled, self.get_dataset_size, shuffled=True)
 
     def shuffled_by_file(self) -> Self:
         """Shuffle the files of records, and the rows of each."""
-        return self._changed(self.pipeline.shuffle(window=1), self.columns)
+        return self._changed(
+            self.pipeline.shuffle(window=1), self.columns, shuffled=True
+        )
 
     def repeat(self, count: int | None = None) -> Self:
         """Make each epoch `count` passes over the data; None or -1: without end.
@@ -380,11 +389,19 @@ class Dataset(Known):
 
         Args:
             sizes: rows of each, or shares that add up to 1.
-            randomize: whether to draw the rows, by the seed: the same in each epoch.
+            randomize: whether to draw the rows, by the seed: the same in each epoch,
+                unless the dataset is shuffled. Then a part has other rows in each
+                epoch, as in MindSpore, and a warning says so.
 
         Raises:
             SpecError: the sizes do not add up, or rows to draw have no index.
         """
+        if self.facts.shuffled:
+            LOGGER.warning(
+                "split() divides rows that are shuffled in each epoch, so the parts"
+                " exchange rows between epochs; give the dataset shuffle=False, and"
+                " shuffle the parts"
+            )
         total = self.get_dataset_size()
         counts = _counts(sizes, total)
         ends = np.cumsum(counts)
@@ -396,12 +413,12 @@ class Dataset(Known):
                 self.skip(int(end - size)).take(size)
                 for end, size in zip(ends, counts, strict=True)
             ]
-        order = np.arange(total)
-        if randomize:
-            order = np.random.default_rng(config.get_seed()).permutation(total)
-        parts = np.split(order, ends[:-1])
-        lists = [part.tolist() for part in parts]
-        return [self._changed(self.pipeline.select(p), self.columns) for p in lists]
+        rng = np.random.default_rng(config.get_seed())
+        order = rng.permutation(total) if randomize else np.arange(total)
+        return [
+            self._changed(self.pipeline.select(part.tolist()), self.columns)
+            for part in np.split(order, ends[:-1])
+        ]
 
     def use_sampler(self, new_sampler: Any) -> None:
         """Let a sampler choose the rows, in place of the one before.
@@ -414,8 +431,13 @@ class Dataset(Known):
             "use_sampler() goes on the dataset itself, before map() and batch()",
         )
         facts = self.facts
-        data = self.sampled(new_sampler, facts.source, self.columns, first=facts.first)
-        data.facts = replace(data.facts, classes=facts.classes)
+        data = self.sampled(
+            new_sampler,
+            facts.source,
+            self.columns,
+            first=facts.first,
+            classes=facts.classes,
+        )
         vars(self).clear()
         vars(self).update(vars(data))
 
@@ -447,6 +469,7 @@ class Dataset(Known):
             first=None,
             unbatched=None,
             parents=tuple(parts),
+            shuffled=any(part.facts.shuffled for part in parts),
         )
 
         def begin(epoch: int) -> Iterator[Row]:
@@ -529,8 +552,7 @@ class Dataset(Known):
         pipeline = pipeline.map(
             DealtBatches(*work) if dealt else Batches(*work, len(pipeline))
         )
-        dataset = self._batches(pipeline, size, drop)
-        return type(self)(pipeline, columns, dataset.facts)
+        return type(self)(pipeline, columns, self._batches(pipeline, size, drop).facts)
 
 
 class Made:
@@ -568,6 +590,7 @@ def zipped(datasets: Sequence[Dataset]) -> Dataset:
         size=lambda: min(dataset.get_dataset_size() for dataset in datasets),
         parents=tuple(datasets),
         batch_size=first.batch_size,
+        shuffled=any(dataset.facts.shuffled for dataset in datasets),
     )
     return Dataset.streamed(begin, names, facts)
 

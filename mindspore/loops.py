@@ -150,6 +150,8 @@ class Facts:
     """Whether the pipeline itself makes them, so that only `map` may follow."""
     dealt: bool = False
     """Whether rows come in an order of their own, which no index reaches."""
+    shuffled: bool = False
+    """Whether that order, or the one of the indices, is another one in each epoch."""
     begin: Callable[[int], Iterator[Row]] | None = None
     """Begins an epoch by its number, if the pipeline does nothing but read it."""
     size: Callable[[], int] | None = None

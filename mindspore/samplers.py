@@ -27,6 +27,9 @@ class Sampler(ABC):  # noqa: B024 scripts use it as it is, too
         num_samples: indices in an epoch; None: all.
     """
 
+    # Whether the order is another one in each epoch.
+    shuffle = False
+
     def __init__(self, num_samples: int | None = None) -> None:
         self.num_samples = num_samples
         # The rows of the dataset, once it is known.
@@ -61,6 +64,8 @@ class SequentialSampler(Sampler):
 
 class RandomSampler(Sampler):
     """Rows in another order each epoch, each once unless `replacement`."""
+
+    shuffle = True
 
     def __init__(
         self,
@@ -136,12 +141,16 @@ class SubsetSampler(Sampler):
 class SubsetRandomSampler(SubsetSampler):
     """The rows with these indices, in another order each epoch."""
 
+    shuffle = True
+
     def ordered(self, pipeline: Pipeline, rows: int) -> Pipeline | None:
         return pipeline.select(self.indices).shuffle()
 
 
 class WeightedRandomSampler(Sampler):
     """Rows drawn with these weights."""
+
+    shuffle = True
 
     def __init__(
         self,

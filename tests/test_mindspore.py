@@ -517,6 +517,28 @@ def test_parts_of_shuffled_batches_have_no_row_in_common() -> None:
         assert sorted(values) == [*range(8)]
 
 
+SHUFFLED: dict[str, Any] = {
+    "rows": eight,
+    "batches": lambda: eight().batch(1).map(doubled, "a"),
+    "a buffer": lambda: ds.GeneratorDataset(stream, "a").shuffle(4).skip(0),
+    "a sampler": lambda: eight(sampler=ds.WeightedRandomSampler([1.0] * 8)),
+    "appended": lambda: eight(shuffle=False).take(4) + eight().take(4),
+    "zipped": lambda: ds.zip((eight(shuffle=False), eight().rename("a", "b"))),
+}
+
+
+@pytest.mark.parametrize("kind", SHUFFLED)
+def test_a_split_of_shuffled_rows_says_that_its_parts_exchange_them(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    eight(shuffle=False).split([4, 4])
+    eight(sampler=ds.SubsetSampler(range(8))).batch(1).split([4, 4], randomize=False)
+    assert caplog.records == []
+    SHUFFLED[kind]().split([4, 4], randomize=False)
+    (record,) = caplog.records
+    assert "give the dataset shuffle=False" in record.message
+
+
 class Counted:
     """Counts how often it is read."""
 
