@@ -24,7 +24,9 @@ INSTEAD = {
     "DistributedDataset": "num_shards and shard_id",
     "GraphData": "a library for graphs, such as PyTorch Geometric",
     "RepeatDataset": "GeneratorDataset(...).repeat(n)",
+    "audio": "functions of your own in map()",
     "deserialize": "penstock.Pipeline.load_autotune(path) for tuned settings",
+    "text": "functions of your own in map(), or penstock.text",
 }
 SETTINGS = {
     "load": "Pipeline.load_autotune(path)",

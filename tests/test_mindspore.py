@@ -291,6 +291,8 @@ def test_a_dataset_can_be_described(tmp_path: Path) -> None:
         (lambda: ds.CelebADataset, "CelebA"),
         (lambda: ds.CSVDataset, "pandas"),
         (lambda: ds.deserialize, "load_autotune"),
+        (lambda: ds.text, "penstock.text"),
+        (lambda: ds.audio, "functions of your own"),
         (lambda: ds.Nothing, "see penstock.Pipeline"),
         (lambda: ordered().device_que, "to_device"),
         (lambda: ordered().sync_wait, "on_batch"),
