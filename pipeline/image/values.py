@@ -527,7 +527,7 @@ class normalize:
         scales = [1 / (255 * std) for std in self.std]
         shifts = [-mean / std for mean, std in zip(self.mean, self.std, strict=True)]
         scale, shift = (
-            torch.tensor(values, device=pixels.device).view(shape)
+            torch.tensor(values, dtype=torch.float32, device=pixels.device).view(shape)
             for values in (scales, shifts)
         )
         return torch.addcmul(shift, pixels.to(torch.float32), scale).to(self.dtype)

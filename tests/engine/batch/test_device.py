@@ -77,6 +77,17 @@ def test_images_become_floats_on_the_device(dtype: Any, *, channels_last: bool) 
     assert "normalize=((0.4, 0.5, 0.6), (0.2, 0.25, 0.5))" in repr(pipe)
 
 
+def test_floats_on_the_device_do_not_depend_on_the_default_type() -> None:
+    usual = ps.image.IMAGENET_MEAN, ps.image.IMAGENET_STD
+    ((expected, _),) = described().to_device("cpu", normalize=usual)
+    torch.set_default_dtype(torch.float64)
+    try:
+        ((images, _),) = described().to_device("cpu", normalize=usual)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert images.equal(expected)
+
+
 @pytest.mark.parametrize("wrong", [5, (MEAN,), (MEAN, (1, 2)), (MEAN, (0, 1, 1))])
 def test_a_wrong_normalisation_is_an_error_with_an_example(wrong: Any) -> None:
     with pytest.raises(ps.SpecError, match=r"\(means, deviations\)"):

@@ -255,6 +255,17 @@ def test_normalize_does_not_depend_on_the_default_device(small: Image) -> None:
         assert np.array_equal(normalize()(small), expected)
 
 
+@pytest.mark.parametrize("kind", [np.asarray, as_tensor])
+def test_normalize_does_not_depend_on_the_default_type(kind: Any, small: Image) -> None:
+    image = kind(small)
+    expected = torch.as_tensor(normalize()(image))
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.as_tensor(normalize()(image)).equal(expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_type_that_pixels_are_not_normalized_to_is_refused() -> None:
     with pytest.raises(SpecError, match=r"one of torch.float32.* got torch.int64"):
         normalize(dtype=torch.int64)
