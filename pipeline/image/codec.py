@@ -248,6 +248,8 @@ def size_of(image: Any) -> tuple[int, int]:
 
 # A box whose edges lie inside iMCUs, with rows and columns left out on all sides.
 TRIED = Box(19, 21, 33, 35)
+# Pixels of the longest side that the extension takes: no JPEG has a longer one.
+MAX_SIDE = 65_500
 # Height and width in pixels of the images on which the extension is tried.
 TRIED_SIDE = 96
 SAMPLINGS = ("444", "422", "440", "420", "Gray")
@@ -285,7 +287,7 @@ class CropDecoder:
                 changed codes may go unnoticed.
 
         Returns:
-            None for a file that is refused, or damaged.
+            None for a file that is refused or damaged, and for sides above `MAX_SIDE`.
         """
         crops: list[Image | None] = [None] * len(files)
         extension, _ = crop_extension()
@@ -294,14 +296,19 @@ class CropDecoder:
         sizes: dict[tuple[int, int], list[int]] = {}
         for at, placement in enumerate(placements):
             size = placement.height, placement.width
-            if (
+            if max(size) <= MAX_SIDE and (
                 placement.antialias
                 or (placement.reduced.height, placement.reduced.width) == size
             ):
                 sizes.setdefault(size, []).append(at)
         for size, places in sizes.items():
-            inputs = [files[at] for at in places], [placements[at] for at in places]
-            images = made_by(extension, *inputs, size, to_end=to_end)
+            images = made_by(
+                extension,
+                [files[at] for at in places],
+                [placements[at] for at in places],
+                size,
+                to_end=to_end,
+            )
             for at, image in zip(places, images, strict=True):
                 crops[at] = image
         return crops
@@ -334,7 +341,7 @@ def shaped(part: Image, placement: Placement) -> Image:
     size, antialias = (placement.height, placement.width), placement.antialias
     extension, _ = crop_extension()
     resizes = part.shape[:2] != size
-    too_large = max(part.shape + size) > 65_500  # no JPEG has longer sides
+    too_large = max(part.shape + size) > MAX_SIDE
     if extension is None or not resizes or not antialias or too_large:
         image = resize(part, *size, antialias=antialias) if resizes else part
         return mirror(image) if placement.mirrored else image

@@ -411,6 +411,15 @@ def test_any_array_of_an_image_is_resized_as_torch_does_it(
         assert np.array_equal(pixels, expected)
 
 
+def test_a_side_longer_than_any_jpegs_is_made_without_the_extension() -> None:
+    operator, data = ps.image.resize_short_side(64), jpeg(noise(16, 20_000), "420")
+    with no_extension():
+        expected = operator(data)
+    assert expected.shape == (64, 80_000, 3)
+    (image,) = through([data], operator)
+    assert np.array_equal(image, expected)
+
+
 ANNOTATED = {"image": jpeg(PIXELS, "420"), "boxes": np.array([[1.0, 2.0, 50.0, 60.0]])}
 
 
