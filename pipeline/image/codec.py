@@ -52,7 +52,6 @@ FORMATS = (
     "GIF",
     "JPEG",
     "JPEG2000",
-    "MPO",
     "PNG",
     "PPM",
     "TGA",
@@ -154,11 +153,14 @@ def opened_picture(data: Encoded) -> Iterator[PIL.Image.Image]:
     becomes a `ValueError` that says what is wrong with the file.
 
     Raises:
+        MemoryError: there is not enough memory, which says nothing about the file.
         ValueError: the file cannot be read, when it is opened or inside the `with`.
     """
     try:
         with PIL.Image.open(io.BytesIO(data), formats=readable()) as picture:
             yield picture
+    except MemoryError:
+        raise
     except Exception as error:
         raise ValueError(damage(data, error)) from error
 

@@ -15,7 +15,7 @@ import pytest
 
 from penstock.errors import SampleError
 from penstock.pipeline.image import decode
-from penstock.pipeline.image.codec import decode_reduced, size_of
+from penstock.pipeline.image.codec import decode_reduced, opened_picture, size_of
 from penstock.pipeline.image.geometry import Image
 
 
@@ -136,6 +136,11 @@ def test_any_damage_to_an_image_is_a_value_error(kind: str) -> None:
         except ValueError as error:
             refused += str(error).endswith("leave it out")
     assert refused > 0
+
+
+def test_too_little_memory_is_not_called_damage(photo_file: bytes) -> None:
+    with pytest.raises(MemoryError), opened_picture(photo_file) as picture:
+        picture.frombytes(bytes(1 << 62))
 
 
 def test_bytes_that_are_not_an_image_are_shown() -> None:
