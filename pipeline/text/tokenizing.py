@@ -50,7 +50,7 @@ class tokenize:
         add_special_tokens: whether the tokenizer adds special tokens such as `[CLS]`.
         padding: how to pad batches. None: to the longest text, with the token and on
             the side that the tokenizer is set to (id 0 on the right, if a
-            `tokenizers.Tokenizer` has no padding).
+            `tokenizers.Tokenizer` has no padding; to its length, if it has one).
 
     Raises:
         SpecError: this is not a tokenizer, or one that draws at random.
@@ -145,8 +145,10 @@ def encoder(
     is_limited = max_length is not None
     if hasattr(own, "encode_batch"):
         if is_limited:
-            limits = (own.truncation or {}) | {"max_length": max_length}
-            own.enable_truncation(**limits)
+            own.enable_truncation(**(own.truncation or {}) | {"max_length": max_length})
+        if own.padding:  # which `padding_of` reads: batches are padded later
+            own = copy.deepcopy(own)
+            own.no_padding()
         return partial(_columns, own, special)
     cut = {"max_length": max_length, "truncation": True} if is_limited else {}
     encode = partial(own, add_special_tokens=special, return_attention_mask=True, **cut)
@@ -163,14 +165,21 @@ def _columns(own: Any, special: bool, texts: list[str]) -> Columns:  # noqa: FBT
 
 
 def padding_of(own: Any, samples: list[dict[str, list[int]]]) -> pad:
-    """Return a `pad` that pads to the longest text as the tokenizer would.
+    """Return a `pad` that pads these texts as the tokenizer would.
 
     Raises:
         SpecError: padding is needed, and the tokenizer has no token for it.
     """
     if hasattr(own, "encode_batch"):
         padding = own.padding or {}
-        return pad(padding.get("pad_id", 0), side=padding.get("direction", "right"))
+        step = padding.get("pad_to_multiple_of") or 1
+        longest = max(len(sample[IDS]) for sample in samples)
+        length = -(-max(longest, padding.get("length") or 0) // step) * step
+        return pad(
+            padding.get("pad_id", 0),
+            to=length or "longest",
+            side=padding.get("direction", "right"),
+        )
     if own.pad_token_id is None:
         lengths = {len(sample[IDS]) for sample in samples}
         check(

@@ -84,6 +84,23 @@ def test_settings_of_the_tokenizer_apply(tokenizer: Any, texts: list[str]) -> No
     assert f(texts[:20])["input_ids"].shape == (20, 12)
 
 
+def test_a_fixed_length_is_that_of_batches_only(
+    tokenizer: Any, texts: list[str]
+) -> None:
+    own, batch = copy.deepcopy(tokenizer), texts[:8]
+    own.enable_padding(pad_id=4, length=300, pad_to_multiple_of=8)
+    f = tokenize(own)
+    for same in (f, pickle.loads(pickle.dumps(f))):  # noqa: S301
+        assert plain(same(batch)) == {
+            "input_ids": [encoding.ids for encoding in own.encode_batch(batch)],
+            "attention_mask": [e.attention_mask for e in own.encode_batch(batch)],
+        }
+    assert f(texts[0])["input_ids"].tolist() == tokenizer.encode(texts[0]).ids
+    requested = pad(7, side="left")
+    tokens = plain(tokenize(own, padding=requested)(batch))
+    assert tokens == plain(tokenize(tokenizer, padding=requested)(batch))
+
+
 def test_padding_can_be_requested(tokenizer: Any, texts: list[str]) -> None:
     f = tokenize(tokenizer, max_length=30, padding=pad(7, to=(32, 64)))
     tokens = f(texts[:16])
