@@ -389,7 +389,9 @@ class pad:
 
     def _others(self, column: Sequence[Any]) -> Any:
         """Return labels: padded if they are sequences, else as torch collates them."""
-        if not is_sequence_of_integers(column[0]):
+        try:
+            row(column[0], LABELS)
+        except SampleError:  # no sequence of integers
             return collated_column(column, LABELS)
         return self._padded([row(labels, LABELS) for labels in column], LABELS, IGNORED)
 
@@ -399,8 +401,9 @@ class pad:
         rows = [ids[:length] for ids in rows]
         lengths = np.array([len(ids) for ids in rows])[:, None]
         columns = np.arange(length)
-        is_left = self.side == "left"
-        is_token = columns >= length - lengths if is_left else columns < lengths
+        is_token = (
+            columns >= length - lengths if self.side == "left" else columns < lengths
+        )
         batch = np.full((len(rows), length), filler, np.int64)
         batch[is_token] = np.concatenate(rows)
         return torch.from_numpy(batch)
@@ -477,11 +480,3 @@ def collated_column(column: Sequence[Any], key: str) -> Any:
             f' sequence, pass ps.text.pad(..., fill={{"{key}": 0}}); otherwise drop it'
             " in a map() before this"
         ) from error
-
-
-def is_sequence_of_integers(value: Any) -> bool:
-    """Whether it is a list, an array or a tensor of one dimension, of integers."""
-    if not isinstance(value, list | tuple | np.ndarray | torch.Tensor):
-        return False
-    array = np.asarray(value)
-    return array.ndim == 1 and (array.dtype.kind in "biu" or array.size == 0)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import default_collate
 
 from penstock.errors import SampleError, SpecError
 from penstock.pipeline.text import pad
@@ -151,6 +152,12 @@ def test_tuples_stay_tuples_and_sequences_in_them_are_labels() -> None:
     assert isinstance(pair, Pair)
     assert pair.text["input_ids"].tolist() == [[1], [2]]
     assert pair.label == ["a", "b"]
+
+
+def test_uneven_lists_beside_ids_are_collated_as_in_torch() -> None:
+    column = [[[1], [2, 3]], [[4], [5, 6]]]
+    _, batch = pad()([([1, 2], lists) for lists in column])
+    assert str(batch) == str(default_collate(column))
 
 
 def test_an_operator_compares_and_prints_as_a_value() -> None:
