@@ -187,8 +187,9 @@ class Placement:
         if self.mirrored:
             part = part.flip(2)
         if self.canvas is not None:
-            size = len(part), self.canvas.height, self.canvas.width
-            around = part.new_full(size, fill)
+            around = part.new_full(
+                (len(part), self.canvas.height, self.canvas.width), fill
+            )
             left, top = self._offset()
             around[:, top : top + self.height, left : left + self.width] = part
             return around
@@ -230,8 +231,7 @@ class Warp:
     def points(self, points: Points) -> Points:
         """Return the new places of points, `float64 [m, 2]`."""
         a, b, c, d, e, f = self.matrix
-        places = np.linalg.solve([[a, b], [d, e]], (points - (c, f)).T)
-        return cast("Points", places.T)
+        return cast("Points", np.linalg.solve([[a, b], [d, e]], (points - (c, f)).T).T)
 
     def masks(self, masks: torch.Tensor, fill: int) -> torch.Tensor:
         """Return masks `[n, H, W]` warped, by nearest pixels."""
@@ -441,6 +441,26 @@ def moved_annotations(
     return annotations
 
 
+def typed(sample: Any) -> Any:
+    """Return a sample with annotations of the types of moved ones, moved or not.
+
+    Raises:
+        SampleError: boxes, areas or keypoints are not numbers.
+    """
+    parts = SampleParts.of(sample)
+    target = parts.target or {}
+    places = {
+        name: as_given(numbers(target[name], name), target[name])
+        for name in target.keys() & {"boxes", "area", "keypoints"}
+    }
+    masks = {
+        name: np.asarray(target[name])
+        for name in target.keys() & {"masks", "mask"}
+        if not isinstance(target[name], torch.Tensor)
+    }
+    return parts.with_image(parts.image, {**target, **places, **masks})
+
+
 def boxes_of(annotation: Any) -> Points:
     """Return boxes as `float64 [n, 4]`.
 
@@ -471,8 +491,7 @@ def moved_boxes(
     whole = np.concatenate([places.min(axis=1), places.max(axis=1)], axis=1)
     if not move.cuts:
         return whole, np.ones(len(boxes), bool)
-    left, top, right, bottom = move.shown
-    inside = np.clip(whole, (left, top) * 2, (right, bottom) * 2)
+    inside = np.clip(whole, move.shown[:2] * 2, move.shown[2:] * 2)
     flags = areas(inside) > 0
     if by_middle:
         flags &= middles_inside(whole, move.shown)
@@ -481,9 +500,9 @@ def moved_boxes(
 
 def middles_inside(boxes: Points, edges: Any) -> Flags:
     """Return whether the middle of each box is inside these edges, `bool [n]`."""
-    low, high = edges[:2], edges[2:]
     middles = (boxes[:, :2] + boxes[:, 2:]) / 2
-    return cast("Flags", ((middles >= low) & (middles < high)).all(axis=1))
+    inside = (middles >= edges[:2]) & (middles < edges[2:])
+    return cast("Flags", inside.all(axis=1))
 
 
 def areas(boxes: Points) -> Points:
@@ -526,8 +545,7 @@ def moved_keypoints(annotation: Any, move: Transform) -> Any:
     places = move.points(points[..., :2].reshape(-1, 2)).reshape(*points.shape[:2], 2)
     if points.shape[2] == 2:
         return as_given(places, annotation)
-    left, top, right, bottom = move.shown
-    is_shown = (places >= (left, top)).all(-1) & (places <= (right, bottom)).all(-1)
+    is_shown = (places >= move.shown[:2]).all(-1) & (places <= move.shown[2:]).all(-1)
     is_shown &= points[..., 2] > 0
     keypoints = np.concatenate([places, points[..., 2:]], axis=2) * is_shown[..., None]
     return as_given(keypoints, annotation)
@@ -585,7 +603,8 @@ def numbers(value: Any, name: str) -> Points:
         SampleError: they are not numbers.
     """
     try:
-        return np.array(value, np.float64)
+        # Of a tensor itself, numpy would make an array with a warning.
+        return np.array(np.asarray(value), np.float64)
     except (TypeError, ValueError) as error:
         raise SampleError(
             f"`{name}` must be a list, an array or a tensor of numbers, got"

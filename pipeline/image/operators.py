@@ -47,6 +47,7 @@ from .geometry import (
     random_box,
     require_encoded,
     short_side_size,
+    typed,
 )
 
 DECODER = CropDecoder()
@@ -110,8 +111,7 @@ def on_canvas(image: Image, placement: Placement) -> Image:
     canvas = placement.canvas
     if canvas is None:
         return image
-    size = canvas.height, canvas.width, image.shape[2]
-    around = np.full(size, placement.fill, np.uint8)
+    around = np.full((canvas.height, canvas.width, 3), placement.fill, np.uint8)
     replace(canvas, height=placement.height, width=placement.width).cut(around)[:] = (
         image
     )
@@ -282,12 +282,13 @@ class horizontal_flip:
             SampleError: it has no image, or its annotations have wrong shapes.
             ValueError: it has the bytes of a file that cannot be decoded.
         """
+        sample = typed(sample)  # types do not depend on what is drawn
         if rng.random() >= self.p:
             return on_pixels(sample, lambda image: image)
-        flipped = placed_sample(
-            sample, lambda *size: Placement.whole(size, mirrored=True)
+        return with_pairs(
+            placed_sample(sample, lambda *size: Placement.whole(size, mirrored=True)),
+            self.keypoint_pairs,
         )
-        return with_pairs(flipped, self.keypoint_pairs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from .geometry import (
     described,
     moved_annotations,
     on_image,
+    typed,
     writable,
 )
 
@@ -245,7 +246,7 @@ class rand_augment:
             SampleError: it has no image, or its annotations have wrong shapes.
             ValueError: it has the bytes of a file that cannot be decoded.
         """
-        parts = SampleParts.of(sample)
+        parts = SampleParts.of(typed(sample))  # types do not depend on what is drawn
         picture = PIL.Image.fromarray(pixels_of(parts.image))
         size, target = (picture.height, picture.width), parts.target
         level = self.magnitude / (self.bins - 1)
@@ -264,8 +265,8 @@ class rand_augment:
                         target, Warp(matrix, size), size, per_box=self.per_box
                     )
             else:
-                factor = 1 + sign * level * 0.9  # 0.1 to 1.9
-                amount = factor if change in ENHANCERS else level
+                # A factor is 0.1 to 1.9.
+                amount = 1 + sign * level * 0.9 if change in ENHANCERS else level
                 picture = changed_picture(picture, change, amount)
         return parts.with_image(like(parts.image, np.array(picture)), target)
 
@@ -323,8 +324,10 @@ class Mixing(ABC):
             other = torch.from_numpy(rng.permutation(len(images)))
             images, share = self._mixed(images, images[other], share, rng)
             shares = share * shares + (1 - share) * shares[other]
-        is_tensor = isinstance(batch[0], torch.Tensor)
-        pair = [tensor if is_tensor else tensor.numpy() for tensor in (images, shares)]
+        pair = [
+            part if isinstance(batch[0], torch.Tensor) else part.numpy()
+            for part in (images, shares)
+        ]
         # A namedtuple stays one.
         return getattr(type(batch), "_make", type(batch))((*pair, *batch[2:]))
 

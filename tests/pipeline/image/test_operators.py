@@ -8,6 +8,7 @@ import math
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -21,6 +22,7 @@ from penstock.pipeline.image import (
     decode_only_random_resized_crop,
     decode_random_resized_crop,
     horizontal_flip,
+    rand_augment,
     random_resized_crop,
     resize_short_side,
 )
@@ -146,6 +148,32 @@ def test_a_flip_is_as_likely_as_requested(photo: Image) -> None:
     ]
     assert np.mean(flips) == pytest.approx(0.25, abs=0.05)
     assert np.array_equal(horizontal_flip(0.0)(small, rng), small)
+
+
+def kinds_of(value: object) -> object:
+    """Return the types of annotations, as far as they can be seen."""
+    if isinstance(value, dict):
+        return [(name, kinds_of(part)) for name, part in value.items()]
+    if isinstance(value, list):
+        return [kinds_of(part) for part in value]
+    return type(value), getattr(value, "dtype", None)
+
+
+@pytest.mark.parametrize("operator", [horizontal_flip(), rand_augment(1)])
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, list])
+def test_types_do_not_depend_on_what_is_drawn(operator: Any, kind: Any) -> None:
+    target = {
+        "boxes": kind([[8, 9, 20, 21]]),
+        "labels": [3],
+        "area": kind([144]),
+        "masks": [np.ones((32, 32), np.uint8)],
+        "keypoints": kind([[[10, 11, 1]]]),
+    }
+    image = np.zeros((32, 32, 3), np.uint8)
+    first, *others = [
+        kinds_of(operator((image, target), seeded(seed))[1]) for seed in range(30)
+    ]
+    assert others == [first] * 29
 
 
 def test_the_usual_chain_for_evaluation_works(photo_file: bytes) -> None:
