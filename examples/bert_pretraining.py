@@ -4,11 +4,15 @@
 
 Documents are packed into blocks, so there is almost no padding. Tokens attend only to
 tokens of their own document. Masks are drawn from `rng`: they change with every epoch,
-and depend only on the seed, the epoch and the block. The documents here are made up. If
-you have a tokenizer, make `documents` a dataset of its ids:
+and depend only on the seed, the epoch and the block. The documents here are made up.
+For yours, set the constants below to the ids of your tokenizer, and make `documents` a
+sequence of the ids of each text, not the rows of a dataset, which are dicts:
 
     tokenizer = AutoTokenizer.from_pretrained("bert-base-uncased")
-    documents = dataset.map(lambda row: tokenizer(row["text"]), batched=True)
+    rows = dataset.map(
+        lambda row: tokenizer(row["text"], add_special_tokens=False), batched=True
+    )
+    documents = rows["input_ids"]
 """
 
 from __future__ import annotations
