@@ -6,8 +6,8 @@ Images differ in size. They are resized by their shorter side and flipped, and b
 masks move with them. A batch has images of about the same aspect, so it has little
 padding. Targets stay lists, because images differ in their number of boxes. For COCO,
 use torchvision's `CocoDetection` as the dataset, wrapped by its
-`wrap_dataset_for_transforms_v2`, so that targets are dicts, and its
-`maskrcnn_resnet50_fpn` as the model.
+`wrap_dataset_for_transforms_v2` with boxes, labels and masks among the `target_keys`,
+so that targets are dicts, and its `maskrcnn_resnet50_fpn` as the model.
 """
 
 from __future__ import annotations
