@@ -115,7 +115,7 @@ class ToDevice:
         """
         stage, any_images = self._stage, False
         # A host that does not wait would read memory before a copy has reached it.
-        how = {"non_blocking": stage.device.type == "cuda"}
+        how: Any = {"non_blocking": stage.device.type == "cuda"}
         channels = len(stage.normalize[0]) if stage.normalize else 0
 
         def move(tensor: torch.Tensor) -> torch.Tensor:

@@ -205,7 +205,7 @@ def _in_brackets(key: Any) -> str:
 def _dict_of(thing: Any) -> dict[Any, Any]:
     """Return its `__dict__`, bypassing a property of that name."""
     for owner in type(thing).__mro__:
-        descriptor = owner.__dict__.get("__dict__")
+        descriptor: Any = owner.__dict__.get("__dict__")
         if type(descriptor) in (types.GetSetDescriptorType, types.MemberDescriptorType):
             attributes: dict[Any, Any] = descriptor.__get__(thing)
             return attributes
