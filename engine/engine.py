@@ -191,8 +191,8 @@ class Engine:
         The user's functions draw by the batch: the trainer's next draws are its own.
         """
         plan = in_flight.plan
-        seeds = self.recipe.collate_seed, plan.epoch, plan.batch
         if isinstance(batch, Gathered):
+            seeds = self.recipe.collate_seed, plan.epoch, plan.batch
             kept = batch.buffer.kept.values()
             threads = self._assigned and any(s.inline is None for s in self.segments)
             with self.trainer.collating():
@@ -200,7 +200,7 @@ class Engine:
             if not self._calls.keeps:
                 self._let_collate()
         if self._late_work and not in_flight.elsewhere:
-            with seeded_by(*seeds, 1):
+            with seeded_by(self.recipe.collate_seed, plan.epoch, plan.batch, 1):
                 batch = worked_late(self.recipe, plan, batch)
         return in_flight, batch
 

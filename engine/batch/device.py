@@ -96,7 +96,7 @@ class ToDevice:
         self._stage = stage
         self._scale = self._shift = torch.empty(0)
         if stage.normalize is not None and stage.device.type != "meta":
-            mean, std = (torch.tensor(v, dtype=torch.float32) for v in stage.normalize)
+            mean, std = (torch.tensor(values) for values in stage.normalize)
             # Cast on the host: only the copy is issued then, and it is done on return.
             self._scale = (1 / (255 * std)).to(stage.dtype).to(stage.device)
             self._shift = (-mean / std).to(stage.dtype).to(stage.device)
@@ -115,12 +115,16 @@ class ToDevice:
         """
         stage, any_images = self._stage, False
         # A host that does not wait would read memory before a copy has reached it.
-        how: Any = {"non_blocking": stage.device.type == "cuda"}
+        under_way = stage.device.type == "cuda"
         channels = len(stage.normalize[0]) if stage.normalize else 0
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal any_images
-            moved_tensor = carry(tensor) if carry else tensor.to(stage.device, **how)
+            moved_tensor = (
+                carry(tensor)
+                if carry
+                else tensor.to(stage.device, non_blocking=under_way)
+            )
             # `uint8 [N, H, W, C]`, with the channels to normalise
             is_image = (
                 channels > 0

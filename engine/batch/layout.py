@@ -386,7 +386,7 @@ class MappingNode(Node):
             kind = values.dtype.kind
             # A column may have been text, lists or structs in the first file.
             fits = [
-                kind in PYTHONS.get(getattr(leaves[name], "kind", str), "")
+                kind in PYTHONS.get(getattr(leaves[name], "kind", object), "")
                 for name in names
             ]
             same(fits, fact=True)
