@@ -133,7 +133,7 @@ MUTATIONS = [
     # States
     Mutation(CORE, "            self.state = State.RUNNING\n", "            pass\n"),
     Mutation(CORE, "if self.state is State.PAUSED:  # whoever paused", "if False:  # whoever paused"),
-    Mutation(CORE, "if runs and due and number", "if due and number"),
+    Mutation(CORE, "if running and due and number", "if due and number"),
     Mutation(CORE, "        self.state = State.CLOSED\n", ""),
     # Bytes
     Mutation(BUDGET, "self.held_bytes + nbytes > self.limit_bytes", "self.held_bytes + nbytes >= self.limit_bytes"),
