@@ -51,6 +51,8 @@ class Leaping:
         self._leaps = 0
         patch.setattr(processes, "time", self)
         patch.setattr(processes, "STACKS_NS", LEAP_NS)
+        # A leap is no Ctrl-Z.
+        patch.setattr(processes, "LATE_NS", 9 * LEAP_NS)
         watch = ProcessPool._watch  # noqa: SLF001 to be looked at more often
 
         def often(pool: ProcessPool) -> tuple[float | None, list[WorkerChild]]:
