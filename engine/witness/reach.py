@@ -205,11 +205,15 @@ def _in_brackets(key: Any) -> str:
 def _dict_of(thing: Any) -> dict[Any, Any]:
     """Return its `__dict__`, bypassing a property of that name."""
     for owner in type(thing).__mro__:
-        descriptor: Any = owner.__dict__.get("__dict__")
-        if type(descriptor) in (types.GetSetDescriptorType, types.MemberDescriptorType):
+        descriptor = owner.__dict__.get("__dict__")
+        if descriptor is not None and type(descriptor) in DICTIONARIES:
             attributes: dict[Any, Any] = descriptor.__get__(thing)
             return attributes
     return {}
+
+
+# How a class shows the `__dict__` of its objects.
+DICTIONARIES = types.GetSetDescriptorType, types.MemberDescriptorType
 
 
 def _slots(owner: type) -> dict[str, types.MemberDescriptorType]:
