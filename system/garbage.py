@@ -47,8 +47,8 @@ def close_elsewhere(close: Callable[[], object], wait_s: float) -> None:
 
     Finalisers run wherever the last reference is dropped, and in the collector, which
     may have interrupted this very thread while it holds a lock that closing needs: one
-    of ours, or one of Python's own, as of logging or of its list of threads. Or this is
-    a thread for whose end closing waits. So this one does not wait for ever.
+    of ours, or one of Python's own, as of logging or of its list of threads. Or closing
+    waits for the end of this thread. So this one waits for a limited time.
 
     Args:
         close: closes it.
