@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import threading
+import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -457,6 +458,21 @@ def test_the_writer_of_a_disk_that_was_given_up_ends_with_the_cache(
         assert here.find(cache.fingerprint.key(1, None)) is None
         assert here.disk is None
     assert threading.enumerate() == before
+
+
+def test_a_record_is_not_copied_for_a_writer_that_takes_no_more(tmp_path: Path) -> None:
+    sample = np.zeros(1 << 22, np.uint8)
+    with opened(tmp_path, ram=1 << 24) as cache:
+        here = cache._mine()
+        assert here._writer is not None
+        here._writer.full = True
+        tracemalloc.start()
+        try:
+            here.keep(cache.fingerprint.key(0, None), sample, 1, bool)
+            assert tracemalloc.get_traced_memory()[1] < sample.nbytes // 2
+        finally:
+            tracemalloc.stop()
+        assert totals(cache).stored == 1
 
 
 @pytest.mark.parametrize("tier", ["arena", "disk"])
