@@ -96,7 +96,7 @@ class ToDevice:
         self._stage = stage
         self._scale = self._shift = torch.empty(0)
         if stage.normalize is not None and stage.device.type != "meta":
-            mean, std = (torch.tensor(values) for values in stage.normalize)
+            mean, std = (torch.tensor(v, dtype=torch.float32) for v in stage.normalize)
             # Cast on the host: only the copy is issued then, and it is done on return.
             self._scale = (1 / (255 * std)).to(stage.dtype).to(stage.device)
             self._shift = (-mean / std).to(stage.dtype).to(stage.device)
