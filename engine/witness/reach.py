@@ -354,7 +354,7 @@ LIBRARIES = frozenset(("numpy", "torch", __name__.partition(".")[0]))
 
 def names_in(code: types.CodeType) -> Iterator[str]:
     """Yield the names that code may look up, including those of inner functions."""
-    return (name for each in _codes(code) for name in each.co_names)
+    return (name for part in _codes(code) for name in part.co_names)
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -370,8 +370,8 @@ def globals_in(code: types.CodeType) -> tuple[str, ...]:
     """Return the names that code looks up among globals, inner functions included."""
     names = (
         str(step.argval)
-        for each in _codes(code)
-        for step in dis.get_instructions(each)
+        for part in _codes(code)
+        for step in dis.get_instructions(part)
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
     )
     return tuple(dict.fromkeys(names))
@@ -385,7 +385,7 @@ def rebinds(code: types.CodeType) -> bool:
     outer = set(code.co_freevars)
     return any(
         step.opname == "STORE_GLOBAL"
-        or (step.opname == "STORE_DEREF" and step.argval in outer & {*each.co_freevars})
-        for each in _codes(code)
-        for step in dis.get_instructions(each)
+        or (step.opname == "STORE_DEREF" and step.argval in outer & {*part.co_freevars})
+        for part in _codes(code)
+        for step in dis.get_instructions(part)
     )
