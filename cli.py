@@ -214,9 +214,6 @@ def run(
         module or Path(target).is_file(),
         f"there is no script {target!r}; to run a module, pass -m",
     )
-    from .autotune.log import begun_ranks
-    from .pipeline.session import end_tuning, rank_of_process
-
     folder = tempfile.mkdtemp(prefix="penstock-run-")
     process = os.getpid()
     try:
@@ -225,12 +222,22 @@ def run(
         _as_main(target, context.args, module=module)
     finally:
         if os.getpid() == process:  # and not a child that the script forked
-            end_tuning()
-            # Its process group may be gone, and with it what `rank_of_process` says.
-            ranks = {path: rank for path, rank in begun_ranks.items() if path.exists()}
-            if 0 in ranks.values() or not (ranks or rank_of_process()):
-                sys.stderr.write(_told([path for path in ranks if ranks[path] == 0]))
-            shutil.rmtree(folder, ignore_errors=True)
+            _end_run(folder)
+
+
+def _end_run(folder: str) -> None:
+    """Tune no longer, and report; remove the run's own folder in any case."""
+    from .autotune.log import begun_ranks
+    from .pipeline.session import end_tuning, rank_of_process
+
+    try:
+        end_tuning()
+        # Its process group may be gone, and with it what `rank_of_process` says.
+        ranks = {path: rank for path, rank in begun_ranks.items() if path.exists()}
+        if 0 in ranks.values() or not (ranks or rank_of_process()):
+            sys.stderr.write(_told([path for path in ranks if ranks[path] == 0]))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _replace_torchs_loader() -> None:

@@ -25,7 +25,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, islice, takewhile
 from pathlib import Path
@@ -136,12 +136,12 @@ class Disk:
             if not looks:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._users = os.open(folder / "users", kind | os.O_CLOEXEC, 0o600)
-            try:
+            with ExitStack() as stack:
+                stack.callback(os.close, self._users)
                 self._env = self._look() if looks else self._enter(mends=mends)
+                stack.callback(self._env.close)
                 self.limit = self.limit_for(limit)
-            except BaseException:
-                os.close(self._users)
-                raise
+                stack.pop_all()
 
     def limit_for(self, wanted: int | None) -> int:
         """Return the most bytes that the file may have for a cache that wants so many.

@@ -124,7 +124,7 @@ class PlannedFeed:
         Raises:
             Exception: whatever the dataset, a stage's function or collate_fn raised for
                 this batch, or for too many samples of the epoch. The next call
-                continues with the batch after it.
+                continues with the batch after it; after a `BudgetError` with the same.
         """
         if self.engine.head == self._stop:
             return None

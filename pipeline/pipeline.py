@@ -341,10 +341,9 @@ class Pipeline(Face):
                 "async", or "ray": actors of a Ray cluster, perhaps on other machines.
             name: the name of this stage in the log.
             tune: False keeps the autotuner from changing this stage's settings.
-            timeout: seconds that a sample may take here, in adjacent stages with the
-                same limit, and in a source that has none. penstock reports the stack of
-                a process that takes longer and replaces it; it cancels a coroutine that
-                waits longer.
+            timeout: seconds that a sample may take here, and in adjacent stages that
+                have no other limit. penstock reports the stack of a process that takes
+                longer and replaces it; it cancels a coroutine that waits longer.
         """
         return self._with(
             MapStage(

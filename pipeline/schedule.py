@@ -239,19 +239,21 @@ class Function:
         return None
 
     def describe(self) -> Mapping[str, object]:
-        code = getattr(self.function, "__code__", None)
-        # Sets, and code within code, print in another way in each process.
+        function = self.function
+        code = getattr(function, "__code__", None)
+        # Sets of words, and code within code, print in another way in each process.
         constants = tuple(
-            digest(part, "schedule") if isinstance(part, CodeType | frozenset) else part
+            digest(part, "schedule")
+            if isinstance(part, CodeType)
+            or (isinstance(part, frozenset) and {*map(type, part)} - {int, float})
+            else part
             for part in getattr(code, "co_consts", ())
         )
         parts = (code.co_code, constants, code.co_names) if code else ()
         return {
             "kind": "function",
             "unit": self.unit,
-            "name": getattr(
-                self.function, "__qualname__", type(self.function).__name__
-            ),
+            "name": getattr(function, "__qualname__", type(function).__name__),
             "code": hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest(),
             "until": self.until,
         }
@@ -460,8 +462,8 @@ def changes(curve: Curve, timeline: Timeline) -> Iterator[int]:
     """Yield the first steps of a curve's further values; of a smooth ramp, its end."""
     length = timeline.epoch_length
     place = Place(0, 0, 0, length)
-    if isinstance(curve, Function) and curve.until is None:
-        return
+    if isinstance(curve, Function) and (curve.until is None or curve.unit != "epochs"):
+        return  # each step of a function may be a change
     if isinstance(curve, Ramp) and curve.multiple_of is None:
         curve = Stages((0, curve.end), (curve.first, curve.last), curve.unit)
     while (known := curve.next_change(place)) is not None:

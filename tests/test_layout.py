@@ -35,19 +35,20 @@ OWN_PIPES = {"penstock.engine.far.handover"}
 # a close that does not wait for a listener of verdicts that never returns, 13; workers
 # that collect garbage though they were forked while that was postponed, 13; blocks of
 # a row of documents without a plan of all pieces 12, as it was before; Ray actors that
-# end at SIGTERM, 3; an S3 connection for each coroutine, 2;
-# what closes a dropped run closes a dropped cache, too: from pipeline to system, 13.
+# end at SIGTERM, 3; an S3 connection for each coroutine, 2; what closes a dropped run
+# closes a dropped cache, too: from pipeline to system, 13; what reviews of mends found,
+# 13.
 # Statements that a package of the root may have, docstrings included.
 STATEMENTS = {
     "autotune": 3260,
-    "cache": 2290,
+    "cache": 2291,
     "demo": 206,
-    "engine": 10403,
+    "engine": 10405,
     "integrations": 159,
     "mindspore": 2600,
-    "pipeline": 5427,
+    "pipeline": 5433,
     "system": 589,
-    "": 509,
+    "": 513,
 }
 # All modules, 20 of them MindSpore's names.
 MODULES = 157

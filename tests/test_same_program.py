@@ -144,6 +144,19 @@ class OpensLate:
             self.reading.release()
 
 
+class BeginsDamaged(OpensLate):
+    """Cannot make its first samples, and opens nothing for them."""
+
+    def __init__(self, make: Callable[[], Any], damaged: int) -> None:
+        super().__init__(make)
+        self.damaged = damaged
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        if index < self.damaged:
+            raise ValueError(index)
+        return super().__getitem__(index)
+
+
 class OutOfSight(Records):
     """Opens its file at first use, and holds it where no search finds it."""
 
@@ -232,6 +245,20 @@ def test_several_workers_each_open_a_file(what: str, tmp_path: Path) -> None:
             pids |= {pid for _, pid in pairs}
             assert os.getpid() not in pids
     assert data.inner is None
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("damaged", [1, 9])
+def test_samples_that_fail_do_not_hide_a_file_that_opens_late(
+    damaged: int, tmp_path: Path
+) -> None:
+    data = BeginsDamaged(lambda: Records(tmp_path, buffered=True), damaged)
+    pipe = ps.Pipeline.from_dataset(data, num_parallel_workers=4)
+    budget = damaged / LENGTH
+    with pipe.batch(LENGTH, on_error="substitute", error_budget=budget) as pipe:
+        rows = [row for row, _ in samples(pipe)]
+    assert rows[damaged:LENGTH] == [*range(damaged, LENGTH)]
+    assert rows[LENGTH + damaged :] == [*range(damaged, LENGTH)]
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

@@ -8,7 +8,7 @@ changed, the segment gets worker processes, each with a file or state of its own
 
 The child is daemonic, as a worker is: what the dataset starts there ends with it, and
 multiprocessing starts nothing. So a sample that fails there would fail in workers, too,
-and nothing is found that moves it to them.
+and nothing is found that moves it to them: threads look once more.
 
 There is no rehearsal if the samples that it takes would be missing later: if they come
 from an iterable, or if the dataset shares a queue or a counter with other processes;

@@ -158,6 +158,11 @@ class Undrawn:
         restore(self._states)
 
 
+# Up to which call those that are looked at show whether they change what they get: a
+# look at all samples of a batch takes some milliseconds.
+FIRST_CALLS = 8
+
+
 class SeededCalls:
     """Calls something that may draw, without disturbing the trainer's own draws.
 
@@ -209,7 +214,8 @@ class SeededCalls:
                 return result
             undrawn.put_back()
         witness = Witness(self._subject) if looks and self.keeps is not False else None
-        given = Witness([list(inputs)] if looks and not self._once else ())
+        is_new = looks and self._calls <= FIRST_CALLS and not self._once
+        given = Witness([list(inputs)] if is_new else ())
         with (seeded_apart if apart else seeded_by)(*seed):
             undrawn.look()
             result = make()

@@ -3,8 +3,8 @@
 Adjacent stages with the same kind of executor form one segment, so a sample passes
 through them without a handover. Four things end a segment: a setting of its own
 (`num_parallel_workers=` or another `executor=`), another `tune=`, another `timeout=`,
-and a folder, whose reads wait while later stages compute. What reads without a limit of
-its own counts within that of the stage after it: apart, it would stay in the trainer's
+and a folder, whose reads wait while later stages compute. A stage without a limit of
+its own counts within that of those beside it: apart, it would stay in the trainer's
 process. All stages before a cache form one segment, because samples in the cache need
 none of them.
 
@@ -236,7 +236,7 @@ def _grouped(work: Sequence[Numbered]) -> list[list[Numbered]]:
     groups = [list(work[:start])]
     for numbered_stage in work[start:]:
         assert not isinstance(numbered_stage[1], CacheStage)
-        if _border(_samplers(groups[-1])[-1], numbered_stage[1]):
+        if _border(_samplers(groups[-1]), numbered_stage[1]):
             groups.append([numbered_stage])
         else:
             groups[-1].append(numbered_stage)
@@ -261,19 +261,19 @@ def _samplers(group: Sequence[Numbered]) -> list[PerSample]:
     return [stage for _, stage in group if not isinstance(stage, CacheStage)]
 
 
-def _border(before: PerSample, after: PerSample) -> bool:
-    """Whether two adjacent stages run in different segments."""
+def _border(group: Sequence[PerSample], after: PerSample) -> bool:
+    """Whether a stage runs in another segment than the group before it."""
+    before = group[-1]
     if isinstance(before, SourceStage) and (before.waits or before.iterable):
         return True
     own = before.num_parallel_workers, after.num_parallel_workers
     kind = executor_of(before)
     if own != (None, None) or kind != executor_of(after):
         return True
-    reads = isinstance(before, SourceStage)
-    is_limit = before.timeout is not None or kind == "async" or not reads
-    return (before.timeout != after.timeout and is_limit) or (
-        before.tune != after.tune and not reads
-    )
+    limits = {stage.timeout for stage in (*group, after)}
+    if len(limits if kind == "async" else limits - {None}) > 1:
+        return True
+    return before.tune != after.tune and not isinstance(before, SourceStage)
 
 
 def _segment(

@@ -31,7 +31,8 @@ class tokenize:
 
     After `.batch()`, a list of texts becomes a dict of tensors: `input_ids` and
     `attention_mask`, `int64 [rows, n]`, and whatever else the tokenizer returns for
-    each token. A single text becomes a dict of arrays, `int64 [n]`, without padding.
+    each token. A single text becomes a dict of arrays, `int64 [n]`, with no padding but
+    to a length that the tokenizer itself is set to.
     The ids are the same as from the tokenizer itself.
 
     The operator keeps a copy of the tokenizer with its present settings, and no call
@@ -106,17 +107,22 @@ class tokenize:
     def _encoded(self, text: Any) -> dict[str, Any]:
         """Return the tokenizer's columns for one text or for several."""
         keep_to_one_thread()
-        if isinstance(text, str):
-            columns = self.encode([text])
-            return {key: np.array(columns[key][0], np.int64) for key in columns}
-        check_texts(text)
-        columns = self.encode(list(text))
+        is_single = isinstance(text, str)
+        if not is_single:
+            check_texts(text)
+        columns = self.encode([text] if is_single else list(text))
         samples = [
             dict(zip(columns, values, strict=True))
             for values in zip(*columns.values(), strict=True)
         ]
+        own_padding = getattr(self.own, "padding", None) or {}
+        if is_single and (self.padding or not own_padding.get("length")):
+            return {key: np.array(ids, np.int64) for key, ids in samples[0].items()}
         padding = self.padding or padding_of(self.own, samples)
-        return cast("dict[str, Any]", padding(samples))
+        batch = cast("dict[str, Any]", padding(samples))
+        return (
+            {key: ids[0].numpy() for key, ids in batch.items()} if is_single else batch
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the call that makes this, with the copy, to keep its settings."""

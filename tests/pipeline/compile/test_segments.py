@@ -134,15 +134,16 @@ BORDERS: dict[str, tuple[list[Stage], list[str]]] = {
         ["Map(ID:1) decode > Map(ID:1) decode", "Map(ID:2) flip > Batch(ID:3)"],
     ),
     "another limit of time": (
-        [DATA, MapStage(decode), MapStage(flip, timeout=2.0), MapStage(abs)],
         [
-            "Map(ID:1) decode > Map(ID:1) decode",
-            "Map(ID:2) flip > Map(ID:2) flip",
-            "Map(ID:3) abs > Batch(ID:4)",
+            DATA,
+            MapStage(decode, timeout=1.0),
+            MapStage(flip),
+            MapStage(abs, timeout=2.0),
         ],
+        ["Map(ID:1) decode > Map(ID:2) flip", "Map(ID:3) abs > Batch(ID:4)"],
     ),
-    "a limit of time of the source's own": (
-        [SourceStage([1], timeout=2.0, name="data"), MapStage(decode)],
+    "another limit of time than the source's": (
+        [SourceStage([1], timeout=2.0, name="data"), MapStage(decode, timeout=1.0)],
         [READ, "Map(ID:1) decode > Batch(ID:2)"],
     ),
     "none: one limit of time for all that follows the source": (

@@ -84,7 +84,7 @@ def test_settings_of_the_tokenizer_apply(tokenizer: Any, texts: list[str]) -> No
     assert f(texts[:20])["input_ids"].shape == (20, 12)
 
 
-def test_a_fixed_length_is_that_of_batches_only(
+def test_a_fixed_length_is_that_of_batches_and_of_single_texts(
     tokenizer: Any, texts: list[str]
 ) -> None:
     own, batch = copy.deepcopy(tokenizer), texts[:8]
@@ -95,8 +95,10 @@ def test_a_fixed_length_is_that_of_batches_only(
             "input_ids": [encoding.ids for encoding in own.encode_batch(batch)],
             "attention_mask": [e.attention_mask for e in own.encode_batch(batch)],
         }
-    assert f(texts[0])["input_ids"].tolist() == tokenizer.encode(texts[0]).ids
+    assert f(texts[0])["input_ids"].tolist() == own.encode(texts[0]).ids
     requested = pad(7, side="left")
+    ids = tokenize(own, padding=requested)(texts[0])["input_ids"]
+    assert ids.tolist() == tokenizer.encode(texts[0]).ids
     tokens = plain(tokenize(own, padding=requested)(batch))
     assert tokens == plain(tokenize(tokenizer, padding=requested)(batch))
 
