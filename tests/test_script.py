@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -281,7 +282,8 @@ def test_ctrl_c_is_the_scripts_and_stays_ignored_where_it_was(
     tmp_path: Path, trap: str, said: str
 ) -> None:
     (tmp_path / "train.py").write_text(INTERRUPTED)
-    start = f"trap {trap} INT; exec {sys.executable} -P -m penstock run train.py"
+    python = shlex.quote(sys.executable)
+    start = f"trap {trap} INT; exec {python} -P -m penstock run train.py"
     process = subprocess.run(
         ["/bin/sh", "-c", start],
         capture_output=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -151,7 +152,7 @@ def test_an_extension_that_was_not_built_is_explained_in_one_sentence(
         pytest.skip("there is none")
     if not value:
         monkeypatch.setattr(looking, "passes", lambda *_: True)
-        monkeypatch.setenv("CC", sys.executable)  # something that is there
+        monkeypatch.setenv("CC", shlex.quote(sys.executable))  # something that is there
     looking.main()
     line = capsys.readouterr().out
     assert line.startswith(f"set-up: without {missing}, ps.image decodes photographs ")
@@ -176,7 +177,7 @@ def test_an_extension_that_was_built_is_not_mentioned(
 def test_each_header_that_is_missing_is_named(
     looking: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CC", sys.executable)
+    monkeypatch.setenv("CC", shlex.quote(sys.executable))
     for text, name in looking.HEADERS.items():
         monkeypatch.setattr(looking, "passes", lambda _, source, no=text: source != no)
         assert looking.missing() == name
