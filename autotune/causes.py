@@ -632,13 +632,11 @@ def _of_cache(suspect: Suspect) -> tuple[str, tuple[str, ...]]:
     """
     for cache in _behind(suspect):
         if cache.stored and cache.refused >= MOSTLY * cache.misses:
-            sample_bytes = cache.stored_bytes / cache.stored
-            room = room_for(suspect.part.storable or 0, sample_bytes)
+            row_bytes = cache.stored_bytes / cache.stored
+            room = room_for(suspect.part.storable or 0, row_bytes)
             fits = 0 < 2 * room <= suspect.budget.free_bytes
             in_ram = fits and any(tier.name == "RAM" for tier in cache.tiers)
-            times = found_gain(
-                suspect.window, phrases.number_of(cache.name), sample_bytes
-            )
+            times = found_gain(suspect.window, phrases.number_of(cache.name), row_bytes)
             line = f'ram="{ceil(room / phrases.MIB)}MiB"  # for {cache.name}, once full'
             return (
                 f"; {cache.name} finds {cache.hit_share:.0%} of the samples, and has no"

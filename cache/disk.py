@@ -687,8 +687,7 @@ def _in_parent() -> None:
 def _in_child() -> None:
     global _process
     parent, _process = _process, Process()
-    opened: dict[str, Any] = {str(it.folder): it for it in parent.disks.values()}
-    opened |= databases
+    opened = dict(databases) | {str(d.folder): d for d in parent.disks.values()}
     databases.clear()
     for place in opened.keys() - +parent.calls:
         opened[place].close()  # LMDB sees another process's: no file changes

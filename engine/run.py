@@ -63,6 +63,9 @@ class Run:
         Exception: the engine, or its workers, cannot be started.
     """
 
+    # Counts the samples that fail, whichever host makes them.
+    _faults: Faults | None = None
+
     def __init__(self, recipe: Recipe, byte_budget: ByteBudget, cursor: Cursor) -> None:
         self._lane, self._to_device = ways_to(recipe.device)
         self._parts = recipe.microbatches
@@ -75,9 +78,9 @@ class Run:
         # What runs now; `_home` is the same in the trainer's process.
         self._recipe = in_children(recipe, 1) if self._kind == "process" else recipe
         alone = recipe.direct and self._lane is None
-        (first, *_) = recipe.segments
         # The recipe from which either the trainer or workers make batches.
-        self._direct = recipe if alone and first.executor == "auto" else None
+        is_auto = recipe.segments[0].executor == "auto"
+        self._direct = recipe if alone and is_auto else None
         # The workers that the knob requests; None: no change.
         self._workers: Kind | None = None
         self.contention = ContentionMeter(
@@ -101,8 +104,6 @@ class Run:
         self._watch: ChangeWatch | None = None
         self._moves: tuple[Move, ...] = ()
         self._closed = False
-        # Counts the samples that fail, whichever host makes them.
-        self._faults: Faults | None = None
         self._history: deque[tuple[Host, Observation]] = deque(maxlen=HISTORY)
         self._begin(cursor, alone=alone)
 

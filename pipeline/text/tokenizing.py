@@ -115,8 +115,8 @@ class tokenize:
             dict(zip(columns, values, strict=True))
             for values in zip(*columns.values(), strict=True)
         ]
-        own_padding = getattr(self.own, "padding", None) or {}
-        if is_single and (self.padding or not own_padding.get("length")):
+        own_padding = is_single and getattr(self.own, "padding", None)
+        if is_single and (self.padding or not (own_padding or {}).get("length")):
             return {key: np.array(ids, np.int64) for key, ids in samples[0].items()}
         padding = self.padding or padding_of(self.own, samples)
         batch = cast("dict[str, Any]", padding(samples))
